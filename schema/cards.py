@@ -1,0 +1,230 @@
+"""Cards: immutable facts, and their content as a union by `__type__` (protocol §4).
+
+A card that is read may have been written by anyone, so it is kept raw and its content parsed where it is used:
+`content_of` raises `CardUnreadable`, and its caller decides whether that matters.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+from schema.base import JsonObject, Tolerant
+from schema.errors import TurnstileError
+from schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
+from schema.states import AfterExecution, TurnStatus
+
+
+class CardType(StrEnum):
+    """`metadata.type` of a card."""
+
+    INSTRUCTION = "task.instruction"
+    RESULT_FIELDS = "task.result_fields"
+    THOUGHT = "agent.thought"
+    TOOL_CALL = "tool.call"
+    TOOL_RESULT = "tool.result"
+    DELIVERABLE = "task.deliverable"
+    PROFILE = "sys.profile"
+    TOOLS = "sys.tools"
+    RENDERED_PROMPT = "sys.rendered_prompt"
+    MUST_END_WITH_REQUIRED = "sys.must_end_with_required"
+    PARENT_POINTER = "meta.parent_pointer"
+
+
+class Role(StrEnum):
+    """`metadata.role`: the role a card has for the model."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class CardUnreadable(TurnstileError):
+    """The content of a card is not what its type promises."""
+
+    code: str = "card_unreadable"
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
+
+
+class TextContent(_Content):
+    """Plain text."""
+
+    type_: Literal["TextContent"] = Field(default="TextContent", alias="__type__")
+    text: str
+
+
+class JsonContent(_Content):
+    """Any JSON value, under `data`."""
+
+    type_: Literal["JsonContent"] = Field(default="JsonContent", alias="__type__")
+    data: JsonValue
+
+
+class ToolCallContent(_Content):
+    """A call as it was sent to a tool."""
+
+    type_: Literal["ToolCallContent"] = Field(default="ToolCallContent", alias="__type__")
+    tool_name: str
+    arguments: JsonObject
+    status: Literal["called"] = "called"
+    target_subject: str | None = None
+
+
+class ToolError(Tolerant):
+    """Why a tool's result is a failure; `message` is for the model."""
+
+    code: str
+    message: str
+
+
+class ToolResultContent(_Content):
+    """What a tool answered, or what the kernel answered for it."""
+
+    type_: Literal["ToolResultContent"] = Field(default="ToolResultContent", alias="__type__")
+    status: TurnStatus
+    after_execution: AfterExecution | None = None
+    result: JsonValue = None
+    error: ToolError | None = None
+
+
+class ResultField(Tolerant):
+    """A field the requester wants in the deliverable."""
+
+    name: str = Field(min_length=1, max_length=128)
+    description: str = ""
+
+
+class FieldsSchemaContent(_Content):
+    """The fields that a deliverable must have (protocol §7.4)."""
+
+    type_: Literal["FieldsSchemaContent"] = Field(default="FieldsSchemaContent", alias="__type__")
+    fields: list[ResultField]
+
+
+class ToolContent(_Content):
+    """The tool specs offered to a turn's model, OpenAI-style."""
+
+    type_: Literal["ToolContent"] = Field(default="ToolContent", alias="__type__")
+    tools: list[JsonObject]
+
+
+CardContent = Annotated[
+    TextContent | JsonContent | ToolCallContent | ToolResultContent | FieldsSchemaContent | ToolContent,
+    Field(discriminator="type_"),
+]
+_CONTENT: TypeAdapter[CardContent] = TypeAdapter(CardContent)
+
+
+class ThoughtCall(Tolerant):
+    """A tool call as `agent.thought` cards record it, in `tool_calls`."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    arguments: str
+    """The arguments as the model wrote them: JSON text, or what should have been."""
+    provider_call_id: str | None = None
+    """The provider's own id of the call, for audit only (protocol §10)."""
+
+
+class CardMetadata(BaseModel):
+    """What a card says about itself; strangers may add more."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: str = ""
+    role: str = ""
+    author_id: str | None = None
+    step_id: StepId | None = None
+    agent_turn_id: AgentTurnId | None = None
+    trace_id: str | None = None
+    parent_step_id: str | None = None
+    function_name: str | None = None
+    partial: bool | None = None
+
+
+class Card(Tolerant):
+    """A card as it is stored. `content` is raw JSON: `content_of` reads it."""
+
+    card_id: CardId
+    content: JsonValue
+    tool_calls: list[ThoughtCall] | None = None
+    tool_call_id: ToolCallId | None = None
+    metadata: CardMetadata
+
+    @property
+    def type(self) -> str:
+        """The card's type, a `CardType` unless a stranger made it."""
+        return self.metadata.type
+
+
+def content_of(card: Card) -> CardContent:
+    """The card's content; raises `CardUnreadable` naming the card, never quoting it."""
+    try:
+        return _CONTENT.validate_python(card.content)
+    except ValidationError:
+        raise CardUnreadable(
+            f"card {card.card_id} ({card.type or 'no type'}) has content that does not parse"
+        ) from None
+
+
+def make_card(
+    card_id: CardId,
+    card_type: CardType,
+    role: Role,
+    content: CardContent,
+    *,
+    author: str,
+    turn: AgentTurnId | None = None,
+    step: StepId | None = None,
+    trace: str | None = None,
+    tool_call: ToolCallId | None = None,
+    tool_calls: list[ThoughtCall] | None = None,
+    function_name: str | None = None,
+    partial: bool | None = None,
+) -> Card:
+    """A new card in the form in which it is stored."""
+    metadata = CardMetadata(
+        type=card_type,
+        role=role,
+        author_id=author,
+        step_id=step,
+        agent_turn_id=turn,
+        trace_id=trace,
+        function_name=function_name,
+        partial=partial,
+    )
+    return Card(
+        card_id=card_id,
+        content=content.model_dump(mode="json"),
+        tool_calls=tool_calls,
+        tool_call_id=tool_call,
+        metadata=metadata,
+    )
+
+
+class FallbackDeliverable(Tolerant):
+    """`JsonContent.data` of a deliverable that the model did not make (protocol §4)."""
+
+    reason: str
+    last_thought: str | None
+    tool_results: list[JsonObject]
+    terminal_status: TurnStatus
+
+
+class SubmittedField(Tolerant):
+    """One field of a deliverable made by `submit_result`."""
+
+    name: str
+    value: JsonValue
+
+
+def agent_author(agent: AgentId) -> str:
+    """`author_id` of what an agent writes."""
+    return f"agent.{agent}"
+
+
+SYSTEM_AUTHOR = "system"

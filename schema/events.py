@@ -1,0 +1,155 @@
+"""Events and doorbells as messages ready to be published (protocol §5). Pure: built from rows, sent by a publisher."""
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from schema import headers, subjects
+from schema.base import JsonObject, Tolerant
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
+from schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to publish. `required` ones are waited for and their loss raised; others are best effort."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    required: bool = False
+
+
+class Wakeup(Tolerant):
+    """A doorbell: it carries no meaning of its own."""
+
+    agent_id: AgentId
+    inbox_id: InboxId | None = None
+    reason: str | None = None
+    metadata: JsonObject = Field(default_factory=dict)
+
+
+class StateEvent(Tolerant):
+    """Payload of `evt.agent.{agent_id}.state`."""
+
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId | None
+    status: HeadStatus
+    turn_epoch: int
+    updated_at: datetime
+    output_box_id: BoxId | None
+    metadata: JsonObject = Field(default_factory=dict)
+
+
+class StepEvent(Tolerant):
+    """Payload of `evt.agent.{agent_id}.step`."""
+
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    phase: StepPhase
+    metadata: JsonObject = Field(default_factory=dict)
+    new_card_ids: list[CardId] = Field(default_factory=list)
+
+
+class TaskEvent(Tolerant):
+    """Payload of `evt.agent.{agent_id}.task`: exactly one a turn, without derived content (protocol §2.4)."""
+
+    agent_turn_id: AgentTurnId
+    status: TurnStatus
+    output_box_id: BoxId
+    deliverable_card_id: CardId
+    tool_result_card_id: CardId | None = None
+    error: str | None = None
+    error_code: str | None = None
+    stats: JsonObject = Field(default_factory=dict)
+
+
+class Chunk(Tolerant):
+    """Payload of `str.agent.{agent_id}.chunk`. A higher `attempt` of a step replaces what lower ones sent."""
+
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    attempt: int
+    index: int
+    chunk_type: ChunkType
+    content: str = ""
+    metadata: JsonObject = Field(default_factory=dict)
+    usage: JsonObject | None = None
+    response_cost: float | None = None
+
+
+class InboxProgress(Tolerant):
+    """Payload of `evt.agent.{agent_id}.inbox_progress`."""
+
+    inbox_id: InboxId
+    status: Literal["consumed", "deferred", "skipped", "dropped", "error"]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Whom a message is about: the identity headers and the subject's project, channel and agent."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId | None
+    turn_epoch: int
+    traceparent: str
+    recursion_depth: int
+    sender: str
+
+    def headers(self, msg_type: str, **more: str) -> dict[str, str]:
+        """The headers of §5 that every `cmd` and `evt` message carries."""
+        result = {
+            headers.TRACEPARENT: headers.child_span(self.traceparent),
+            headers.DEPTH: str(self.recursion_depth),
+            headers.PROJECT_ID: self.project_id,
+            headers.CHANNEL_ID: self.channel_id,
+            headers.AGENT_ID: self.agent_id,
+            headers.TURN_EPOCH: str(self.turn_epoch),
+            headers.TIMESTAMP: str(time.time_ns() // 1_000_000),
+            headers.VERSION: subjects.VERSION,
+            headers.MSG_TYPE: msg_type,
+            headers.SENDER: self.sender,
+            **more,
+        }
+        if self.agent_turn_id is not None:
+            result[headers.TURN_ID] = self.agent_turn_id
+        return result
+
+    def _event(
+        self, suffix: str, payload: Tolerant, more: dict[str, str] | None = None, *, required: bool = False
+    ) -> Message:
+        subject = subjects.agent_event(self.project_id, self.channel_id, self.agent_id, suffix)
+        return Message(subject, payload.model_dump_json().encode(), self.headers(suffix, **(more or {})), required)
+
+    def state(self, event: StateEvent) -> Message:
+        """A `state` event."""
+        return self._event("state", event)
+
+    def step(self, event: StepEvent) -> Message:
+        """A `step` event."""
+        return self._event("step", event, {headers.STEP_ID: event.step_id})
+
+    def task(self, event: TaskEvent) -> Message:
+        """The turn's `task` event; repeated, it has the same message id."""
+        return self._event("task", event, {headers.MSG_ID: f"task-{event.agent_turn_id}"}, required=True)
+
+    def inbox_progress(self, event: InboxProgress) -> Message:
+        """An `inbox_progress` event."""
+        return self._event("inbox_progress", event)
+
+    def chunk(self, event: Chunk) -> Message:
+        """A piece of streamed text, for core NATS."""
+        subject = subjects.agent_chunk(self.project_id, self.channel_id, self.agent_id)
+        return Message(subject, event.model_dump_json(exclude_none=True).encode())
+
+    def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Message:
+        """The doorbell of this agent's worker target."""
+        payload = Wakeup(agent_id=self.agent_id, inbox_id=inbox_id, reason=reason)
+        subject = subjects.wakeup(self.project_id, self.channel_id, worker_target)
+        return Message(subject, payload.model_dump_json(exclude_none=True).encode(), self.headers("wakeup"))

@@ -1,0 +1,73 @@
+"""Message headers and the W3C trace they carry (protocol §5).
+
+`context_headers` of an inbox row holds the same names, so a lease takes trace, lineage and depth from the row alone.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+
+from schema.errors import BadRequest
+from schema.ids import token
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+DEPTH = "CG-Recursion-Depth"
+PROJECT_ID = "CG-Project-Id"
+CHANNEL_ID = "CG-Channel-Id"
+AGENT_ID = "CG-Agent-Id"
+TURN_ID = "CG-Turn-Id"
+TURN_EPOCH = "CG-Turn-Epoch"
+STEP_ID = "CG-Step-Id"
+TOOL_CALL_ID = "CG-Tool-Call-Id"
+PARENT_AGENT_ID = "CG-Parent-Agent-Id"
+PARENT_TURN_ID = "CG-Parent-Turn-Id"
+PARENT_STEP_ID = "CG-Parent-Step-Id"
+TIMESTAMP = "CG-Timestamp"
+VERSION = "CG-Version"
+MSG_TYPE = "CG-Msg-Type"
+SENDER = "CG-Sender"
+MSG_ID = "Nats-Msg-Id"
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID)
+_TRACESTATE_LIMIT = 512
+_DEPTH_LIMIT = 1_000_000
+
+
+def new_traceparent() -> str:
+    """A fresh sampled trace with one span."""
+    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"
+
+
+def child_span(traceparent: str) -> str:
+    """The same trace with a new span: every primitive makes one (protocol §5)."""
+    version, trace, _, flags = traceparent.split("-")
+    return f"{version}-{trace}-{os.urandom(8).hex()}-{flags}"
+
+
+def trace_id(traceparent: str) -> str:
+    """The 32 hex digits that name the trace."""
+    return traceparent.split("-")[1]
+
+
+def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
+    """What an enqueue keeps of the caller's headers: trace (made when missing), depth (0 when missing) and lineage.
+
+    A malformed `traceparent` starts a new trace, as W3C asks; a malformed depth or lineage is `BadRequest`.
+    """
+    given = incoming.get(TRACEPARENT, "")
+    traceparent = child_span(given) if _TRACEPARENT.match(given) else new_traceparent()
+    kept = {TRACEPARENT: traceparent, DEPTH: str(depth(incoming))}
+    if _TRACEPARENT.match(given) and (state := incoming.get(TRACESTATE)) and len(state) <= _TRACESTATE_LIMIT:
+        kept[TRACESTATE] = state
+    kept.update({name: token(value, name) for name in _LINEAGE if (value := incoming.get(name))})
+    return kept
+
+
+def depth(incoming: Mapping[str, str]) -> int:
+    """`CG-Recursion-Depth` as a number, 0 when missing; raises `BadRequest` if it is none."""
+    value = incoming.get(DEPTH, "0")
+    if not value.isascii() or not value.isdigit() or int(value[:8]) > _DEPTH_LIMIT:
+        raise BadRequest(f"{DEPTH} must be a whole number from 0, got {value[:20]!r}")
+    return int(value)

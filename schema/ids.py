@@ -1,0 +1,82 @@
+"""Identifiers: their types, how they are drawn and derived, and what may become a subject token.
+
+Enqueue draws `agent_turn_id` and `inbox_id` (UUIDv7, so that they sort by time). Every other id of a turn is derived
+from these, so that a retried transition finds its own effect instead of making it twice (protocol §6, §10).
+"""
+
+import hashlib
+import os
+import re
+import time
+import uuid
+from typing import NewType
+
+from schema.errors import BadRequest
+
+ProjectId = NewType("ProjectId", str)
+ChannelId = NewType("ChannelId", str)
+AgentId = NewType("AgentId", str)
+AgentTurnId = NewType("AgentTurnId", str)
+InboxId = NewType("InboxId", str)
+StepId = NewType("StepId", str)
+ToolCallId = NewType("ToolCallId", str)
+CardId = NewType("CardId", str)
+BoxId = NewType("BoxId", str)
+"""A uuid in its canonical text form."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+def uuid7() -> str:
+    """A UUIDv7 (RFC 9562) in canonical text: 48 bits of milliseconds, then random bits."""
+    millis = time.time_ns() // 1_000_000
+    value = (millis << 80) | int.from_bytes(os.urandom(10))
+    value = (value & ~(0xF << 76)) | (0x7 << 76)
+    value = (value & ~(0x3 << 62)) | (0x2 << 62)
+    return str(uuid.UUID(int=value))
+
+
+def new_box_id() -> BoxId:
+    """A fresh box id."""
+    return BoxId(uuid7())
+
+
+def token(value: str, name: str) -> str:
+    """`value`, if it may become a subject token (protocol §5); raises `BadRequest` naming the field otherwise."""
+    if not _TOKEN.match(value):
+        raise BadRequest(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -, got {value[:60]!r}")
+    return value
+
+
+def box_id(value: str, name: str) -> BoxId:
+    """`value` as a box id; raises `BadRequest` naming the field if it is no uuid."""
+    try:
+        return BoxId(str(uuid.UUID(value)))
+    except ValueError:
+        raise BadRequest(f"{name} must be a uuid, got {value[:60]!r}") from None
+
+
+def step_id(turn: AgentTurnId, number: int) -> StepId:
+    """The id of a turn's step, counted from 1."""
+    return StepId(f"{turn}-s{number}")
+
+
+def tool_call_id(step: StepId, index: int) -> ToolCallId:
+    """The kernel's id of a call: unique in the project, 31 characters, safe on every provider (protocol §10)."""
+    digest = hashlib.sha256(f"{step}/{index}".encode()).hexdigest()
+    return ToolCallId(f"call_{digest[:26]}")
+
+
+def step_card_id(step: StepId, name: str) -> CardId:
+    """The id of a card that a step makes once, such as its `thought`."""
+    return CardId(f"{step}-{name}")
+
+
+def turn_card_id(turn: AgentTurnId, name: str) -> CardId:
+    """The id of a card that a turn makes once, such as its `deliverable`."""
+    return CardId(f"{turn}-{name}")
+
+
+def workflow_id(turn: AgentTurnId) -> str:
+    """The Temporal workflow id of a turn."""
+    return f"turn-{turn}"

@@ -1,0 +1,106 @@
+"""The closed vocabularies of the protocol. Each state says what leads out of it."""
+
+from enum import StrEnum
+
+
+class HeadStatus(StrEnum):
+    """`state.agent_state_head.status` (protocol §3)."""
+
+    IDLE = "idle"  # -> dispatched
+    DISPATCHED = "dispatched"  # -> running | idle
+    RUNNING = "running"  # -> suspended | idle
+    SUSPENDED = "suspended"  # -> running | idle
+
+
+class InboxStatus(StrEnum):
+    """`state.agent_inbox.status` (protocol §4)."""
+
+    QUEUED = "queued"  # -> pending | skipped
+    PENDING = "pending"  # -> processing
+    PROCESSING = "processing"  # -> consumed | pending | deferred | skipped | error
+    DEFERRED = "deferred"  # -> processing
+    CONSUMED = "consumed"  # final
+    SKIPPED = "skipped"  # final
+    ERROR = "error"  # final
+
+
+class MessageType(StrEnum):
+    """`state.agent_inbox.message_type`."""
+
+    TURN = "turn"
+    UI_ACTION = "ui_action"
+    TOOL_RESULT = "tool_result"
+    TIMEOUT = "timeout"
+    STOP = "stop"
+
+
+class TurnStatus(StrEnum):
+    """How a turn ended: the `status` of its outcome and of its `task` event (protocol §5)."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    TIMEOUT = "timeout"
+    PARTIAL = "partial"
+
+
+class StepStatus(StrEnum):
+    """`state.agent_steps.status`."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+class WaitStatus(StrEnum):
+    """`state.turn_waiting_tools.wait_status` (protocol §4)."""
+
+    WAITING = "waiting"  # -> received | applied | expired | dropped
+    RECEIVED = "received"  # -> applied | expired | dropped
+    APPLIED = "applied"  # final: a result was applied
+    EXPIRED = "expired"  # final: a timeout was applied
+    DROPPED = "dropped"  # final: stop, fence, or no call card
+
+
+class AfterExecution(StrEnum):
+    """What a tool's result does to its turn (protocol §7.5)."""
+
+    SUSPEND = "suspend"
+    TERMINATE = "terminate"
+
+
+class StepPhase(StrEnum):
+    """`phase` of `evt.agent.*.step`."""
+
+    STARTED = "started"
+    PLANNING = "planning"
+    EXECUTING = "executing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class ChunkType(StrEnum):
+    """`chunk_type` of `str.agent.*.chunk`."""
+
+    START = "start"
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"
+    END = "end"
+
+
+class ReplyStatus(StrEnum):
+    """`status` of every L0 primitive's reply (protocol §6)."""
+
+    ACCEPTED = "accepted"
+    BUSY = "busy"
+    REJECTED = "rejected"
+    ERROR = "error"
+
+
+class AgentStatus(StrEnum):
+    """`resource.project_agents.status`."""
+
+    ACTIVE = "active"
+    INACTIVE = "inactive"

@@ -1,0 +1,82 @@
+"""Subjects `cg.{ver}.{project_id}.{channel_id}.{category}.{component}.{target}.{suffix}` (protocol §5).
+
+Building one checks every token, so that no id can widen or break a subject; parsing one gives its tokens back.
+"""
+
+from dataclasses import dataclass
+
+from schema.errors import BadRequest
+from schema.ids import AgentId, ChannelId, ProjectId, token
+
+VERSION = "v1r4"
+CMD_STREAM = "cg_cmd_v1r4"
+EVT_STREAM = "cg_evt_v1r4"
+CMD_SUBJECTS = f"cg.{VERSION}.*.*.cmd.>"
+EVT_SUBJECTS = f"cg.{VERSION}.*.*.evt.>"
+BRIDGE_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.bridge.*"
+BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A parsed subject; `rest` is what follows the category, at least one token."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    category: str
+    rest: tuple[str, ...]
+
+
+def parse(subject: str) -> Subject:
+    """The tokens of a subject; raises `BadRequest` if it is not one of ours."""
+    tokens = subject.split(".")
+    if len(tokens) < 6 or tokens[0] != "cg" or tokens[1] != VERSION:
+        raise BadRequest(f"not a cg.{VERSION} subject: {subject[:120]!r}")
+    for position, part in enumerate(tokens):
+        token(part, f"subject token {position + 1}")
+    return Subject(ProjectId(tokens[2]), ChannelId(tokens[3]), tokens[4], tuple(tokens[5:]))
+
+
+def _build(project: ProjectId, channel: ChannelId, *rest: str) -> str:
+    parts = (token(project, "project_id"), token(channel, "channel_id"), *rest)
+    return ".".join(("cg", VERSION, *parts))
+
+
+def wakeup(project: ProjectId, channel: ChannelId, worker_target: str) -> str:
+    """The doorbell of an agent's worker target."""
+    return _build(project, channel, "cmd", "agent", token(worker_target, "worker_target"), "wakeup")
+
+
+def wakeup_filter(worker_target: str) -> str:
+    """The filter of the consumer that hears one target's doorbells, of all projects."""
+    return f"cg.{VERSION}.*.*.cmd.agent.{token(worker_target, 'worker_target')}.wakeup"
+
+
+def agent_event(project: ProjectId, channel: ChannelId, agent: AgentId, suffix: str) -> str:
+    """`evt.agent.{agent_id}.{suffix}`: state, step, task, inbox_progress."""
+    return _build(project, channel, "evt", "agent", token(agent, "agent_id"), suffix)
+
+
+def agent_events_filter(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
+    """All events of one agent."""
+    return _build(project, channel, "evt", "agent", token(agent, "agent_id"), "*")
+
+
+def agent_chunk(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
+    """Streamed text of an agent, on core NATS: `str.agent.{agent_id}.chunk`."""
+    return _build(project, channel, "str", "agent", token(agent, "agent_id"), "chunk")
+
+
+def bridge_request(project: ProjectId, channel: ChannelId, verb: str) -> str:
+    """A bridge verb over request/reply."""
+    return _build(project, channel, "req", "sys", "bridge", token(verb, "verb"))
+
+
+def bridge_command(project: ProjectId, channel: ChannelId, verb: str) -> str:
+    """A bridge verb as a durable command."""
+    return _build(project, channel, "cmd", "sys", "bridge", token(verb, "verb"))
+
+
+def bridge_ack(project: ProjectId, channel: ChannelId, verb: str) -> str:
+    """Where a durable command is answered: `evt.sys.bridge.{verb}_ack`."""
+    return _build(project, channel, "evt", "sys", "bridge", f"{token(verb, 'verb')}_ack")

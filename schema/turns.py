@@ -1,0 +1,103 @@
+"""A turn as Temporal sees it: ids, numbers and codes, never content (protocol §2, architecture: the idea).
+
+These models are workflow and activity payloads. Fields may be added with defaults; none may be renamed or removed
+while histories that hold them can still be replayed.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schema.base import Tolerant
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, ToolCallId
+from schema.states import HeadStatus, MessageType, TurnStatus
+
+
+class TurnRef(Tolerant):
+    """The gate of one lease (`turn_epoch` + `agent_turn_id`) and the boxes it names; input of `AgentTurn`."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    turn_epoch: int
+    inbox_id: InboxId
+    worker_target: str
+    profile_box_id: BoxId
+    context_box_id: BoxId
+    output_box_id: BoxId
+    trace_id: str
+
+
+class Ring(Tolerant):
+    """A pointer to an inbox row: what the `doorbell` signal carries (architecture: Temporal)."""
+
+    inbox_id: InboxId
+    message_type: MessageType
+    correlation_id: str
+
+
+class RunStepInput(Tolerant):
+    """Input of `run_step`. `step` counts from 1; 0 asks the ledger where the turn stands."""
+
+    turn: TurnRef
+    step: int
+    reports: tuple[InboxId, ...] = ()
+    """Inbox rows to apply before the model is asked."""
+
+
+class Outcome(Tolerant):
+    """How a turn ended: the result of the workflow, and of the ledger's outcome row."""
+
+    agent_turn_id: AgentTurnId
+    status: TurnStatus
+    deliverable_card_id: CardId
+    output_box_id: BoxId
+    error_code: str | None = None
+    tool_result_card_id: CardId | None = None
+
+
+class StepContinues(Tolerant):
+    """The step is committed and another follows."""
+
+    next: Literal["continue"] = "continue"
+    step: int
+
+
+class StepSuspends(Tolerant):
+    """The step is committed and its calls are out; the turn sleeps until reports or the deadline."""
+
+    next: Literal["suspend"] = "suspend"
+    step: int
+    waiting: tuple[ToolCallId, ...]
+    tools: tuple[str, ...] = ()
+    deadline: datetime
+
+
+class StepEnds(Tolerant):
+    """The turn is over and delivered."""
+
+    next: Literal["end"] = "end"
+    step: int
+    outcome: Outcome
+
+
+class StepStale(Tolerant):
+    """The gate is gone: somebody else ended or took the turn; `head_status` is what stands there now."""
+
+    next: Literal["stale"] = "stale"
+    step: int
+    head_status: HeadStatus | None = None
+
+
+StepResult = Annotated[StepContinues | StepSuspends | StepEnds | StepStale, Field(discriminator="next")]
+
+
+class TurnResult(Tolerant):
+    """Result of the `AgentTurn` workflow. `outcome` is null where the turn was fenced: the ledger has it."""
+
+    agent_turn_id: AgentTurnId
+    turn_epoch: int
+    steps: int
+    outcome: Outcome | None
