@@ -3,6 +3,7 @@
 `context_headers` of an inbox row holds the same names, so a lease takes trace, lineage and depth from the row alone.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -71,3 +72,8 @@ def depth(incoming: Mapping[str, str]) -> int:
     if not value.isascii() or not value.isdigit() or int(value[:8]) > _DEPTH_LIMIT:
         raise BadRequest(f"{DEPTH} must be a whole number from 0, got {value[:20]!r}")
     return int(value)
+
+
+def dumps(values: Mapping[str, str]) -> str:
+    """Headers as the JSON text of `context_headers`."""
+    return json.dumps(dict(values))

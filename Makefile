@@ -1,0 +1,55 @@
+# Everything runs from .venv, which is made here: a machine needs Python 3.11 or later with venv, and make.
+#
+#   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
+#   make test     the test suite, on real servers          ARGS="-k lease"
+#   make check    lint, format, types, import rules
+#   make bench    the measurements as one table            ARGS="--help"
+#   make clean    remove .venv and caches, and .turnstile if nothing runs there
+
+PYTHON ?= python3
+MODEL ?=
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Turnstile needs Python 3.11 or later, but \`$(PYTHON)\` is" \
+			"$$($(PYTHON) --version 2>&1 || true). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "\`$(PYTHON)\` lacks the venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --require-hashes -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/turnstile bench $(ARGS)
+
+# The lock of a data directory is free (flock) when no servers run on it.
+clean:
+	@if [ -e .turnstile ] && $(PYTHON) -c 'import fcntl; fcntl.flock(open(".turnstile/lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)' \
+		2>/dev/null; then echo "removing .turnstile: no servers run there"; rm -rf .turnstile; \
+	elif [ -e .turnstile ]; then echo "kept .turnstile: servers run there (or it is not ours); stop them first"; fi
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

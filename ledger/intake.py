@@ -1,0 +1,226 @@
+"""Enqueue: one statement that makes a turn and, if the agent is idle, leases it (protocol §6).
+
+Guarantees: nothing is half-written; the same correlation answers the first turn's ids and writes nothing; the next turn
+of an agent is the oldest whose output box is free. Costs one round trip. Never publishes: the caller rings the doorbell
+for what `Enqueued.lease` says, after this returned.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import asyncpg
+
+from ledger.cards import card_columns
+from ledger.lease import Lease
+from ledger.pool import Again, Pool
+from ledger.queries import Connection, Row, query
+from schema import headers
+from schema.base import Tolerant
+from schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
+from schema.errors import BadRequest, Refused
+from schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    ProjectId,
+    new_box_id,
+    turn_card_id,
+    uuid7,
+)
+from schema.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest
+from schema.states import ReplyStatus, TurnStatus
+
+_REFUSALS = {
+    "correlation_conflict": "this correlation_id was used before, with other content",
+    "unknown_project": "there is no such project: it exists once it has a profile or an agent",
+    "unknown_agent": "the project has no such agent: add it first",
+    "agent_inactive": "the agent is not active",
+    "unknown_profile": "the project has no profile of this name",
+    "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
+    "unknown_context_box": "context_box_id names no box of this project",
+    "unknown_output_box": "output_box_id names no box of this project",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The reply to the caller, and the lease to ring for, if the request made one."""
+
+    reply: EnqueueReply
+    lease: Lease | None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """An enqueue with the ids it was given, so that a repeated try is the same try."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    request: EnqueueRequest
+    context_headers: dict[str, str]
+    depth_limit: int
+    agent_turn_id: AgentTurnId
+    inbox_id: InboxId
+    new_context_box_id: BoxId
+    new_output_box_id: BoxId
+
+
+class QueuedStop(Tolerant):
+    """The outcome of a turn that ended in the queue, at epoch 0."""
+
+    channel_id: ChannelId
+    inbox_id: InboxId
+    status: TurnStatus
+    deliverable_card_id: CardId
+    output_box_id: BoxId
+    trace_id: str
+    traceparent: str
+    recursion_depth: int
+
+
+async def enqueue(
+    pool: Pool,
+    project: ProjectId,
+    channel: ChannelId,
+    request: EnqueueRequest,
+    incoming: Mapping[str, str],
+    *,
+    depth_limit: int,
+    sender: str,
+) -> Enqueued:
+    """Make a turn of `request`; raises `BadRequest` or `Refused` with the code that the reply names."""
+    if request.text_bytes() > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
+    command = Enqueue(
+        project_id=project,
+        channel_id=channel,
+        request=request,
+        context_headers=headers.context_headers(incoming),
+        depth_limit=depth_limit,
+        agent_turn_id=AgentTurnId(uuid7()),
+        inbox_id=InboxId(uuid7()),
+        new_context_box_id=new_box_id(),
+        new_output_box_id=new_box_id(),
+    )
+    cards = _cards(command, sender)
+    try:
+        return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
+    except (asyncpg.UntranslatableCharacterError, asyncpg.CharacterNotInRepertoireError):
+        raise BadRequest("text must not hold NUL characters or broken Unicode") from None
+
+
+async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:
+    """The statement itself; raises `Again` where it must run anew, `Refused` where it may not."""
+    request = command.request
+    columns = card_columns(cards)
+    row = await query("enqueue_turn").one(
+        conn,
+        project_id=command.project_id,
+        agent_id=request.agent_id,
+        channel_id=command.channel_id,
+        inbox_id=command.inbox_id,
+        agent_turn_id=command.agent_turn_id,
+        correlation_id=request.correlation_id or command.agent_turn_id,
+        request_digest=request.digest(),
+        context_headers=headers.dumps(command.context_headers),
+        header_depth=headers.depth(command.context_headers),
+        parent_turn_id=command.context_headers.get(headers.PARENT_TURN_ID),
+        depth_limit=command.depth_limit,
+        profile_name=request.profile_name,
+        has_instruction=request.instruction is not None,
+        context_box_id=request.context_box_id,
+        output_box_id=request.output_box_id,
+        new_context_box_id=command.new_context_box_id,
+        new_output_box_id=command.new_output_box_id,
+        runtime_config=request.runtime_config.model_dump_json(exclude_none=True),
+        metadata=json.dumps(request.metadata),
+        card_ids=columns["card_ids"],
+        card_contents=columns["card_contents"],
+        card_metadatas=columns["card_metadatas"],
+    )
+    match row["verdict"]:
+        case "accepted" | "duplicate" as verdict:
+            return Enqueued(_reply(row, duplicate=verdict == "duplicate"), _lease(row, command))
+        case "again":
+            raise Again
+        case "headless":
+            await query("make_head").many(conn, project_id=command.project_id, agent_id=request.agent_id)
+            raise Again
+        case "nothing_to_do":
+            raise BadRequest(
+                "one of instruction and context_box_id is needed: the agent has no memory box to start from"
+            )
+        case refusal:
+            raise Refused(refusal, _REFUSALS[refusal])
+
+
+def _cards(command: Enqueue, sender: str) -> list[Card]:
+    turn = command.agent_turn_id
+    cards: list[Card] = []
+    if (text := command.request.instruction) is not None:
+        content = TextContent(text=text)
+        cards.append(
+            make_card(
+                turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, content, author=sender, turn=turn
+            )
+        )
+    if (fields := command.request.result_fields) is not None:
+        schema = FieldsSchemaContent(fields=fields)
+        cards.append(
+            make_card(
+                turn_card_id(turn, "fields"), CardType.RESULT_FIELDS, Role.SYSTEM, schema, author=sender, turn=turn
+            )
+        )
+    return cards
+
+
+def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
+    return EnqueueReply(
+        status=ReplyStatus.ACCEPTED,
+        agent_turn_id=row["agent_turn_id"],
+        turn_epoch=row["turn_epoch"],
+        inbox_id=row["inbox_id"],
+        inbox_status=row["inbox_status"],
+        context_box_id=row["context_box_id"],
+        output_box_id=row["output_box_id"],
+        trace_id=row["trace_id"],
+        duplicate=duplicate,
+    )
+
+
+def _lease(row: Row, command: Enqueue) -> Lease | None:
+    if row["leased_inbox_id"] is None:
+        return None
+    return Lease(
+        project_id=command.project_id,
+        agent_id=command.request.agent_id,
+        channel_id=row["leased_channel_id"],
+        agent_turn_id=row["leased_turn_id"],
+        inbox_id=row["leased_inbox_id"],
+        turn_epoch=row["leased_epoch"],
+        worker_target=row["worker_target"],
+        traceparent=command.context_headers[headers.TRACEPARENT],
+        recursion_depth=row["recursion_depth"],
+    )
+
+
+async def stop_queued_turn(
+    conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
+) -> QueuedStop | None:
+    """End a turn that still waits (protocol §6, stop); None if it is not queued (any more)."""
+    row = await query("stop_queued_turn").opt(
+        conn,
+        project_id=project,
+        agent_id=agent,
+        agent_turn_id=turn,
+        card_id=card.card_id,
+        content=json.dumps(card.content),
+        metadata=card.metadata.model_dump_json(exclude_none=True),
+        new_box_id=new_box_id(),
+        error_code=error_code,
+    )
+    return None if row is None else QueuedStop.model_validate(dict(row))

@@ -1,0 +1,95 @@
+"""Leases and claims: which turn an agent is on, and which inbox rows a bridge has taken (protocol §3, §6)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ledger.queries import Connection, query
+from schema.base import Tolerant
+from schema.events import Address, Message
+from schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
+from schema.states import MessageType
+from schema.turns import TurnRef
+
+
+class Lease(Tolerant):
+    """An agent leased to a turn, whose inbox row is now pending: somebody must ring."""
+
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    agent_turn_id: AgentTurnId
+    inbox_id: InboxId
+    turn_epoch: int
+    worker_target: str
+    traceparent: str
+    recursion_depth: int
+
+    def doorbell(self, sender: str, reason: str) -> Message:
+        """The message that rings for it."""
+        address = Address(
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            turn_epoch=self.turn_epoch,
+            traceparent=self.traceparent,
+            recursion_depth=self.recursion_depth,
+            sender=sender,
+        )
+        return address.wakeup(self.worker_target, self.inbox_id, reason)
+
+
+class Claim(Tolerant):
+    """A claimed inbox row. `start`: its workflow must be started; the others are settled already."""
+
+    verdict: Literal["start", "skipped", "error"]
+    inbox_id: InboxId
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    message_type: MessageType | str
+    correlation_id: str | None
+    agent_turn_id: AgentTurnId | None
+    turn_epoch: int | None
+    worker_target: str
+    profile_box_id: str | None
+    context_box_id: str | None
+    output_box_id: str | None
+    trace_id: str | None
+    traceparent: str | None
+    recursion_depth: int
+
+    def turn(self) -> TurnRef:
+        """The gate and boxes of the turn to start."""
+        return TurnRef.model_validate(self.model_dump())
+
+
+AgentKey = tuple[ProjectId, AgentId]
+
+
+async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[Lease]:
+    """Lease each idle agent that has a turn waiting; raises nothing for those that are busy."""
+    rows = await query("dispatch_next").many(
+        conn, project_ids=[project for project, _ in agents], agent_ids=[agent for _, agent in agents]
+    )
+    return [Lease.model_validate(dict(row)) for row in rows]
+
+
+async def claim_inbox(
+    conn: Connection, agents: Sequence[AgentKey], worker_targets: Sequence[str], *, row_limit: int
+) -> list[Claim]:
+    """Take the due rows of these agents, at most `row_limit` of each, in one statement however many rang."""
+    rows = await query("claim_inbox").many(
+        conn,
+        project_ids=[project for project, _ in agents],
+        agent_ids=[agent for _, agent in agents],
+        worker_targets=list(worker_targets),
+        row_limit=row_limit,
+    )
+    return [Claim.model_validate(dict(row)) for row in rows]
+
+
+async def release_claims(conn: Connection, inbox_ids: Sequence[InboxId], *, delay_seconds: float) -> int:
+    """Give claimed rows back, due after the delay; returns how many. Their `retry_count` stays."""
+    rows = await query("release_claims").many(conn, inbox_ids=list(inbox_ids), delay_seconds=delay_seconds)
+    return len(rows)

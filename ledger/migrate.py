@@ -1,0 +1,69 @@
+"""Migrations `sql/migrations/NNNN_verb_noun.sql`: forward only, once, under an advisory lock, each in its transaction.
+
+A table of applied ones keeps their checksums: one that was edited, or is missing here, is an error that names it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+from ledger.pool import Pool
+from ledger.queries import Connection, query
+from schema.errors import TurnstileError
+
+
+class MigrationError(TurnstileError):
+    """The database and the migrations of this version do not fit."""
+
+    code: str = "migration_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: its name without the ending, its text and the text's SHA-256."""
+
+    name: str
+    sql: str
+    checksum: str
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this version, in order."""
+    files = resources.files("ledger").joinpath("sql/migrations").iterdir()
+    texts = sorted((f.name.removesuffix(".sql"), f.read_text("utf-8")) for f in files if f.name.endswith(".sql"))
+    return [Migration(name, sql, hashlib.sha256(sql.encode()).hexdigest()) for name, sql in texts]
+
+
+async def migrate(pool: Pool) -> list[str]:
+    """Apply what is missing and return the names applied; raises `MigrationError` where history differs."""
+    async with pool.connection() as conn:
+        await query("lock_migrations").many(conn)
+        try:
+            missing = await _missing(conn)
+            for migration in missing:
+                async with conn.transaction():
+                    await conn.execute(migration.sql)
+                    await query("record_migration").many(conn, name=migration.name, checksum=migration.checksum)
+            return [migration.name for migration in missing]
+        finally:
+            await query("unlock_migrations").many(conn)
+
+
+async def pending(pool: Pool) -> list[str]:
+    """Names of migrations that the database lacks; all of them where it was never migrated."""
+    async with pool.connection() as conn:
+        return [migration.name for migration in await _missing(conn)]
+
+
+async def _missing(conn: Connection) -> list[Migration]:
+    known = migrations()
+    if not (await query("has_migrations").one(conn))["found"]:
+        return known
+    here = {migration.name: migration.checksum for migration in known}
+    applied: dict[str, str] = {row["name"]: row["checksum"] for row in await query("applied_migrations").many(conn)}
+    for name, checksum in applied.items():
+        if name not in here:
+            raise MigrationError(f"the database has migration {name}, which this version of turnstile does not know")
+        if here[name] != checksum:
+            raise MigrationError(f"migration {name} was edited after it was applied: restore it and add a new one")
+    return [migration for migration in known if migration.name not in applied]

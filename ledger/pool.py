@@ -1,0 +1,181 @@
+"""The connections to Postgres, and the rule by which a transition is run again (ledger notes: client rule).
+
+`Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
+seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after a lost
+connection; every transition is idempotent. It counts round trips, which is what a turn is billed in. A server that is
+away is waited for up to `patience` seconds; then `ServerUnavailable`.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+
+import asyncpg
+from asyncpg.exceptions import InternalClientError
+
+from ledger.queries import Connection, query
+from schema.errors import ServerUnavailable, StaleTurn, TurnstileError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+MINIMUM_SERVER = 180_000
+"""PostgreSQL 18: `RETURNING old` and virtual column behaviour that the statements rely on."""
+
+_SETTINGS = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "idle_in_transaction_session_timeout": "60000",
+    "timezone": "UTC",
+}
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    InternalClientError,
+    asyncpg.InterfaceError,
+    ConnectionError,
+    OSError,
+    TimeoutError,
+)
+_CONTENDED = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+
+class Session(Connection, Protocol):
+    """A connection that its user holds for more than one statement."""
+
+    async def execute(self, query: str, *args: Any) -> str:
+        """Run statements and give the last one's tag."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """A transaction around the block."""
+        ...
+
+
+class ServerTooOld(TurnstileError):
+    """The ledger's statements need PostgreSQL 18."""
+
+    code: str = "server_too_old"
+
+
+class _RawPool(Protocol):
+    def acquire(self, *, timeout: float) -> AbstractAsyncContextManager[Session]: ...
+    async def close(self) -> None: ...
+    def terminate(self) -> None: ...
+
+
+class Again(Exception):
+    """A statement saw an old picture and changed nothing: run it again on a fresh one."""
+
+
+class Pool:
+    """A lazily opened asyncpg pool. Holds connections and counters, nothing about any agent or turn."""
+
+    def __init__(self, url: str, *, size: int = 10, name: str = "turnstile", patience: float = 20.0) -> None:
+        self._url = url
+        self._size = size
+        self._name = name
+        self._patience = patience
+        self._pool: _RawPool | None = None
+        self._opening = asyncio.Lock()
+        self.round_trips = 0
+
+    @property
+    def server(self) -> str:
+        """The server's address without user and password, for messages."""
+        parts = urlsplit(self._url)
+        return f"postgresql://{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+
+    async def open(self) -> None:
+        """Connect now and check the server's version; raises `ServerUnavailable` saying what to do."""
+        async with self.connection() as conn:
+            version = await query("server_version").one(conn)
+            if version["number"] < MINIMUM_SERVER:
+                raise ServerTooOld(
+                    f"PostgreSQL 18 or newer is needed, and {self.server} runs {version['text']}: "
+                    "upgrade it, or leave [database].url empty to use the embedded one"
+                )
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), timeout=5)
+            except (TimeoutError, *_LOST):
+                pool.terminate()
+
+    async def _opened(self) -> _RawPool:
+        if self._pool is None:
+            async with self._opening:
+                if self._pool is None:
+                    options: dict[str, Any] = {
+                        "min_size": 1,
+                        "max_size": self._size,
+                        "timeout": 10,
+                        "command_timeout": 60,
+                        "server_settings": {**_SETTINGS, "application_name": self._name},
+                    }
+                    make = cast("Callable[..., Awaitable[_RawPool]]", asyncpg.create_pool)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
+                    self._pool = await make(self._url, **options)
+        return self._pool
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Session]:
+        """A connection of one's own, for transactions; raises `ServerUnavailable` if none can be had."""
+        async with AsyncExitStack() as stack:
+            try:
+                pool = await self._opened()
+                conn = await stack.enter_async_context(pool.acquire(timeout=30))
+            except _LOST as error:
+                raise ServerUnavailable(f"no answer from {self.server}: {error}") from error
+            yield conn
+
+    async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a one-statement transition until it answers; raises `StaleTurn` if its gate is really gone."""
+        deadline = time.monotonic() + self._patience
+        stale = again = lost = 0
+        while True:
+            try:
+                pool = await self._opened()
+                async with pool.acquire(timeout=30) as conn:
+                    return await transition(_Counted(self, conn))
+            except StaleTurn:
+                stale += 1
+                if stale > 1:
+                    raise
+            except (Again, *_CONTENDED):
+                again += 1
+                if again > 50:
+                    raise
+                await asyncio.sleep(random.uniform(0, min(0.001 * 2**again, 0.05)))  # noqa: S311 -- jitter, not a secret
+            except _LOST as error:
+                lost += 1
+                if time.monotonic() > deadline:
+                    raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
+                if lost in {3, 30}:
+                    log.warning("waiting for %s (%s)", self.server, type(error).__name__)
+                await asyncio.sleep(min(0.05 * 2**lost, 1.0))
+
+
+class _Counted:
+    """A connection that counts the round trips of its pool."""
+
+    __slots__ = ("_conn", "_pool")
+
+    def __init__(self, pool: Pool, conn: Connection) -> None:
+        self._pool = pool
+        self._conn = conn
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        self._pool.round_trips += 1
+        return await self._conn.fetch(query, *args)

@@ -1,0 +1,97 @@
+"""Named SQL: read once from `sql/*.sql`, called by name with named parameters, prepared by asyncpg.
+
+A query is a block that starts with `-- name: <name> :<mode>`, and a line on what it does. Modes: `one` (exactly one
+row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter. There
+is no SQL text in Python.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal, Protocol, cast
+
+Mode = Literal["one", "opt", "many", "exec"]
+
+_HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
+_COMMENT = re.compile(r"--[^\n]*")
+
+Row = Mapping[str, Any]
+"""A row by column name; every caller validates it into a model."""
+
+
+class Connection(Protocol):
+    """The part of an asyncpg connection that queries use."""
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        """All rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One named statement; `parameters` are in the order of their numbers."""
+
+    name: str
+    mode: Mode
+    sql: str
+    parameters: tuple[str, ...]
+    purpose: str
+
+    async def many(self, conn: Connection, **arguments: Any) -> list[Row]:
+        """All rows."""
+        if arguments.keys() != set(self.parameters):
+            wrong = sorted(arguments.keys() ^ set(self.parameters))
+            raise TypeError(f"query {self.name}: missing or unknown parameters {wrong}")
+        return cast("list[Row]", await conn.fetch(self.sql, *(arguments[name] for name in self.parameters)))
+
+    async def opt(self, conn: Connection, **arguments: Any) -> Row | None:
+        """The row, or None if there is none."""
+        rows = await self.many(conn, **arguments)
+        return rows[0] if rows else None
+
+    async def one(self, conn: Connection, **arguments: Any) -> Row:
+        """The one row; raises `LookupError` if there is none."""
+        row = await self.opt(conn, **arguments)
+        if row is None:
+            raise LookupError(f"query {self.name} gave no row")
+        return row
+
+
+def parse(text: str) -> dict[str, Query]:
+    """The queries of one file."""
+    headers = list(_HEADER.finditer(text))
+    ends = [header.start() for header in headers[1:]] + [len(text)]
+    return {header["name"]: _query(header, text[header.end() : end]) for header, end in zip(headers, ends, strict=True)}
+
+
+def _query(header: re.Match[str], body: str) -> Query:
+    purpose = " ".join(line[3:] for line in body.strip().splitlines() if line.startswith("-- "))
+    sql = _COMMENT.sub("", body).strip().rstrip(";")
+    numbers: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return f"${numbers.setdefault(found[1], len(numbers) + 1)}"
+
+    numbered = _PARAMETER.sub(number, sql)
+    return Query(header["name"], cast("Mode", header["mode"]), numbered, tuple(numbers), purpose)
+
+
+@functools.cache
+def all_queries() -> Mapping[str, Query]:
+    """Every named query of the ledger."""
+    found: dict[str, Query] = {}
+    for file in sorted(resources.files("ledger").joinpath("sql").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".sql"):
+            for name, query in parse(file.read_text("utf-8")).items():
+                if name in found:
+                    raise ValueError(f"query {name} is defined twice")
+                found[name] = query
+    return found
+
+
+def query(name: str) -> Query:
+    """The query of this name."""
+    return all_queries()[name]

@@ -1,0 +1,111 @@
+"""Profiles and the roster (protocol §4): what an operator puts there before anything runs."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from pydantic import Json
+
+from ledger.pool import Pool
+from ledger.queries import query
+from schema.base import JsonObject, Tolerant
+from schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role
+from schema.errors import Refused
+from schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, new_box_id, token, uuid7
+from schema.profiles import Profile
+
+
+class ProfileRow(Tolerant):
+    """A profile as `profile list` shows it."""
+
+    name: str
+    profile_box_id: BoxId
+    worker_target: str
+    tags: Json[list[str]]
+    updated_at: datetime
+    agents: int
+
+
+class AgentRow(Tolerant):
+    """An agent as `agent list` shows it, with where its head stands."""
+
+    agent_id: AgentId
+    worker_target: str
+    status: str
+    display_name: str | None
+    profile_name: str | None
+    head_status: str
+    active_agent_turn_id: AgentTurnId | None
+    turn_epoch: int
+    queued: int
+
+
+async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple[BoxId, bool, int]:
+    """Store the profile in a new box and repoint profile and roster rows to it; turns in hand keep the old one.
+
+    Returns the box, whether the profile is new, and how many agents were repointed.
+    """
+    box = new_box_id()
+    metadata = CardMetadata(type=CardType.PROFILE, role=Role.SYSTEM, author_id=SYSTEM_AUTHOR)
+    row = await pool.run(
+        lambda conn: query("put_profile").one(
+            conn,
+            project_id=token(project, "project_id"),
+            name=profile.name,
+            box_id=box,
+            card_id=f"{box}-profile",
+            content=JsonContent(data=profile.model_dump(mode="json")).model_dump_json(),
+            metadata=metadata.model_dump_json(exclude_none=True),
+            worker_target=profile.worker_target,
+            tags=json.dumps(profile.tags),
+            system_prompt=profile.system_prompt_template,
+        )
+    )
+    return box, row["created"], row["agents"]
+
+
+async def list_profiles(pool: Pool, project: ProjectId) -> list[ProfileRow]:
+    """The project's profiles by name."""
+    rows = await pool.run(lambda conn: query("list_profiles").many(conn, project_id=project))
+    return [ProfileRow.model_validate(dict(row)) for row in rows]
+
+
+async def add_agent(
+    pool: Pool,
+    project: ProjectId,
+    agent: AgentId,
+    profile_name: str,
+    *,
+    worker_target: str | None = None,
+    display_name: str | None = None,
+    tags: Sequence[str] = (),
+    metadata: JsonObject | None = None,
+) -> str:
+    """Add an agent with its head; returns its worker target. Raises `Refused`: unknown_profile, agent_exists."""
+    identity = uuid7()
+    row = await pool.run(
+        lambda conn: query("add_agent").one(
+            conn,
+            project_id=token(project, "project_id"),
+            agent_id=token(agent, "agent_id"),
+            profile_name=profile_name,
+            worker_target=worker_target and token(worker_target, "worker_target"),
+            tags=json.dumps(list(tags)),
+            display_name=display_name,
+            metadata=json.dumps(metadata or {}),
+            edge_id=identity,
+        )
+    )
+    match row["verdict"]:
+        case "added":
+            return row["worker_target"]
+        case "exists":
+            raise Refused("agent_exists", f"project {project} has an agent {agent} already")
+        case _:
+            raise Refused("unknown_profile", f"project {project} has no profile {profile_name!r}: put it first")
+
+
+async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:
+    """The project's agents by id."""
+    rows = await pool.run(lambda conn: query("list_agents").many(conn, project_id=project))
+    return [AgentRow.model_validate(dict(row)) for row in rows]

@@ -1,0 +1,208 @@
+-- What enters the inbox from callers (protocol §6): enqueue, and the stop of a turn that has not begun.
+
+-- name: enqueue_turn :one
+-- Inbox row, edge, boxes and cards of a new turn; an idle agent is leased to its oldest free turn, else the row waits.
+-- verdict: accepted | duplicate | again (run it anew) | headless (make_head first) | the code of a refusal.
+WITH
+first AS MATERIALIZED (  -- an earlier enqueue under this correlation
+    SELECT i.* FROM state.agent_inbox i
+    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type = 'turn'
+),
+plan AS MATERIALIZED (  -- always one row: what the request comes to, and whether it may
+    SELECT a.worker_target, coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id,
+           CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
+           s.source_box_id, coalesce(:output_box_id::uuid, :new_output_box_id::uuid) AS output_box_id, d.depth,
+           CASE
+               WHEN f.inbox_id IS NOT NULL AND f.request_digest IS NOT DISTINCT FROM :request_digest THEN 'duplicate'
+               WHEN f.inbox_id IS NOT NULL THEN 'correlation_conflict'
+               WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id = :project_id)
+                    AND NOT EXISTS (SELECT FROM resource.profiles WHERE project_id = :project_id) THEN 'unknown_project'
+               WHEN a.agent_id IS NULL THEN 'unknown_agent'
+               WHEN a.status <> 'active' THEN 'agent_inactive'
+               WHEN :profile_name::text IS NOT NULL AND p.profile_box_id IS NULL THEN 'unknown_profile'
+               WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
+               WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
+               WHEN s.source_box_id IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM public.boxes b WHERE b.box_id = s.source_box_id AND b.tenant_id = :project_id) THEN 'unknown_context_box'
+               WHEN :output_box_id::uuid IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM public.boxes b WHERE b.box_id = :output_box_id::uuid AND b.tenant_id = :project_id) THEN 'unknown_output_box'
+               ELSE 'accepted'
+           END AS verdict
+    FROM (SELECT) AS always
+    LEFT JOIN first f ON true
+    LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id
+    LEFT JOIN resource.profiles p ON lower(p.name) = lower(:profile_name::text) AND p.project_id = :project_id
+    CROSS JOIN LATERAL (
+        SELECT coalesce(:context_box_id::uuid, CASE WHEN NOT :has_instruction::boolean THEN (
+            SELECT m.memory_context_box_id FROM state.agent_state_pointers m
+            WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id) s
+    CROSS JOIN LATERAL (  -- a child is one deeper than its parent's row, and never less deep than its headers say
+        SELECT greatest(:header_depth::int, (
+            SELECT max(state.as_count(t.context_headers ->> 'CG-Recursion-Depth')) + 1 FROM state.agent_inbox t
+            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
+              AND t.message_type IN ('turn', 'ui_action'))) AS depth) d
+),
+head AS MATERIALIZED (  -- from here on the agent is ours
+    SELECT h.status, h.turn_epoch FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
+),
+older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
+    SELECT q.* FROM head CROSS JOIN LATERAL (
+        SELECT q.* FROM state.queued_turns q
+        WHERE q.agent_id = :agent_id AND q.project_id = :project_id
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
+        ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+    WHERE head.status = 'idle'
+),
+go AS MATERIALIZED (
+    SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id,
+           :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
+           (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
+               SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = plan.output_box_id)) AS leases_mine
+    FROM plan CROSS JOIN head LEFT JOIN older ON true
+),
+mine AS (
+    INSERT INTO state.agent_inbox AS i
+        (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id, turn_epoch,
+         context_headers, payload, status, next_retry_at, created_at, request_digest)
+    SELECT :inbox_id, :project_id, :agent_id, :channel_id, 'turn', 'call', :correlation_id, :agent_turn_id,
+           CASE WHEN go.leases_mine THEN go.turn_epoch + 1 ELSE 0 END, go.headers,
+           jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id,
+                              'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb),
+           CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
+           CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
+    FROM go
+    ON CONFLICT DO NOTHING
+    RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
+),
+lease AS MATERIALIZED (
+    SELECT o.inbox_id, o.agent_turn_id, o.channel_id, o.profile_box_id, o.context_box_id, o.output_box_id, o.trace_id,
+           o.parent_step_id, o.recursion_depth
+    FROM older o CROSS JOIN mine
+    UNION ALL
+    SELECT mine.inbox_id, mine.agent_turn_id, :channel_id, go.profile_box_id, go.context_box_id, go.output_box_id,
+           split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth
+    FROM mine CROSS JOIN go WHERE go.leases_mine
+),
+counted AS (  -- every enqueue changes the head, or a finish that waits for us would not see our row
+    UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1
+    FROM mine WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND NOT EXISTS (SELECT FROM lease)
+),
+leased AS (
+    UPDATE state.agent_state_head h SET
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, updated_at = now(),
+        active_agent_turn_id = l.agent_turn_id, active_inbox_id = l.inbox_id, active_channel_id = l.channel_id,
+        active_recursion_depth = l.recursion_depth, parent_step_id = l.parent_step_id, trace_id = l.trace_id,
+        profile_box_id = l.profile_box_id, context_box_id = l.context_box_id, output_box_id = l.output_box_id,
+        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
+        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+    FROM lease l WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, h.turn_epoch
+),
+moved AS (
+    UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
+    FROM leased JOIN older USING (inbox_id) WHERE i.inbox_id = older.inbox_id
+),
+edge AS (
+    INSERT INTO state.execution_edges
+        (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id, source_step_id,
+         target_agent_id, target_agent_turn_id, correlation_id, enqueue_mode, recursion_depth, trace_id, parent_step_id, metadata)
+    SELECT 'enqueue-' || :agent_turn_id, :project_id, :channel_id, 'enqueue', 'request', go.headers ->> 'CG-Parent-Agent-Id',
+           go.headers ->> 'CG-Parent-Turn-Id', go.headers ->> 'CG-Parent-Step-Id', :agent_id, :agent_turn_id, :correlation_id,
+           'call', go.depth, split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', :metadata::jsonb
+    FROM mine CROSS JOIN go
+    ON CONFLICT DO NOTHING
+),
+made_boxes AS (
+    INSERT INTO public.boxes (box_id, tenant_id, parent_ids)
+    SELECT b.box_id, :project_id, b.parents FROM mine CROSS JOIN go CROSS JOIN LATERAL (VALUES
+        (go.context_box_id, CASE WHEN go.source_box_id IS NULL THEN '{}'::uuid[] ELSE ARRAY[go.source_box_id] END,
+         cardinality(:card_ids::text[]) > 0),
+        (go.output_box_id, '{}'::uuid[], :output_box_id::uuid IS NULL)) b (box_id, parents, wanted)
+    WHERE b.wanted
+),
+made_cards AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+    SELECT c.card_id, :project_id, c.content, c.metadata || jsonb_build_object(
+               'trace_id', split_part(go.headers ->> 'traceparent', '-', 2), 'parent_step_id', go.headers ->> 'CG-Parent-Step-Id')
+    FROM mine CROSS JOIN go
+    CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_metadatas::jsonb[]) c (card_id, content, metadata)
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT go.context_box_id, row_number() OVER (ORDER BY x.part, x.position), x.card_id
+    FROM mine CROSS JOIN go CROSS JOIN LATERAL (
+        SELECT 1 AS part, s.position, s.card_id FROM public.box_cards s WHERE s.box_id = go.source_box_id
+        UNION ALL
+        SELECT 2, n.position, n.card_id FROM unnest(:card_ids::text[]) WITH ORDINALITY n (card_id, position)) x
+    WHERE cardinality(:card_ids::text[]) > 0
+)
+SELECT CASE
+           WHEN mine.inbox_id IS NOT NULL THEN 'accepted'
+           WHEN plan.verdict <> 'accepted' THEN plan.verdict
+           WHEN NOT EXISTS (SELECT FROM head) THEN 'headless'
+           ELSE 'again'
+       END AS verdict,
+       coalesce(mine.agent_turn_id, f.agent_turn_id) AS agent_turn_id, coalesce(mine.turn_epoch, f.turn_epoch) AS turn_epoch,
+       coalesce(mine.inbox_id, f.inbox_id) AS inbox_id, coalesce(mine.status, f.status) AS inbox_status,
+       coalesce(state.as_uuid(f.payload ->> 'context_box_id'), plan.context_box_id)::text AS context_box_id,
+       coalesce(state.as_uuid(f.payload ->> 'output_box_id'), plan.output_box_id)::text AS output_box_id,
+       split_part(coalesce(f.context_headers, :context_headers::jsonb) ->> 'traceparent', '-', 2) AS trace_id,
+       plan.depth AS recursion_depth, plan.worker_target, leased.inbox_id AS leased_inbox_id,
+       leased.agent_turn_id AS leased_turn_id, leased.channel_id AS leased_channel_id, leased.turn_epoch AS leased_epoch
+FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN leased ON true;
+
+-- name: make_head :exec
+-- The head of an agent that has none yet.
+INSERT INTO state.agent_state_head (project_id, agent_id) VALUES (:project_id, :agent_id) ON CONFLICT DO NOTHING;
+
+-- name: stop_queued_turn :opt
+-- A turn that still waits ends at epoch 0: row skipped, deliverable and outcome written, in its box if nobody else holds it.
+-- No row: the turn is not queued (any more).
+WITH
+head AS MATERIALIZED (
+    SELECT h.agent_id FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE
+),
+skipped AS (
+    UPDATE state.agent_inbox i SET status = 'skipped', last_error = :error_code, archived_at = now(), next_retry_at = now()
+    FROM head
+    WHERE i.agent_turn_id = :agent_turn_id AND i.agent_id = head.agent_id AND i.project_id = :project_id
+      AND i.archived_at IS NULL AND i.status = 'queued'
+    RETURNING i.inbox_id, i.channel_id, state.as_uuid(i.payload ->> 'output_box_id') AS wanted_box_id,
+              split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, i.created_at, i.context_headers
+),
+target AS MATERIALIZED (
+    SELECT s.*, NOT EXISTS (SELECT FROM state.agent_state_head busy
+                            WHERE busy.output_box_id = s.wanted_box_id AND busy.agent_id <> :agent_id) AS free
+    FROM skipped s
+),
+fresh AS (
+    INSERT INTO public.boxes (box_id, tenant_id) SELECT :new_box_id::uuid, :project_id FROM target WHERE NOT free
+),
+card AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+    SELECT :card_id, :project_id, :content::jsonb, :metadata::jsonb FROM target
+),
+outcome AS (
+    INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
+                                     deliverable_card_id, output_box_id, error_code, trace_id)
+    SELECT :agent_turn_id, :project_id, :agent_id, t.channel_id, 0, t.inbox_id, 'canceled', :card_id,
+           CASE WHEN t.free THEN t.wanted_box_id ELSE :new_box_id::uuid END, :error_code, t.trace_id
+    FROM target t
+    RETURNING channel_id, inbox_id, status, deliverable_card_id, output_box_id, trace_id
+),
+own AS MATERIALIZED (  -- if this agent's running turn writes that box, its next position moves on with us
+    UPDATE state.agent_state_head h SET output_position = h.output_position + 1
+    FROM outcome o WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.output_box_id = o.output_box_id
+    RETURNING h.output_position AS position
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT o.output_box_id, coalesce((SELECT position FROM own), (
+               SELECT max(position) + 1 FROM public.box_cards b WHERE b.box_id = o.output_box_id), 1), :card_id
+    FROM outcome o
+)
+SELECT o.channel_id, o.inbox_id, o.status, o.deliverable_card_id, o.output_box_id::text AS output_box_id, o.trace_id,
+       t.context_headers ->> 'traceparent' AS traceparent,
+       coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+FROM outcome o CROSS JOIN target t;

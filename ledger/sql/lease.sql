@@ -1,0 +1,82 @@
+-- Leasing agents to turns, and claiming inbox rows (protocol §3, §6).
+
+-- name: dispatch_next :many
+-- Leases each of these agents that is idle to its oldest turn whose output box is free.
+WITH
+head AS MATERIALIZED (
+    SELECT h.project_id, h.agent_id FROM unnest(:project_ids::text[], :agent_ids::text[]) a (project_id, agent_id)
+    JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+    WHERE h.status = 'idle' ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
+),
+next AS MATERIALIZED (
+    SELECT q.* FROM head CROSS JOIN LATERAL (
+        SELECT q.* FROM state.queued_turns q
+        WHERE q.agent_id = head.agent_id AND q.project_id = head.project_id
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
+        ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+),
+leased AS (
+    UPDATE state.agent_state_head h SET
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, updated_at = now(),
+        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
+        active_recursion_depth = n.recursion_depth, parent_step_id = n.parent_step_id, trace_id = n.trace_id,
+        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
+        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
+        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+    FROM next n WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id AND h.status = 'idle'
+    RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch
+),
+moved AS (
+    UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = l.turn_epoch
+    FROM leased l WHERE i.inbox_id = l.active_inbox_id
+    RETURNING i.inbox_id, i.context_headers
+)
+SELECT l.project_id, l.agent_id, l.active_inbox_id AS inbox_id, l.active_agent_turn_id AS agent_turn_id,
+       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers ->> 'traceparent' AS traceparent,
+       coalesce(state.as_count(m.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+FROM leased l JOIN moved m ON m.inbox_id = l.active_inbox_id
+JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.project_id;
+
+-- name: claim_inbox :many
+-- Due rows of these agents, as far as their worker target is served here: pending | deferred -> processing, or settled
+-- at once where no workflow is needed. verdict: start | skipped (another or an old turn) | error (protocol violation).
+WITH
+due AS MATERIALIZED (
+    SELECT i.inbox_id, a.worker_target FROM unnest(:project_ids::text[], :agent_ids::text[]) w (project_id, agent_id)
+    JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
+    CROSS JOIN LATERAL (
+        SELECT i.inbox_id FROM state.agent_inbox i
+        WHERE i.agent_id = a.agent_id AND i.project_id = a.project_id AND i.archived_at IS NULL
+          AND i.next_retry_at <= now() AND i.status IN ('pending', 'deferred')
+        ORDER BY i.next_retry_at, i.created_at LIMIT :row_limit::int FOR NO KEY UPDATE SKIP LOCKED) i
+    WHERE a.worker_target = ANY (:worker_targets::text[])
+),
+judged AS MATERIALIZED (
+    SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id,
+           CASE
+               WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.message_type <> 'turn' THEN 'error'
+               WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN 'start'
+               ELSE 'skipped'
+           END AS verdict
+    FROM due JOIN state.agent_inbox i ON i.inbox_id = due.inbox_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+),
+marked AS (
+    UPDATE state.agent_inbox i SET
+        status = CASE j.verdict WHEN 'start' THEN 'processing' ELSE j.verdict END, processed_at = now(),
+        archived_at = CASE j.verdict WHEN 'start' THEN NULL ELSE now() END,
+        last_error = CASE j.verdict WHEN 'start' THEN i.last_error WHEN 'skipped' THEN 'stale_turn' ELSE 'protocol_violation' END
+    FROM judged j WHERE i.inbox_id = j.inbox_id
+    RETURNING i.*, j.verdict, j.worker_target, j.profile_box_id, j.context_box_id, j.output_box_id, j.trace_id
+)
+SELECT m.verdict, m.inbox_id, m.project_id, m.agent_id, m.channel_id, m.message_type, m.correlation_id, m.agent_turn_id,
+       m.turn_epoch, m.worker_target, m.profile_box_id::text AS profile_box_id, m.context_box_id::text AS context_box_id,
+       m.output_box_id::text AS output_box_id, m.trace_id, m.context_headers ->> 'traceparent' AS traceparent,
+       coalesce(state.as_count(m.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+FROM marked m ORDER BY m.next_retry_at, m.created_at;
+
+-- name: release_claims :many
+-- processing -> pending for rows whose workflow could not be reached; due again after delay_seconds. Not a retry.
+UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now() + make_interval(secs => :delay_seconds::float8)
+WHERE i.inbox_id = ANY (:inbox_ids::text[]) AND i.status = 'processing'
+RETURNING i.inbox_id;

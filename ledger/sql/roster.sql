@@ -1,0 +1,69 @@
+-- Profiles, the roster and tools (protocol §4).
+
+-- name: put_profile :one
+-- A new sys.profile card in a new box; the profile of that name and the agents that had its old box point to the new one.
+WITH
+old AS MATERIALIZED (
+    SELECT p.profile_box_id FROM resource.profiles p WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id FOR UPDATE
+),
+box AS (INSERT INTO public.boxes (box_id, tenant_id) VALUES (:box_id::uuid, :project_id) RETURNING box_id),
+card AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+    SELECT :card_id, :project_id, :content::jsonb, :metadata::jsonb FROM box RETURNING card_id
+),
+boxed AS (INSERT INTO public.box_cards (box_id, position, card_id) SELECT box.box_id, 1, card.card_id FROM box CROSS JOIN card),
+repointed AS (
+    UPDATE resource.profiles p SET profile_box_id = :box_id, name = :name, worker_target = :worker_target, tags = :tags::jsonb,
+           system_prompt_compiled = :system_prompt, updated_at = now()
+    FROM old WHERE p.profile_box_id = old.profile_box_id AND p.project_id = :project_id RETURNING 1
+),
+made AS (
+    INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled)
+    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt WHERE NOT EXISTS (SELECT FROM old)
+    RETURNING 1
+),
+agents AS (
+    UPDATE resource.project_agents a SET profile_box_id = :box_id::uuid
+    FROM old WHERE a.profile_box_id = state.as_uuid(old.profile_box_id) AND a.project_id = :project_id RETURNING 1
+)
+SELECT EXISTS (SELECT FROM made) AS created, (SELECT count(*) FROM agents) + 0 * (SELECT count(*) FROM repointed) AS agents;
+
+-- name: list_profiles :many
+-- The profiles of a project, with how many agents have each.
+SELECT p.name, p.profile_box_id, p.worker_target, p.tags, p.updated_at,
+       (SELECT count(*) FROM resource.project_agents a
+        WHERE a.profile_box_id = state.as_uuid(p.profile_box_id) AND a.project_id = p.project_id) AS agents
+FROM resource.profiles p WHERE p.project_id = :project_id ORDER BY lower(p.name);
+
+-- name: add_agent :one
+-- An agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
+WITH
+profile AS MATERIALIZED (
+    SELECT state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target FROM resource.profiles p
+    WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
+),
+agent AS (
+    INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, display_name, metadata)
+    SELECT :project_id, :agent_id, p.profile_box_id, coalesce(:worker_target::text, p.worker_target), :tags::jsonb, :display_name::text,
+           :metadata::jsonb
+    FROM profile p ON CONFLICT DO NOTHING RETURNING worker_target
+),
+head AS (
+    INSERT INTO state.agent_state_head (project_id, agent_id) SELECT :project_id, :agent_id FROM agent ON CONFLICT DO NOTHING
+),
+edge AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
+    SELECT :edge_id, :project_id, 'add', :agent_id FROM agent
+)
+SELECT CASE WHEN EXISTS (SELECT FROM agent) THEN 'added' WHEN EXISTS (SELECT FROM profile) THEN 'exists' ELSE 'unknown_profile' END
+       AS verdict, (SELECT worker_target FROM agent) AS worker_target;
+
+-- name: list_agents :many
+-- The agents of a project and where each stands.
+SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_name, coalesce(h.status, 'idle') AS head_status,
+       h.active_agent_turn_id, coalesce(h.turn_epoch, 0) AS turn_epoch,
+       (SELECT count(*) FROM state.queued_turns q WHERE q.agent_id = a.agent_id AND q.project_id = a.project_id) AS queued
+FROM resource.project_agents a
+LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p.project_id = a.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+WHERE a.project_id = :project_id ORDER BY a.agent_id;

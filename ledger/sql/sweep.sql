@@ -1,0 +1,81 @@
+-- The safety net's rules (protocol §8): each finds its rows by an index on live rows, only for served worker targets.
+
+-- name: release_stale_claims :many
+-- Rule 'claims': processing for too long -> pending.
+WITH stale AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_inbox i
+    JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+    WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.status = 'processing'
+      AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+    ORDER BY i.next_retry_at LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
+)
+UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
+FROM stale WHERE i.inbox_id = stale.inbox_id
+RETURNING i.project_id, i.agent_id;
+
+-- name: list_due_agents :many
+-- Rule 'doorbell': agents with rows that are due and that nobody took for a while.
+SELECT DISTINCT due.project_id, due.agent_id FROM (
+    SELECT i.project_id, i.agent_id FROM state.agent_inbox i
+    JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+    WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
+      AND i.next_retry_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+    ORDER BY i.next_retry_at LIMIT :row_limit::int
+) due;
+
+-- name: retry_dispatched :many
+-- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again.
+WITH late AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_state_head h
+    JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+    JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
+    WHERE h.output_box_id IS NOT NULL AND h.status = 'dispatched' AND i.status = 'processing'
+      AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
+      AND a.worker_target = ANY (:worker_targets::text[])
+    LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
+)
+UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
+FROM late WHERE i.inbox_id = late.inbox_id
+RETURNING i.project_id, i.agent_id;
+
+-- name: list_stranded :many
+-- Rule 'stranded': idle agents that have a queued turn whose output box is free. Skips from agent to agent in the index.
+WITH RECURSIVE live AS (
+    (SELECT i.agent_id, i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.agent_id, i.project_id LIMIT 1)
+    UNION ALL
+    SELECT n.agent_id, n.project_id FROM live CROSS JOIN LATERAL (
+        SELECT i.agent_id, i.project_id FROM state.agent_inbox i
+        WHERE i.archived_at IS NULL AND (i.agent_id, i.project_id) > (live.agent_id, live.project_id)
+        ORDER BY i.agent_id, i.project_id LIMIT 1) n
+)
+SELECT live.project_id, live.agent_id FROM live
+JOIN resource.project_agents a ON a.agent_id = live.agent_id AND a.project_id = live.project_id
+JOIN state.agent_state_head h ON h.agent_id = live.agent_id AND h.project_id = live.project_id
+WHERE h.status = 'idle' AND a.worker_target = ANY (:worker_targets::text[]) AND EXISTS (
+    SELECT FROM state.queued_turns q WHERE q.agent_id = live.agent_id AND q.project_id = live.project_id
+      AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id))
+LIMIT :row_limit::int;
+
+-- name: list_unannounced :many
+-- Rule 'unannounced': outcomes whose task event is not known to be in the event stream, oldest first.
+SELECT o.agent_turn_id, o.project_id, o.agent_id, o.channel_id, o.turn_epoch, o.status, o.deliverable_card_id, o.tool_result_card_id,
+       o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at,
+       i.context_headers ->> 'traceparent' AS traceparent,
+       coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+FROM state.turn_outcomes o
+LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
+LEFT JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
+WHERE o.announced_at IS NULL AND o.ended_at < now() - make_interval(secs => :older_seconds::float8)
+  AND (a.worker_target IS NULL OR a.worker_target = ANY (:worker_targets::text[]))
+ORDER BY o.ended_at LIMIT :row_limit::int;
+
+-- name: reject :exec
+-- One refused message: from whom and why, never its body.
+INSERT INTO state.rejections (project_id, source, error_code, error, ids)
+VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
+
+-- name: touch_worker :exec
+-- This instance serves these targets, now.
+INSERT INTO state.workers (worker_target, instance, last_seen_at)
+SELECT t.worker_target, :instance, now() FROM unnest(:worker_targets::text[]) t (worker_target)
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at;

@@ -1,0 +1,228 @@
+-- The life of a leased turn (protocol §3, §7). Every statement carries the CAS gate: agent, turn and epoch.
+
+-- name: begin_step :many
+-- The gate of a step: dispatched | running -> running, its stream counted, the turn's inbox row consumed; and what the
+-- step reads, in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and
+-- output boxes (part 1, 2, 3) beyond the positions the caller knows. No rows: the gate, or the step, is not the caller's.
+WITH
+head AS (
+    UPDATE state.agent_state_head h SET
+        status = 'running', updated_at = now(), step_attempt = h.step_attempt + 1, started_at = coalesce(h.started_at, now()),
+        output_position = CASE h.status WHEN 'dispatched' THEN coalesce((
+            SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id), 0) ELSE h.output_position END
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status IN ('dispatched', 'running')
+      AND (:step::int = 0 OR h.step_count = :step::int - 1)
+      AND EXISTS (SELECT FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id AND i.agent_turn_id = :agent_turn_id
+                  AND i.agent_id = :agent_id AND i.project_id = :project_id AND i.turn_epoch = :turn_epoch)
+    RETURNING h.*
+),
+inbox AS (
+    UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
+    FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
+)
+SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
+           'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
+           'model_failures', head.model_failures, 'output_position', head.output_position,
+           'recursion_depth', head.active_recursion_depth, 'trace_id', head.trace_id, 'parent_step_id', head.parent_step_id,
+           'updated_at', head.updated_at, 'started_at', head.started_at, 'enqueued_at', i.created_at,
+           'traceparent', i.context_headers ->> 'traceparent', 'runtime_config', coalesce(i.payload -> 'runtime_config', '{}'),
+           'profile_box_id', head.profile_box_id, 'context_box_id', head.context_box_id, 'output_box_id', head.output_box_id,
+           'tools', CASE WHEN head.step_count = 0 THEN coalesce((
+               SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
+               WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
+           'turn_config', (SELECT s.metadata -> 'turn_config' FROM state.agent_steps s
+                           WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id)) AS content,
+       NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata
+FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id
+UNION ALL
+SELECT x.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+FROM head CROSS JOIN LATERAL (VALUES (1, head.profile_box_id, :known_profile::bigint), (2, head.context_box_id, :known_context::bigint),
+                                     (3, head.output_box_id, :known_output::bigint)) x (part, box_id, known)
+CROSS JOIN LATERAL (
+    SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+    WHERE b.box_id = x.box_id AND b.position > x.known OFFSET 0) c
+ORDER BY 1, 2;
+
+-- name: retry_step :opt
+-- A model call failed and will be tried again: counted on the head, which is what bounds the attempts of a step (§7.9).
+UPDATE state.agent_state_head h SET
+    step_attempt = h.step_attempt + 1, model_failures = h.model_failures + 1, updated_at = now()
+WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+  AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
+RETURNING h.step_attempt, h.model_failures;
+
+-- name: commit_step :opt
+-- A step that another one follows: its row, its cards at the end of the output box, the head on its next step.
+-- result: done | already (committed before, and the gate still holds). No row: stale.
+WITH
+head AS (
+    UPDATE state.agent_state_head h SET
+        updated_at = now(), output_position = h.output_position + cardinality(:card_ids::text[]),
+        step_count = :step::int, step_attempt = 0, model_failures = 0
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
+    RETURNING h.*, h.output_position - cardinality(:card_ids::text[]) AS base
+),
+step AS (
+    INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
+                                   profile_box_id, context_box_id, output_box_id, tool_call_ids, metadata, started_at, ended_at)
+    SELECT :project_id, :agent_id, :step_id, :agent_turn_id, head.active_channel_id, head.parent_step_id, head.trace_id,
+           'completed', head.profile_box_id, head.context_box_id, head.output_box_id, :tool_call_ids::jsonb,
+           :step_metadata::jsonb, :step_started_at::timestamptz, clock_timestamp()
+    FROM head
+),
+cards AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
+    SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM head
+    CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
+                      :card_metadatas::jsonb[]) c (card_id, content, tool_calls, tool_call_id, metadata)
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
+    CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+)
+SELECT 'done' AS result, head.status, head.updated_at, :step_metadata::jsonb AS step_metadata FROM head
+UNION ALL
+SELECT 'already', h.status, h.updated_at, s.metadata FROM state.agent_steps s
+JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
+    AND h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch
+WHERE s.step_id = :step_id AND s.project_id = :project_id;
+
+-- name: finish_turn :opt
+-- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
+-- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. The head never idles with a
+-- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'.
+-- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
+WITH
+head AS MATERIALIZED (
+    SELECT h.*, h.xmin AS version FROM state.agent_state_head h
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status = ANY (:from_statuses::text[])
+      AND (:step_id::text IS NULL OR h.step_count = :step::int - 1)
+    FOR NO KEY UPDATE
+),
+next AS MATERIALIZED (
+    SELECT q.* FROM head CROSS JOIN LATERAL (
+        SELECT q.* FROM state.queued_turns q
+        WHERE q.agent_id = :agent_id AND q.project_id = :project_id
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy
+                          WHERE busy.output_box_id = q.output_box_id AND busy.output_box_id <> head.output_box_id)
+        ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+),
+go AS MATERIALIZED (
+    SELECT head.*, CASE head.status WHEN 'dispatched' THEN coalesce((
+               SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id), 0)
+               ELSE head.output_position END AS base
+    FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
+    WHERE seen.xmin = head.version OR EXISTS (SELECT FROM next)
+),
+dropped AS (
+    UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
+    FROM go WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
+    RETURNING w.tool_call_id, w.tool_name, w.step_id, w.created_at
+),
+new_cards AS MATERIALIZED (  -- the canceled results before the cards of the end, whose last is the deliverable
+    SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
+    FROM (
+        SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
+               jsonb_build_object('__type__', 'ToolResultContent', 'status', 'canceled', 'after_execution', NULL, 'result', NULL,
+                   'error', jsonb_build_object('code', 'canceled', 'message', 'the turn ended before this call was answered')) AS content,
+               NULL::jsonb AS tool_calls, d.tool_call_id,
+               jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', d.tool_name,
+                   'step_id', d.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id) AS metadata
+        FROM dropped d CROSS JOIN go
+        UNION ALL
+        SELECT 2, c.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
+        CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
+                          :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls, tool_call_id, metadata, place)
+    ) x
+),
+cards AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
+    SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM new_cards c
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT go.output_box_id, go.base + c.ordinal, c.card_id FROM go CROSS JOIN new_cards c
+),
+step AS (
+    INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
+                                   profile_box_id, context_box_id, output_box_id, tool_call_ids, error, metadata, started_at, ended_at)
+    SELECT :project_id, :agent_id, :step_id::text, :agent_turn_id, go.active_channel_id, go.parent_step_id, go.trace_id,
+           :step_status::text, go.profile_box_id, go.context_box_id, go.output_box_id, :tool_call_ids::jsonb, :error_code::text,
+           :step_metadata::jsonb, :step_started_at::timestamptz, clock_timestamp()
+    FROM go WHERE :step_id::text IS NOT NULL
+),
+outcome AS (
+    INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
+                                     deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, trace_id, started_at)
+    SELECT :agent_turn_id, :project_id, :agent_id, go.active_channel_id, :turn_epoch, go.active_inbox_id, :status::text,
+           :deliverable_card_id::text, :tool_result_card_id::text, go.output_box_id, :error_code::text, :error::text,
+           :stats::jsonb, go.trace_id, go.started_at
+    FROM go
+    RETURNING *
+),
+settled AS (  -- the turn's own row, if it was never begun
+    UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
+    FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+),
+moved AS (
+    UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = go.turn_epoch + 1
+    FROM go CROSS JOIN next WHERE i.inbox_id = next.inbox_id
+),
+freed AS (
+    UPDATE state.agent_state_head h SET
+        status = CASE WHEN n.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END,
+        turn_epoch = h.turn_epoch + CASE WHEN n.inbox_id IS NULL THEN :idle_bump::int ELSE 1 END, updated_at = now(),
+        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
+        active_recursion_depth = coalesce(n.recursion_depth, 0), parent_step_id = n.parent_step_id, trace_id = n.trace_id,
+        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
+        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
+        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+    FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id
+),
+pointed AS (
+    INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
+    SELECT :project_id, :agent_id, go.output_box_id FROM go
+    ON CONFLICT (agent_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
+)
+SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
+       o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
+       f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target
+FROM outcome o CROSS JOIN freed f
+UNION ALL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM head WHERE NOT EXISTS (SELECT FROM go)
+UNION ALL
+SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
+       o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
+       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
+FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
+LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
+WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
+
+-- name: recall_step :one
+-- What the ledger says of a turn whose gate did not open: the recorded step, the outcome, and where the head is.
+SELECT s.metadata AS step_metadata, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id,
+       o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status, h.turn_epoch AS head_epoch, h.updated_at,
+       coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.step_count, h.resume_deadline,
+       ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+             AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
+       i.context_headers ->> 'traceparent' AS traceparent,
+       coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+FROM (SELECT) AS always
+LEFT JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
+LEFT JOIN state.agent_steps s ON s.step_id = :step_id AND s.project_id = :project_id
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id
+LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :project_id;
+
+-- name: mark_announced :exec
+-- The task events of these turns are safe in the event stream.
+UPDATE state.turn_outcomes o SET announced_at = now()
+WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.announced_at IS NULL;

@@ -1,0 +1,57 @@
+-- What operators and callers look at; nothing here decides anything.
+
+-- name: describe_turn :opt
+-- One turn of a project: its request, where it stands, and its outcome.
+SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.correlation_id, i.status AS inbox_status, i.created_at,
+       i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
+       coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id,
+       split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
+       CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+            WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
+       o.ended_at, o.announced_at, o.deliverable_card_id, o.tool_result_card_id, o.error_code, o.error, o.stats,
+       (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps
+FROM state.agent_inbox i
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+    AND h.active_agent_turn_id = i.agent_turn_id
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action');
+
+-- name: list_turns :many
+-- The newest turns of a project, or of one of its agents.
+SELECT i.agent_turn_id, i.agent_id, i.created_at, i.correlation_id, i.turn_epoch,
+       CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+            WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       o.started_at, o.ended_at, o.error_code
+FROM state.agent_inbox i
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+    AND h.active_agent_turn_id = i.agent_turn_id
+WHERE i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action') AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+ORDER BY i.created_at DESC LIMIT :row_limit::int;
+
+-- name: list_steps :many
+-- The steps of a turn, in order.
+SELECT s.step_id, s.status, s.started_at, s.ended_at, s.tool_call_ids, s.error, s.metadata FROM state.agent_steps s
+WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id ORDER BY s.started_at, s.step_id;
+
+-- name: list_inbox :many
+-- The newest inbox rows of a project, or of one agent, or in one status.
+SELECT i.inbox_id, i.agent_id, i.message_type, i.status, i.correlation_id, i.agent_turn_id, i.turn_epoch, i.retry_count,
+       CASE WHEN i.next_retry_at < 'infinity' THEN i.next_retry_at END AS next_retry_at, i.defer_reason, i.last_error, i.created_at,
+       i.archived_at
+FROM state.agent_inbox i
+WHERE i.project_id = :project_id AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+  AND (:status::text IS NULL OR i.status = :status)
+ORDER BY i.created_at DESC LIMIT :row_limit::int;
+
+-- name: locate_turn :opt
+-- The gate and boxes of a turn that the head has now, for whoever must act on it from outside.
+SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
+       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, coalesce(a.worker_target, 'worker_generic') AS worker_target,
+       coalesce(h.profile_box_id, h.context_box_id)::text AS profile_box_id, h.context_box_id::text AS context_box_id,
+       h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id
+FROM state.agent_inbox i
+JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+LEFT JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action');

@@ -1,0 +1,104 @@
+"""The safety net's statements (protocol §8). Each is safe with many bridges at once and touches only served targets."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from pydantic import Json
+
+from ledger.lease import AgentKey
+from ledger.queries import Connection, Row, query
+from schema.base import JsonObject, Tolerant
+from schema.events import Address, Message, TaskEvent
+from schema.headers import new_traceparent
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId
+from schema.states import TurnStatus
+
+
+class Unannounced(Tolerant):
+    """An outcome whose `task` event is not known to be in the event stream."""
+
+    agent_turn_id: AgentTurnId
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    turn_epoch: int
+    status: TurnStatus
+    deliverable_card_id: CardId
+    tool_result_card_id: CardId | None
+    output_box_id: BoxId
+    error_code: str | None
+    error: str | None
+    stats: Json[JsonObject]
+    ended_at: datetime
+    traceparent: str | None
+    recursion_depth: int
+
+    def task_event(self, sender: str) -> Message:
+        """The event, with the message id it always has."""
+        address = Address(
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            turn_epoch=self.turn_epoch,
+            traceparent=self.traceparent or new_traceparent(),
+            recursion_depth=self.recursion_depth,
+            sender=sender,
+        )
+        return address.task(TaskEvent.model_validate(self.model_dump(exclude={"stats"}) | {"stats": self.stats}))
+
+
+async def release_stale_claims(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'claims': the agents whose claimed rows became pending again."""
+    return await _agents("release_stale_claims", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def list_due_agents(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'doorbell': the agents with rows due for longer than that."""
+    return await _agents("list_due_agents", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def retry_dispatched(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'dispatched, retry': the agents whose leased turn nobody began."""
+    return await _agents("retry_dispatched", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:
+    """Rule 'stranded': idle agents that could be leased."""
+    return await _agents("list_stranded", conn, worker_targets, row_limit=row_limit)
+
+
+async def _agents(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[AgentKey]:
+    rows: list[Row] = await query(name).many(conn, worker_targets=list(worker_targets), **more)
+    return list(dict.fromkeys((row["project_id"], row["agent_id"]) for row in rows))
+
+
+async def list_unannounced(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[Unannounced]:
+    """Rule 'unannounced': the outcomes to announce, oldest first."""
+    rows = await query("list_unannounced").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [Unannounced.model_validate(dict(row)) for row in rows]
+
+
+async def reject(
+    conn: Connection, project: ProjectId | None, source: str, code: str, error: str, ids: Mapping[str, str]
+) -> None:
+    """Record what was refused: from whom and why, never its body."""
+    await query("reject").many(
+        conn, project_id=project, source=source[:200], error_code=code, error=error[:500], ids=json.dumps(dict(ids))
+    )
+
+
+async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str]) -> None:
+    """This instance serves these targets, now."""
+    await query("touch_worker").many(conn, instance=instance, worker_targets=list(worker_targets))

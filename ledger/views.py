@@ -1,0 +1,116 @@
+"""What operators and callers look at (`describe`, `turn show`, `inbox list`). Reads only, decides nothing."""
+
+from datetime import datetime
+
+from pydantic import Json
+
+from ledger.queries import Connection, query
+from schema.base import JsonObject, Tolerant
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
+from schema.turns import TurnRef
+
+
+class TurnView(Tolerant):
+    """A turn: its request, where it stands, and its outcome. `status` is the outcome's once there is one."""
+
+    agent_turn_id: AgentTurnId
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    inbox_id: InboxId
+    correlation_id: str | None
+    inbox_status: str
+    status: str
+    created_at: datetime
+    turn_epoch: int | None
+    context_box_id: BoxId | None
+    output_box_id: BoxId | None
+    trace_id: str | None
+    last_error: str | None
+    resume_deadline: datetime | None
+    waiting_tool_count: int | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    announced_at: datetime | None
+    deliverable_card_id: CardId | None
+    tool_result_card_id: CardId | None
+    error_code: str | None
+    error: str | None
+    stats: Json[JsonObject] | None
+    steps: int
+
+
+class TurnLine(Tolerant):
+    """A turn in a list."""
+
+    agent_turn_id: AgentTurnId
+    agent_id: AgentId
+    created_at: datetime
+    correlation_id: str | None
+    turn_epoch: int | None
+    status: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    error_code: str | None
+
+
+class StepView(Tolerant):
+    """A committed step."""
+
+    step_id: StepId
+    status: str
+    started_at: datetime
+    ended_at: datetime | None
+    tool_call_ids: Json[list[ToolCallId]] | None
+    error: str | None
+    metadata: Json[JsonObject]
+
+
+class InboxLine(Tolerant):
+    """An inbox row; `next_retry_at` is null while the row is queued."""
+
+    inbox_id: InboxId
+    agent_id: AgentId
+    message_type: str
+    status: str
+    correlation_id: str | None
+    agent_turn_id: AgentTurnId | None
+    turn_epoch: int | None
+    retry_count: int
+    next_retry_at: datetime | None
+    defer_reason: str | None
+    last_error: str | None
+    created_at: datetime
+    archived_at: datetime | None
+
+
+async def describe_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnView | None:
+    """The turn, if the project has it."""
+    row = await query("describe_turn").opt(conn, project_id=project, agent_turn_id=turn)
+    return None if row is None else TurnView.model_validate(dict(row))
+
+
+async def list_turns(conn: Connection, project: ProjectId, agent: AgentId | None, *, row_limit: int) -> list[TurnLine]:
+    """The newest turns first."""
+    rows = await query("list_turns").many(conn, project_id=project, agent_id=agent, row_limit=row_limit)
+    return [TurnLine.model_validate(dict(row)) for row in rows]
+
+
+async def list_steps(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[StepView]:
+    """The turn's committed steps in order."""
+    rows = await query("list_steps").many(conn, project_id=project, agent_turn_id=turn)
+    return [StepView.model_validate(dict(row)) for row in rows]
+
+
+async def list_inbox(
+    conn: Connection, project: ProjectId, agent: AgentId | None, status: str | None, *, row_limit: int
+) -> list[InboxLine]:
+    """The newest rows first."""
+    rows = await query("list_inbox").many(conn, project_id=project, agent_id=agent, status=status, row_limit=row_limit)
+    return [InboxLine.model_validate(dict(row)) for row in rows]
+
+
+async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnRef | None:
+    """The gate and boxes of the turn, if an agent has it in hand."""
+    row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
+    return None if row is None else TurnRef.model_validate(dict(row))

@@ -1,0 +1,270 @@
+"""Real servers: what starts, stops; whoever dies, nothing is left running; the data and the ports stay."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from turnstile.embedded import EmbeddedServers, Endpoints, ServerName, find_endpoints, read_endpoints
+from turnstile.embedded.endpoints import write_endpoints
+from turnstile.embedded.errors import (
+    DataDirectoryHeld,
+    DataDirectoryUnusable,
+    EmbeddedError,
+    ServerNotRunning,
+    ServerStartFailed,
+)
+from turnstile.embedded.postgres_server import find_postgres_program
+from turnstile.embedded.server import is_listening
+
+ALL: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
+
+PARENT = """
+import asyncio, json, sys
+from pathlib import Path
+from turnstile.embedded import EmbeddedServers
+
+async def main():
+    async with EmbeddedServers(Path(sys.argv[1])) as servers:
+        print(json.dumps({name: servers.pid(name) for name in servers.embedded}), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def processes_of(data: Path) -> list[str]:
+    """Every process but this one that names the data directory: the warden and the three servers."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
+    own = str(os.getpid())
+    rows = (line.split(None, 2) for line in listed.stdout.splitlines())
+    return [" ".join(row) for row in rows if str(data) in row[2] and not row[1].startswith("Z") and row[0] != own]
+
+
+async def until(condition: Callable[[], bool], timeout: float = 20) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        if condition():
+            return
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def query(url: str, sql: str) -> str:
+    """The single value it returns; raises `CalledProcessError`."""
+    psql = find_postgres_program("psql")
+    command = [str(psql), "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-At", "-c", sql, url]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2].split("/")[0])
+
+
+@pytest.fixture(scope="module")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedServers]:
+    data = tmp_path_factory.mktemp("shared") / ".turnstile"
+    async with EmbeddedServers(data) as running:
+        yield running
+
+
+def data_of(servers: EmbeddedServers) -> Path:
+    return servers._data
+
+
+async def test_all_three_answer(servers: EmbeddedServers) -> None:
+    endpoints = servers.endpoints
+    facts = query(
+        endpoints.database_url,
+        "SELECT concat_ws(' ', datname, current_user, current_setting('server_encoding'), datlocale)"
+        " FROM pg_database WHERE datname = current_database()",
+    )
+    assert facts == "turnstile turnstile UTF8 C.UTF-8"
+    assert servers.embedded == ALL
+    assert endpoints.web_ui_url is not None
+    for url in (endpoints.nats_url, endpoints.temporal_address, endpoints.web_ui_url):
+        assert await is_listening("127.0.0.1", port_of(url))
+
+
+async def test_a_wrong_password_is_refused(servers: EmbeddedServers) -> None:
+    address = servers.endpoints.database_url.partition("@")[2]
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        query(f"postgresql://turnstile:guessed@{address}", "SELECT 1")
+    assert "password authentication failed" in refused.value.stderr
+
+
+async def test_files_are_private_and_endpoints_are_found(
+    servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = data_of(servers)
+    for name in ("endpoints.json", "postgres.password", "lock", "logs/postgres.log"):
+        assert (data / name).stat().st_mode & 0o077 == 0
+    assert read_endpoints(data) == servers.endpoints
+    below = data.parent / "some" / "where"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert find_endpoints() == servers.endpoints
+    assert find_endpoints(data) == servers.endpoints
+
+
+async def test_a_second_start_says_who_holds_the_data(servers: EmbeddedServers) -> None:
+    with pytest.raises(DataDirectoryHeld, match=f"held by process {os.getpid()} .* since 20") as held:
+        await EmbeddedServers(data_of(servers)).start()
+    assert held.value.pid == os.getpid()
+    assert read_endpoints(data_of(servers)) == servers.endpoints
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_a_killed_server_starts_again_where_it_was(servers: EmbeddedServers, name: ServerName) -> None:
+    before, endpoints = servers.pid(name), servers.endpoints
+    await servers.kill(name)
+    with pytest.raises(ServerNotRunning):
+        servers.pid(name)
+    await servers.restart(name)
+    assert servers.pid(name) != before
+    assert servers.endpoints == endpoints
+
+
+async def test_rows_survive_a_killed_postgres(servers: EmbeddedServers) -> None:
+    url = servers.endpoints.database_url
+    query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
+    await servers.kill("postgres")
+    await servers.restart("postgres")
+    assert query(url, "SELECT answer FROM kept") == "42"
+
+
+async def test_a_crash_is_reported_and_not_mended(servers: EmbeddedServers) -> None:
+    os.kill(servers.pid("nats"), signal.SIGKILL)
+    failure = await asyncio.wait_for(servers.wait_failed(), 5)
+    assert (failure.server, failure.reason) == ("nats", "it was ended by SIGKILL")
+    assert "Server is ready" in failure.tail
+    with pytest.raises(ServerNotRunning):
+        servers.pid("nats")
+    await servers.restart("nats")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(servers.wait_failed(), 0.05)
+
+
+async def test_a_suspended_server_still_stops(servers: EmbeddedServers) -> None:
+    before = servers.pid("temporal")
+    os.kill(before, signal.SIGSTOP)
+    await asyncio.wait_for(servers.restart("temporal"), 20)
+    assert servers.pid("temporal") != before
+
+
+async def test_stop_leaves_nothing_but_data_and_ports(tmp_path: Path) -> None:
+    data = tmp_path / "with space" / ".turnstile"
+    servers = EmbeddedServers(data)
+    first = await servers.start()
+    assert len(processes_of(data)) == 4
+    await servers.stop()
+    await servers.stop()
+    assert processes_of(data) == []
+    assert not (data / "endpoints.json").exists()
+    with pytest.raises(EmbeddedError):
+        _ = servers.endpoints
+    async with EmbeddedServers(data) as again:
+        assert again.endpoints == first
+
+
+async def test_a_taken_port_is_left_alone(tmp_path: Path) -> None:
+    def only_nats() -> EmbeddedServers:
+        return EmbeddedServers(tmp_path, database_url="postgresql://a", temporal_address="b:7233")
+
+    async with only_nats() as servers:
+        first = port_of(servers.endpoints.nats_url)
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", first), only_nats() as servers:
+        assert port_of(servers.endpoints.nats_url) != first
+
+
+async def test_external_addresses_are_passed_on(tmp_path: Path) -> None:
+    given = Endpoints(
+        database_url="postgresql://elsewhere/db",
+        nats_url="nats://elsewhere:4222",
+        temporal_address="elsewhere:7233",
+        temporal_namespace="mine",
+    )
+    servers = EmbeddedServers(
+        tmp_path,
+        database_url=given.database_url,
+        nats_url=given.nats_url,
+        temporal_address=given.temporal_address,
+        temporal_namespace=given.temporal_namespace,
+    )
+    async with servers:
+        assert servers.endpoints == given == read_endpoints(tmp_path)
+        assert servers.embedded == ()
+        assert processes_of(tmp_path) == []
+        with pytest.raises(EmbeddedError):
+            await servers.restart("postgres")
+    assert read_endpoints(tmp_path) is None
+
+
+async def test_stale_endpoints_are_ignored(tmp_path: Path) -> None:
+    stale = Endpoints(database_url="a", nats_url="b", temporal_address="c", temporal_namespace="d")
+    write_endpoints(tmp_path, stale)
+    assert read_endpoints(tmp_path) is None
+    (tmp_path / "lock").write_text(json.dumps({"pid": 1, "started_at": "2020-01-01T00:00:00Z", "command": "gone"}))
+    assert read_endpoints(tmp_path) is None
+    assert read_endpoints(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("victim", ["parent", "warden"])
+async def test_a_sigkill_leaves_no_server(tmp_path: Path, victim: str) -> None:
+    data = tmp_path / ".turnstile"
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(data), stdout=PIPE)
+    assert parent.stdout is not None
+    pids = json.loads(await asyncio.wait_for(parent.stdout.readline(), 60))
+    assert sorted(pids) == sorted(ALL)
+    with pytest.raises(DataDirectoryHeld, match=f"process {parent.pid} "):
+        await EmbeddedServers(data).start()
+    warden = next(int(line.split()[0]) for line in processes_of(data) if "warden.py" in line)
+    os.kill(parent.pid if victim == "parent" else warden, signal.SIGKILL)
+    if victim == "parent":
+        await parent.wait()
+        assert read_endpoints(data) is None
+        # The next start waits for the old servers instead of failing on them.
+        async with EmbeddedServers(data) as servers:
+            assert set(pids.values()).isdisjoint(servers.pid(name) for name in ALL)
+        assert "database system was not properly shut down" not in (data / "logs" / "postgres.log").read_text()
+    else:
+        await until(lambda: [line.split()[0] for line in processes_of(data)] == [str(parent.pid)])
+        parent.kill()
+        await parent.wait()
+    await until(lambda: processes_of(data) == [])
+
+
+async def test_a_failed_start_quotes_the_log_and_stops_the_rest(tmp_path: Path) -> None:
+    async with EmbeddedServers(tmp_path):
+        pass
+    version = tmp_path / "postgres" / "PG_VERSION"
+    version.write_text("17\n")
+    with pytest.raises(ServerStartFailed, match="initialized by PostgreSQL version 17") as failed:
+        await EmbeddedServers(tmp_path).start()
+    assert failed.value.server == "postgres"
+    assert processes_of(tmp_path) == []
+    assert read_endpoints(tmp_path) is None
+    version.write_text("18\n")
+    async with EmbeddedServers(tmp_path) as servers:
+        assert servers.embedded == ALL
+
+
+async def test_a_lost_password_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    with pytest.raises(DataDirectoryUnusable, match="Restore the file, or remove"):
+        await EmbeddedServers(tmp_path, nats_url="nats://a", temporal_address="b").start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+async def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65_534, 65_534)
+    with pytest.raises(DataDirectoryUnusable, match="belongs to the user"):
+        await EmbeddedServers(tmp_path).start()

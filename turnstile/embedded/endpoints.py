@@ -1,0 +1,57 @@
+"""Where the servers are: what `up` writes for every other command to find."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from turnstile.embedded.files import write_private
+from turnstile.embedded.lock import is_held
+
+DEFAULT_DATA = Path(".turnstile")
+
+
+class Endpoints(BaseModel):
+    """The addresses of the three servers, embedded or not. `database_url` holds a password."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    database_url: str
+    nats_url: str
+    temporal_address: str
+    temporal_namespace: str
+    web_ui_url: str | None = None
+    """The Web UI of the embedded Temporal."""
+
+
+def _path(data: Path) -> Path:
+    return data / "endpoints.json"
+
+
+def write_endpoints(data: Path, endpoints: Endpoints) -> None:
+    """Announces them; a reader sees all or nothing."""
+    write_private(_path(data), endpoints.model_dump_json(indent=2) + "\n")
+
+
+def remove_endpoints(data: Path) -> None:
+    """Withdraws them, if they are there."""
+    _path(data).unlink(missing_ok=True)
+
+
+def read_endpoints(data: Path) -> Endpoints | None:
+    """What the servers of this data directory announce, or None when none run there (a file left behind included)."""
+    try:
+        text = _path(data).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Endpoints.model_validate_json(text) if is_held(data) else None
+
+
+def find_endpoints(data: Path | None = None) -> Endpoints | None:
+    """Reads `data` if given, else the first `.turnstile` with running servers here or in a directory above."""
+    if data is not None:
+        return read_endpoints(data)
+    here = Path.cwd()
+    for directory in (here, *here.parents):
+        if (endpoints := read_endpoints(directory / DEFAULT_DATA)) is not None:
+            return endpoints
+    return None

@@ -1,0 +1,70 @@
+"""Becomes a server: drops root if told to, ties its life to the warden's, and executes the program.
+
+Run by the warden as a script (`python -I -S launch.py PLAN PROGRAM ARG…`) in place of a `preexec_fn`, so that what
+fails is written to the server's log. Standard library only; the process keeps its pid.
+"""
+
+import ctypes
+import json
+import os
+import sys
+
+# linux/prctl.h, linux/securebits.h, linux/capability.h
+PR_SET_PDEATHSIG = 1
+PR_SET_SECUREBITS = 28
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
+SECBIT_NO_SETUID_FIXUP = 1 << 2
+CAP_DAC_OVERRIDE = 1
+CAP_DAC_READ_SEARCH = 2
+CAPABILITY_VERSION_3 = 0x20080522
+
+
+def _checked(libc: ctypes.CDLL, call: str, *arguments: object) -> None:
+    if libc[call](*arguments) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{call}: {os.strerror(error)}")
+
+
+def _capabilities() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123 pathlib costs as much as this whole script
+        return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+
+
+def become(libc: ctypes.CDLL, user: int, group: int, *, keep_search: bool) -> None:
+    """Gives up root. `keep_search` keeps the one right to pass directories closed to others (a venv below /root)."""
+    if not keep_search or sys.platform != "linux":
+        os.setgroups([])
+        os.setgid(group)
+        os.setuid(user)
+        return
+    held = _capabilities()
+    capability = CAP_DAC_READ_SEARCH if held & 1 << CAP_DAC_READ_SEARCH else CAP_DAC_OVERRIDE
+    # Without this bit access(2) forgets capabilities for users other than root, and Postgres asks access(2).
+    _checked(libc, "prctl", PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    mask = 1 << capability
+    data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)  # effective, permitted, inheritable; low word, high word
+    _checked(libc, "capset", header, data)
+    _checked(libc, "prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability, 0, 0)
+
+
+def main() -> None:
+    """Never returns: ends as the program, or with a message in its log."""
+    plan, program = json.loads(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if plan["user"] is not None:
+        become(libc, plan["user"], plan["group"], keep_search=plan["keep_search"])
+    if sys.platform == "linux":
+        # After the change of user, which clears it.
+        _checked(libc, "prctl", PR_SET_PDEATHSIG, plan["death_signal"], 0, 0, 0)
+        if os.getppid() != plan["warden"]:
+            sys.exit("the warden died before the program was executed")
+    os.execv(program[0], program)  # noqa: S606 the warden names the program
+
+
+if __name__ == "__main__":
+    main()

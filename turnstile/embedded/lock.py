@@ -1,0 +1,96 @@
+"""The lock on a data directory: one parent at a time runs servers there.
+
+The kernel holds it (flock) and drops it when the holder dies, so a lock is never stale; the text in the file only says
+who. The file itself stays for ever: replacing it would give two holders a lock each.
+"""
+
+import asyncio
+import fcntl
+import os
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from turnstile.embedded.errors import DataDirectoryHeld
+
+TRIES = 15
+"""Attempts 20 ms apart: a reader that only looks (`is_held`) takes the lock for a moment."""
+
+
+class Holder(BaseModel):
+    """Who holds the data directory."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    pid: int
+    started_at: datetime
+    command: str
+
+
+def _path(data: Path) -> Path:
+    return data / "lock"
+
+
+def read_holder(data: Path) -> Holder | None:
+    """The last one who took the lock, or None; it may be dead."""
+    try:
+        return Holder.model_validate_json(_path(data).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def is_held(data: Path) -> bool:
+    """Whether a living process holds the data directory."""
+    try:
+        descriptor = os.open(_path(data), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class DataLock:
+    """Holds the data directory from `acquire` to `release`."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._descriptor: int | None = None
+
+    async def acquire(self) -> None:
+        """Raises `DataDirectoryHeld` if another one has it."""
+        descriptor = os.open(_path(self._data), os.O_RDWR | os.O_CREAT, 0o600)
+        for _ in range(TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await asyncio.sleep(0.02)
+            else:
+                self._sign(descriptor)
+                self._descriptor = descriptor
+                return
+        os.close(descriptor)
+        holder = read_holder(self._data)
+        if holder is None:
+            raise DataDirectoryHeld(self._data, None, None, None)
+        raise DataDirectoryHeld(self._data, holder.pid, holder.started_at, holder.command)
+
+    @staticmethod
+    def _sign(descriptor: int) -> None:
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
+        holder = Holder(pid=os.getpid(), started_at=datetime.now(UTC), command=command)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.model_dump_json().encode(), 0)
+
+    def release(self) -> None:
+        """Lets go; a second call does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

