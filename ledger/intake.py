@@ -144,7 +144,8 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
-            return Enqueued(_reply(row, duplicate=verdict == "duplicate"), _lease(row, command))
+            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own answer was lost
+            return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
         case "again":
             raise Again
         case "headless":
@@ -154,6 +155,8 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             raise BadRequest(
                 "one of instruction and context_box_id is needed: the agent has no memory box to start from"
             )
+        case "context_is_output":
+            raise BadRequest("context_box_id and output_box_id must differ: a turn never writes what it reads")
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])
 

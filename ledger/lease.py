@@ -24,9 +24,9 @@ class Lease(Tolerant):
     traceparent: str
     recursion_depth: int
 
-    def doorbell(self, sender: str, reason: str) -> Message:
-        """The message that rings for it."""
-        address = Address(
+    def address(self, sender: str) -> Address:
+        """Whom messages about the leased turn are about."""
+        return Address(
             project_id=self.project_id,
             channel_id=self.channel_id,
             agent_id=self.agent_id,
@@ -36,7 +36,10 @@ class Lease(Tolerant):
             recursion_depth=self.recursion_depth,
             sender=sender,
         )
-        return address.wakeup(self.worker_target, self.inbox_id, reason)
+
+    def doorbell(self, sender: str, reason: str) -> Message:
+        """The message that rings for it."""
+        return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason)
 
 
 class Claim(Tolerant):

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from pydantic import Json
 
-from ledger.pool import Pool
-from ledger.queries import query
+from ledger.pool import Again, Pool
+from ledger.queries import Connection, query
 from schema.base import JsonObject, Tolerant
 from schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role
 from schema.errors import Refused
@@ -45,12 +45,14 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
 
     Returns the box, whether the profile is new, and how many agents were repointed.
     """
-    box = new_box_id()
+    token(project, "project_id")
     metadata = CardMetadata(type=CardType.PROFILE, role=Role.SYSTEM, author_id=SYSTEM_AUTHOR)
-    row = await pool.run(
-        lambda conn: query("put_profile").one(
+
+    async def put(conn: Connection) -> tuple[BoxId, bool, int]:
+        box = new_box_id()  # of each try: the box of one whose answer was lost may be there already
+        row = await query("put_profile").one(
             conn,
-            project_id=token(project, "project_id"),
+            project_id=project,
             name=profile.name,
             box_id=box,
             card_id=f"{box}-profile",
@@ -60,8 +62,11 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
             tags=json.dumps(profile.tags),
             system_prompt=profile.system_prompt_template,
         )
-    )
-    return box, row["created"], row["agents"]
+        if row["verdict"] == "again":
+            raise Again
+        return box, row["verdict"] == "created", row["agents"]
+
+    return await pool.run(put)
 
 
 async def list_profiles(pool: Pool, project: ProjectId) -> list[ProfileRow]:

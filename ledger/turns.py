@@ -31,7 +31,7 @@ from schema.cards import (
     make_card,
 )
 from schema.errors import StaleTurn
-from schema.ids import AgentTurnId, BoxId, CardId, InboxId, StepId, ToolCallId, step_id, turn_card_id
+from schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, StepId, ToolCallId, step_id, turn_card_id
 from schema.profiles import RuntimeConfig
 from schema.states import HeadStatus, StepStatus, TurnStatus
 from schema.turns import Outcome, TurnRef
@@ -113,7 +113,7 @@ class FinishedTurn(Tolerant):
     updated_at: datetime
     next_inbox_id: InboxId | None
     next_turn_id: AgentTurnId | None
-    next_channel_id: str | None
+    next_channel_id: ChannelId | None
     worker_target: str | None
 
     def outcome(self, turn: AgentTurnId) -> Outcome:
@@ -150,6 +150,8 @@ class RecalledStep(Tolerant):
     """Where a turn stands when its gate did not open: `gate` says whether it is still the head's turn and epoch."""
 
     gate: bool
+    step: int | None
+    """The number of the recorded step, if there is one."""
     step_metadata: Json[JsonObject] | None
     status: TurnStatus | None
     deliverable_card_id: CardId | None
@@ -162,11 +164,21 @@ class RecalledStep(Tolerant):
     head_status: HeadStatus | None
     head_epoch: int | None
     updated_at: datetime | None
-    step_count: int | None
+    next_inbox_id: InboxId | None
+    next_turn_id: AgentTurnId | None
+    next_channel_id: ChannelId | None
+    worker_target: str | None
     resume_deadline: datetime | None
     waiting: list[ToolCallId]
     traceparent: str | None
     recursion_depth: int
+
+    def finished(self) -> FinishedTurn | None:
+        """The end of the turn as it is recorded; None while there is no outcome."""
+        if self.status is None:
+            return None
+        values = self.model_dump() | {"result": "already", "step_metadata": json.dumps(self.step_metadata)}
+        return FinishedTurn.model_validate(values | {"stats": json.dumps(self.stats)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +219,7 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be stepped")
     parts: list[list[Row]] = [[], [], []]
     for row in rows[1:]:
-        parts[row["part"] - 1].append(row)
+        parts[int(row["part"]) - 1].append(row)
     profile, context, output = (
         cache.extend(turn.project_id, box, prefix, part) for box, prefix, part in zip(boxes, known, parts, strict=True)
     )
@@ -329,10 +341,8 @@ def _last_thought(own: Sequence[Card]) -> str | None:
 
 
 async def recall_step(conn: Connection, turn: TurnRef, step: int) -> RecalledStep:
-    """What the ledger has of a step and its turn, without changing anything."""
-    row = await query("recall_step").one(
-        conn, **gate(turn), step_id=step_id(turn.agent_turn_id, step), inbox_id=turn.inbox_id
-    )
+    """What the ledger has of a step (0: the latest) and its turn, without changing anything."""
+    row = await query("recall_step").one(conn, **gate(turn), step=step, inbox_id=turn.inbox_id)
     return RecalledStep.model_validate(dict(row))
 
 

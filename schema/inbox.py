@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from schema.base import JsonObject, Strict, Text, Tolerant
 from schema.cards import ResultField
-from schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id, token
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, box_id, token
 from schema.profiles import RuntimeConfig
 from schema.states import AfterExecution, InboxStatus, ReplyStatus, TurnStatus
 
@@ -76,7 +76,6 @@ class DescribeRequest(Strict):
 
     agent_turn_id: AgentTurnId | None = None
     card_id: CardId | None = None
-    tool_call_id: ToolCallId | None = None
 
 
 class TurnPayload(Tolerant):

@@ -15,7 +15,7 @@ from schema.states import HeadStatus, MessageType, TurnStatus
 
 
 class TurnRef(Tolerant):
-    """The gate of one lease (`turn_epoch` + `agent_turn_id`) and the boxes it names; input of `AgentTurn`."""
+    """The gate of one lease (`turn_epoch` + `agent_turn_id`) and the boxes it names."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -28,6 +28,17 @@ class TurnRef(Tolerant):
     context_box_id: BoxId
     output_box_id: BoxId
     trace_id: str
+
+
+class TurnInput(TurnRef):
+    """Input of the `AgentTurn` workflow: what it depends on rides here, so that a replay sees the same."""
+
+    heartbeat_timeout_seconds: float = 10.0
+    """How long `run_step` may be silent before it is run again elsewhere."""
+
+    def ref(self) -> TurnRef:
+        """The turn alone, as activities take it."""
+        return TurnRef.model_validate(self.model_dump())
 
 
 class Ring(Tolerant):

@@ -26,6 +26,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                     SELECT FROM public.boxes b WHERE b.box_id = s.source_box_id AND b.tenant_id = :project_id) THEN 'unknown_context_box'
                WHEN :output_box_id::uuid IS NOT NULL AND NOT EXISTS (
                     SELECT FROM public.boxes b WHERE b.box_id = :output_box_id::uuid AND b.tenant_id = :project_id) THEN 'unknown_output_box'
+               WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
                ELSE 'accepted'
            END AS verdict
     FROM (SELECT) AS always
@@ -38,7 +39,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
             WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id) s
     CROSS JOIN LATERAL (  -- a child is one deeper than its parent's row, and never less deep than its headers say
         SELECT greatest(:header_depth::int, (
-            SELECT max(state.as_count(t.context_headers ->> 'CG-Recursion-Depth')) + 1 FROM state.agent_inbox t
+            SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
               AND t.message_type IN ('turn', 'ui_action'))) AS depth) d
 ),
@@ -50,7 +51,8 @@ older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits al
     SELECT q.* FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
-          AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy
+                          WHERE busy.output_box_id = q.output_box_id AND busy.agent_id <> :agent_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
     WHERE head.status = 'idle'
 ),
@@ -58,7 +60,8 @@ go AS MATERIALIZED (
     SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id,
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
-               SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = plan.output_box_id)) AS leases_mine
+               SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
+               WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)) AS leases_mine
     FROM plan CROSS JOIN head LEFT JOIN older ON true
 ),
 mine AS (
@@ -191,16 +194,17 @@ outcome AS (
     FROM target t
     RETURNING channel_id, inbox_id, status, deliverable_card_id, output_box_id, trace_id
 ),
-own AS MATERIALIZED (  -- if this agent's running turn writes that box, its next position moves on with us
-    UPDATE state.agent_state_head h SET output_position = h.output_position + 1
-    FROM outcome o WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.output_box_id = o.output_box_id
+last AS MATERIALIZED (
+    SELECT coalesce(max(b.position), 0) AS position FROM outcome o JOIN public.box_cards b ON b.box_id = o.output_box_id
+),
+own AS MATERIALIZED (  -- if this agent's turn in hand writes that box, its next position moves on with us
+    UPDATE state.agent_state_head h SET output_position = greatest(h.output_position, last.position) + 1
+    FROM outcome o CROSS JOIN last WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.output_box_id = o.output_box_id
     RETURNING h.output_position AS position
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
-    SELECT o.output_box_id, coalesce((SELECT position FROM own), (
-               SELECT max(position) + 1 FROM public.box_cards b WHERE b.box_id = o.output_box_id), 1), :card_id
-    FROM outcome o
+    SELECT o.output_box_id, coalesce((SELECT position FROM own), last.position + 1), :card_id FROM outcome o CROSS JOIN last
 )
 SELECT o.channel_id, o.inbox_id, o.status, o.deliverable_card_id, o.output_box_id::text AS output_box_id, o.trace_id,
        t.context_headers ->> 'traceparent' AS traceparent,

@@ -2,11 +2,20 @@
 
 -- name: put_profile :one
 -- A new sys.profile card in a new box; the profile of that name and the agents that had its old box point to the new one.
+-- verdict: created | replaced | again (we waited for another put, or for an agent that took the profile: our picture is old).
 WITH
-old AS MATERIALIZED (
-    SELECT p.profile_box_id FROM resource.profiles p WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id FOR UPDATE
+held AS MATERIALIZED (
+    SELECT p.profile_box_id, p.xmin AS version FROM resource.profiles p
+    WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id FOR UPDATE
 ),
-box AS (INSERT INTO public.boxes (box_id, tenant_id) VALUES (:box_id::uuid, :project_id) RETURNING box_id),
+old AS MATERIALIZED (
+    SELECT held.profile_box_id FROM held JOIN resource.profiles seen ON lower(seen.name) = lower(:name) AND seen.project_id = :project_id
+    WHERE seen.xmin = held.version
+),
+box AS (
+    INSERT INTO public.boxes (box_id, tenant_id) SELECT :box_id::uuid, :project_id
+    WHERE EXISTS (SELECT FROM old) OR NOT EXISTS (SELECT FROM held) RETURNING box_id
+),
 card AS (
     INSERT INTO public.cards (card_id, tenant_id, content, metadata)
     SELECT :card_id, :project_id, :content::jsonb, :metadata::jsonb FROM box RETURNING card_id
@@ -15,18 +24,19 @@ boxed AS (INSERT INTO public.box_cards (box_id, position, card_id) SELECT box.bo
 repointed AS (
     UPDATE resource.profiles p SET profile_box_id = :box_id, name = :name, worker_target = :worker_target, tags = :tags::jsonb,
            system_prompt_compiled = :system_prompt, updated_at = now()
-    FROM old WHERE p.profile_box_id = old.profile_box_id AND p.project_id = :project_id RETURNING 1
+    FROM old WHERE p.profile_box_id = old.profile_box_id AND p.project_id = :project_id
 ),
 made AS (
     INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled)
-    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt WHERE NOT EXISTS (SELECT FROM old)
+    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt WHERE NOT EXISTS (SELECT FROM held)
     RETURNING 1
 ),
 agents AS (
     UPDATE resource.project_agents a SET profile_box_id = :box_id::uuid
     FROM old WHERE a.profile_box_id = state.as_uuid(old.profile_box_id) AND a.project_id = :project_id RETURNING 1
 )
-SELECT EXISTS (SELECT FROM made) AS created, (SELECT count(*) FROM agents) + 0 * (SELECT count(*) FROM repointed) AS agents;
+SELECT CASE WHEN EXISTS (SELECT FROM made) THEN 'created' WHEN EXISTS (SELECT FROM old) THEN 'replaced' ELSE 'again' END AS verdict,
+       (SELECT count(*) FROM agents) AS agents;
 
 -- name: list_profiles :many
 -- The profiles of a project, with how many agents have each.
@@ -38,9 +48,9 @@ FROM resource.profiles p WHERE p.project_id = :project_id ORDER BY lower(p.name)
 -- name: add_agent :one
 -- An agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
 WITH
-profile AS MATERIALIZED (
-    SELECT state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target FROM resource.profiles p
-    WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
+profile AS (  -- really updated, so that a put that waits for us sees that its picture of the roster is old
+    UPDATE resource.profiles p SET name = p.name WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
+    RETURNING state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target
 ),
 agent AS (
     INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, display_name, metadata)
@@ -54,9 +64,15 @@ head AS (
 edge AS (
     INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
     SELECT :edge_id, :project_id, 'add', :agent_id FROM agent
+),
+earlier AS MATERIALIZED (  -- this very call, whose answer was lost
+    SELECT a.worker_target FROM state.identity_edges e
+    JOIN resource.project_agents a ON a.agent_id = e.target_agent_id AND a.project_id = e.project_id
+    WHERE e.edge_id = :edge_id AND e.project_id = :project_id
 )
-SELECT CASE WHEN EXISTS (SELECT FROM agent) THEN 'added' WHEN EXISTS (SELECT FROM profile) THEN 'exists' ELSE 'unknown_profile' END
-       AS verdict, (SELECT worker_target FROM agent) AS worker_target;
+SELECT CASE WHEN EXISTS (SELECT FROM agent) OR EXISTS (SELECT FROM earlier) THEN 'added'
+            WHEN EXISTS (SELECT FROM profile) THEN 'exists' ELSE 'unknown_profile' END AS verdict,
+       coalesce((SELECT worker_target FROM agent), (SELECT worker_target FROM earlier)) AS worker_target;
 
 -- name: list_agents :many
 -- The agents of a project and where each stands.

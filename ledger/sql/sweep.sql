@@ -77,5 +77,5 @@ VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 -- name: touch_worker :exec
 -- This instance serves these targets, now.
 INSERT INTO state.workers (worker_target, instance, last_seen_at)
-SELECT t.worker_target, :instance, now() FROM unnest(:worker_targets::text[]) t (worker_target)
+SELECT DISTINCT t.worker_target, :instance, now() FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at;

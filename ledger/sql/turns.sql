@@ -1,4 +1,6 @@
 -- The life of a leased turn (protocol §3, §7). Every statement carries the CAS gate: agent, turn and epoch.
+-- The next position in the output box is after both the head's count, which is fresh behind a lock, and the box's last
+-- card: a stop that believed the box free may have written there beside us, and then the second try sees it.
 
 -- name: begin_step :many
 -- The gate of a step: dispatched | running -> running, its stream counted, the turn's inbox row consumed; and what the
@@ -8,8 +10,7 @@ WITH
 head AS (
     UPDATE state.agent_state_head h SET
         status = 'running', updated_at = now(), step_attempt = h.step_attempt + 1, started_at = coalesce(h.started_at, now()),
-        output_position = CASE h.status WHEN 'dispatched' THEN coalesce((
-            SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id), 0) ELSE h.output_position END
+        output_position = greatest(h.output_position, (SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id))
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status IN ('dispatched', 'running')
       AND (:step::int = 0 OR h.step_count = :step::int - 1)
@@ -58,7 +59,8 @@ RETURNING h.step_attempt, h.model_failures;
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
-        updated_at = now(), output_position = h.output_position + cardinality(:card_ids::text[]),
+        updated_at = now(), output_position = cardinality(:card_ids::text[]) + greatest(h.output_position, (
+            SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id)),
         step_count = :step::int, step_attempt = 0, model_failures = 0
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
@@ -112,9 +114,8 @@ next AS MATERIALIZED (
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
 ),
 go AS MATERIALIZED (
-    SELECT head.*, CASE head.status WHEN 'dispatched' THEN coalesce((
-               SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id), 0)
-               ELSE head.output_position END AS base
+    SELECT head.*, greatest(head.output_position, (
+               SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
     FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
     WHERE seen.xmin = head.version OR EXISTS (SELECT FROM next)
 ),
@@ -208,17 +209,27 @@ LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :
 WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
 
 -- name: recall_step :one
--- What the ledger says of a turn whose gate did not open: the recorded step, the outcome, and where the head is.
-SELECT s.metadata AS step_metadata, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id,
-       o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status, h.turn_epoch AS head_epoch, h.updated_at,
-       coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.step_count, h.resume_deadline,
+-- What the ledger says of a turn whose gate did not open: the recorded step (the latest for step 0), the outcome, and where
+-- the head is.
+SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_card_id, o.tool_result_card_id,
+       o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status,
+       h.turn_epoch AS head_epoch, h.updated_at,
+       coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.resume_deadline,
+       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id, a.worker_target,
        ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
              AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
        i.context_headers ->> 'traceparent' AS traceparent,
        coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
 FROM (SELECT) AS always
 LEFT JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
-LEFT JOIN state.agent_steps s ON s.step_id = :step_id AND s.project_id = :project_id
+LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id
+LEFT JOIN LATERAL (
+    SELECT t.metadata, state.as_count(substring(t.step_id FROM '-s([0-9]+)$')) AS number FROM state.agent_steps t
+    WHERE t.agent_turn_id = :agent_turn_id AND t.project_id = :project_id
+      AND (:step::int = 0 OR t.step_id = :agent_turn_id || '-s' || :step::int)
+    ORDER BY 2 DESC LIMIT 1) s ON true
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :project_id;
 

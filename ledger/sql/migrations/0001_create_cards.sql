@@ -44,7 +44,7 @@ FROM public.boxes b;
 -- says so with SET LOCAL turnstile.retention = 'on'.
 CREATE FUNCTION state.guard_cards() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'DELETE' THEN
+    IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
         IF current_setting('turnstile.retention', true) = 'on' THEN
             RETURN OLD;
         END IF;
@@ -60,6 +60,14 @@ CREATE TRIGGER cards_immutable BEFORE UPDATE ON public.cards FOR EACH ROW
           (NEW.card_id, NEW.tenant_id, NEW.content, NEW.tool_calls, NEW.tool_call_id, NEW.metadata, NEW.created_at))
     EXECUTE FUNCTION state.guard_cards();
 CREATE TRIGGER cards_kept BEFORE DELETE ON public.cards FOR EACH ROW EXECUTE FUNCTION state.guard_cards();
+CREATE TRIGGER boxes_immutable BEFORE UPDATE ON public.boxes FOR EACH ROW
+    WHEN ((OLD.box_id, OLD.tenant_id, OLD.parent_ids, OLD.created_at, OLD.made_by)
+          IS DISTINCT FROM (NEW.box_id, NEW.tenant_id, NEW.parent_ids, NEW.created_at, NEW.made_by))
+    EXECUTE FUNCTION state.guard_cards();
+CREATE TRIGGER boxes_kept BEFORE DELETE ON public.boxes FOR EACH ROW EXECUTE FUNCTION state.guard_cards();
 CREATE TRIGGER box_cards_immutable BEFORE UPDATE ON public.box_cards FOR EACH ROW
     WHEN (OLD.* IS DISTINCT FROM NEW.*) EXECUTE FUNCTION state.guard_cards();
 CREATE TRIGGER box_cards_kept BEFORE DELETE ON public.box_cards FOR EACH ROW EXECUTE FUNCTION state.guard_cards();
+CREATE TRIGGER cards_kept_whole BEFORE TRUNCATE ON public.cards EXECUTE FUNCTION state.guard_cards();
+CREATE TRIGGER boxes_kept_whole BEFORE TRUNCATE ON public.boxes EXECUTE FUNCTION state.guard_cards();
+CREATE TRIGGER box_cards_kept_whole BEFORE TRUNCATE ON public.box_cards EXECUTE FUNCTION state.guard_cards();

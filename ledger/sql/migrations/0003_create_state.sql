@@ -10,7 +10,7 @@ RETURN CASE WHEN value ~ '^[0-9]{1,9}$' THEN value::integer END;
 
 -- One row per agent: the only place where its current turn is decided.
 -- queue_seq rises with every enqueue, so that a finish that waited for one sees that its picture of the queue is old.
--- output_position is the last position used in output_box_id; step_count the steps committed in this turn;
+-- output_position is the last position that its turn knows to be used in output_box_id (0 until it begins); step_count the steps committed in this turn;
 -- step_attempt the streams started for the step in hand; model_failures the failed model calls among them.
 CREATE TABLE state.agent_state_head (
     project_id               text NOT NULL,
@@ -96,9 +96,18 @@ CREATE INDEX inbox_due ON state.agent_inbox (next_retry_at) WHERE archived_at IS
 CREATE INDEX inbox_turn ON state.agent_inbox (agent_turn_id);
 CREATE INDEX inbox_created ON state.agent_inbox (project_id, created_at);
 
--- What a v1r4 writer leaves out: it keeps ids in the payload and knows no retry clock.
+-- What a v1r4 writer leaves out, or writes as null: it keeps ids in the payload and knows no retry clock.
 CREATE FUNCTION state.fill_inbox() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    NEW.channel_id := coalesce(NEW.channel_id, 'public');
+    NEW.status := coalesce(NEW.status, 'pending');
+    NEW.retry_count := coalesce(NEW.retry_count, 0);
+    NEW.payload := coalesce(NEW.payload, '{}');
+    NEW.context_headers := jsonb_build_object(
+        'CG-Recursion-Depth', '0',
+        'traceparent', format('00-%s-%s-01', replace(gen_random_uuid()::text, '-', ''),
+                              left(replace(gen_random_uuid()::text, '-', ''), 16))
+    ) || coalesce(jsonb_strip_nulls(NEW.context_headers), '{}');
     NEW.created_at := coalesce(NEW.created_at, clock_timestamp());
     NEW.next_retry_at := coalesce(NEW.next_retry_at, CASE WHEN NEW.status = 'queued' THEN 'infinity' ELSE now() END);
     NEW.agent_turn_id := coalesce(NEW.agent_turn_id, NEW.payload ->> 'agent_turn_id');
@@ -108,7 +117,9 @@ BEGIN
 END $$;
 CREATE TRIGGER inbox_filled BEFORE INSERT ON state.agent_inbox FOR EACH ROW
     WHEN (NEW.created_at IS NULL OR NEW.next_retry_at IS NULL OR NEW.agent_turn_id IS NULL OR NEW.turn_epoch IS NULL
-          OR NEW.correlation_id IS NULL)
+          OR NEW.correlation_id IS NULL OR NEW.channel_id IS NULL OR NEW.status IS NULL OR NEW.retry_count IS NULL
+          OR NEW.payload IS NULL OR NEW.context_headers ->> 'traceparent' IS NULL
+          OR NEW.context_headers ->> 'CG-Recursion-Depth' IS NULL)
     EXECUTE FUNCTION state.fill_inbox();
 
 -- The turns that wait, with what a lease puts on the head.
@@ -286,12 +297,13 @@ DECLARE
     refused uuid;
 BEGIN
     SELECT a.box_id INTO refused
-    FROM (SELECT box_id, min(card_id) AS card_id FROM added GROUP BY box_id) a
+    FROM (SELECT DISTINCT box_id FROM added) a
     WHERE NOT EXISTS (SELECT FROM state.agent_state_head h WHERE h.output_box_id = a.box_id)
       AND NOT EXISTS (SELECT FROM public.boxes b WHERE b.box_id = a.box_id AND b.made_by = pg_current_xact_id())
       AND NOT EXISTS (
-          SELECT FROM public.cards c JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_id'
-          WHERE c.card_id = a.card_id AND o.output_box_id = a.box_id AND o.xmin = pg_current_xact_id()::xid)
+          SELECT FROM added x JOIN public.cards c ON c.card_id = x.card_id
+          JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_id'
+          WHERE x.box_id = a.box_id AND o.output_box_id = a.box_id AND o.xmin = pg_current_xact_id()::xid)
     LIMIT 1;
     IF refused IS NOT NULL THEN
         RAISE EXCEPTION 'box % is closed: cards enter only the output box of a turn in hand', refused

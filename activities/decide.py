@@ -1,0 +1,213 @@
+"""What a model's answer comes to (protocol §7.4, §7.8). Pure: an answer in, cards and what follows out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from activities.models.answer import AnsweredCall, ModelAnswer
+from activities.toolspecs import check_fields, parse_submit_result
+from activities.turnconfig import TurnConfig
+from schema.cards import (
+    SYSTEM_AUTHOR,
+    Card,
+    CardContent,
+    CardType,
+    JsonContent,
+    ResultField,
+    Role,
+    SubmittedField,
+    TextContent,
+    ThoughtCall,
+    ToolError,
+    ToolResultContent,
+    agent_author,
+    make_card,
+)
+from schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
+from schema.states import AfterExecution, TurnStatus
+from schema.tools import SUBMIT_RESULT
+from schema.turns import TurnRef
+
+EMPTY_DELIVERABLE = "(the model gave no text)"
+MAX_STEPS_CODE = "max_steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The step that was asked: its turn and number, what was pinned, and the fields its requester wants."""
+
+    turn: TurnRef
+    step: int
+    config: TurnConfig
+    wanted: Sequence[ResultField]
+
+    @property
+    def step_id(self) -> StepId:
+        """The id of this step."""
+        return step_id(self.turn.agent_turn_id, self.step)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no further step is allowed."""
+        return self.step >= self.config.max_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Another step follows."""
+
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The turn ends; without a `deliverable` among the cards, the fallback is still to be made."""
+
+    cards: tuple[Card, ...]
+    status: TurnStatus
+    deliverable: CardId | None
+    error_code: str | None = None
+    tool_result: CardId | None = None
+
+
+Decision = Continue | Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call under the kernel's id (protocol §10)."""
+
+    id: ToolCallId
+    answered: AnsweredCall
+
+
+def decide(asked: Asked, answer: ModelAnswer) -> Decision:
+    """The cards of the step and what follows it."""
+    calls = [_Call(tool_call_id(asked.step_id, index), call) for index, call in enumerate(answer.calls)]
+    thought = _thought(asked, answer.text, calls)
+    if not calls:
+        return _without_calls(asked, answer.text, thought)
+    if submitted := [call for call in calls if call.answered.name == SUBMIT_RESULT]:
+        problem = _submission_problem(asked, calls, submitted[0])
+        if isinstance(problem, list):
+            return _submit(asked, thought, submitted[0], problem)
+        refusals = [_refusal(asked, call, "invalid_submission", problem) for call in calls]
+    else:
+        refusals = [_refusal(asked, call, "unknown_tool", _unknown(asked, call)) for call in calls]
+    cards = (*thought, *refusals)
+    return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
+
+
+def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decision:
+    if not asked.config.must_end_with:
+        deliverable = _deliverable(asked, TextContent(text=text if text.strip() else EMPTY_DELIVERABLE))
+        return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
+    if asked.is_last:
+        return _out_of_steps(asked, text, thought)
+    names = ", ".join(asked.config.must_end_with)
+    reminder = TextContent(
+        text=f"This task is not finished by text alone. End it by calling one of these tools: {names}."
+    )
+    card = make_card(
+        step_card_id(asked.step_id, "must-end-with"),
+        CardType.MUST_END_WITH_REQUIRED,
+        Role.SYSTEM,
+        reminder,
+        author=SYSTEM_AUTHOR,
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+    )
+    return Continue((*thought, card))
+
+
+def _out_of_steps(asked: Asked, text: str, cards: tuple[Card, ...]) -> Deliver:
+    """The last allowed step did not end the turn by itself: its text is what there is, else a fallback."""
+    if not text.strip():
+        return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
+    deliverable = _deliverable(asked, TextContent(text=text), partial=True)
+    return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
+
+
+def _submission_problem(asked: Asked, calls: Sequence[_Call], submitted: _Call) -> list[SubmittedField] | str:
+    """The accepted fields, or what is wrong with the submission."""
+    if len(calls) > 1:
+        return f"{SUBMIT_RESULT} must be the only call of its step: nothing of this step was done. Call it alone."
+    fields = parse_submit_result(submitted.answered.arguments_text)
+    if isinstance(fields, str):
+        return fields
+    return check_fields(asked.wanted, fields) or fields
+
+
+def _submit(asked: Asked, thought: tuple[Card, ...], call: _Call, fields: list[SubmittedField]) -> Deliver:
+    accepted = ToolResultContent(
+        status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
+    )
+    result = _result(asked, call, accepted)
+    deliverable = _deliverable(asked, JsonContent(data={"fields": [field.model_dump(mode="json") for field in fields]}))
+    return Deliver((*thought, result, deliverable), TurnStatus.SUCCESS, deliverable.card_id, None, result.card_id)
+
+
+def _unknown(asked: Asked, call: _Call) -> str:
+    names = ", ".join([*asked.config.tools, SUBMIT_RESULT]) if not asked.is_last else SUBMIT_RESULT
+    return f"There is no tool {call.answered.name[:64]!r} here. Available: {names}."
+
+
+def _refusal(asked: Asked, call: _Call, code: str, message: str) -> Card:
+    content = ToolResultContent(status=TurnStatus.FAILED, error=ToolError(code=code, message=message))
+    return _result(asked, call, content)
+
+
+def _result(asked: Asked, call: _Call, content: ToolResultContent) -> Card:
+    return make_card(
+        CardId(f"{call.id}-result"),
+        CardType.TOOL_RESULT,
+        Role.TOOL,
+        content,
+        author=SYSTEM_AUTHOR,
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        tool_call=call.id,
+        function_name=call.answered.name,
+    )
+
+
+def _deliverable(asked: Asked, content: CardContent, *, partial: bool | None = None) -> Card:
+    return make_card(
+        turn_card_id(asked.turn.agent_turn_id, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        content,
+        author=agent_author(asked.turn.agent_id),
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        partial=partial,
+    )
+
+
+def _thought(asked: Asked, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
+    """The `agent.thought` of the step; none if the model neither wrote nor called."""
+    if not text.strip() and not calls:
+        return ()
+    recorded = [
+        ThoughtCall(
+            tool_call_id=call.id,
+            tool_name=call.answered.name,
+            arguments=call.answered.arguments_text,
+            provider_call_id=call.answered.provider_call_id,
+        )
+        for call in calls
+    ]
+    card = make_card(
+        step_card_id(asked.step_id, "thought"),
+        CardType.THOUGHT,
+        Role.ASSISTANT,
+        TextContent(text=text),
+        author=agent_author(asked.turn.agent_id),
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        tool_calls=recorded or None,
+    )
+    return (card,)

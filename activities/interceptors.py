@@ -1,0 +1,42 @@
+"""What leaves an activity as an error: its type, never its message, which may hold content (protocol §7.9).
+
+Deliberate errors keep their code. Everything is retried by the engine: a step that cannot be done is ended by the
+ledger's own count of attempts, not by an exception.
+"""
+
+import asyncio
+import logging
+import traceback
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
+
+from schema.errors import TurnstileError
+
+log = logging.getLogger(__name__)
+
+
+class ContentGuard(Interceptor):
+    """Keeps the content of errors out of Temporal's histories."""
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 -- the SDK's name
+        """Wrap the activity."""
+        return _GuardedActivity(super().intercept_activity(next))
+
+
+class _GuardedActivity(ActivityInboundInterceptor):
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 -- the SDK's name
+        try:
+            return await self.next.execute_activity(input)
+        except (asyncio.CancelledError, CancelledError):
+            raise
+        except TurnstileError as error:
+            log.warning("%s: %s (%s)", activity.info().activity_type, error.code, type(error).__name__)
+            raise ApplicationError(error.code, type=type(error).__name__) from None
+        except Exception as error:  # noqa: BLE001 -- the last stop before the engine's history
+            # The frames, not the message: that may quote a card.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s failed: %s\n%s", activity.info().activity_type, type(error).__name__, frames)
+            raise ApplicationError("unexpected error, see the worker's log", type=type(error).__name__) from None

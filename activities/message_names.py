@@ -1,0 +1,32 @@
+"""Names and ids in a request as every provider takes them: letters, digits, `_` and `-`, of bounded length. Pure.
+
+The kernel's own ids pass unchanged (protocol §10); only cards of strangers are ever altered.
+"""
+
+import re
+
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_NAME_LENGTH = 64
+_ID_LENGTH = 40
+
+
+def function_name(name: str) -> str:
+    """`name` as a function name."""
+    return _OTHER.sub("_", name)[:_NAME_LENGTH] or "unnamed"
+
+
+class CallNames:
+    """Call ids of one request: each comes out plain, and none twice."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def new_id(self, given: str) -> str:
+        """`given` if it is plain and unused, else something close to it."""
+        plain = _OTHER.sub("_", given)[:_ID_LENGTH] or "call"
+        unique, number = plain, 1
+        while unique in self._used:
+            number += 1
+            unique = f"{plain[: _ID_LENGTH - len(str(number)) - 1]}-{number}"
+        self._used.add(unique)
+        return unique

@@ -1,0 +1,213 @@
+"""Cards rendered as the messages a model is asked with (protocol §7.3). Pure.
+
+Whatever the boxes hold, what comes out is valid for every provider: after the system prompt a user message comes
+first and a user or tool message last; neighbouring texts of one role are one message; no content is blank, except
+beside tool calls (an adapter may send null); ids and names are plain and no call id repeats; every call is followed at
+once by its result, in the order of the calls.
+
+Where a box says more than a model may hear:
+
+- A card that several boxes name, or one box twice, is rendered once, where it stands last.
+- A result belongs to the nearest call of its id before it, and only the first one does; a result without a call is
+  left out. A call without a result, the memory of a dead turn, gets `{"status":"canceled"}`.
+- A text deliverable is left out if an `agent.thought` of the same `agent_turn_id` has the same text; every JSON one
+  (of `submit_result`, of a terminating tool, a fallback) is rendered as JSON text.
+- `task.result_fields` and `sys.must_end_with_required` are user messages: a system message amid a conversation is
+  refused by some providers and moved out of its place by others.
+- Memory holds no instructions (they are in the context boxes of their turns), so it may begin with the agent's own
+  words: then a fixed user message opens it. Where a request ends with the agent's own words, a fixed one asks it on.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from activities.message_names import CallNames, function_name
+from activities.text import parse_arguments
+from activities.toolspecs import fields_of
+from schema.base import JsonObject
+from schema.cards import (
+    Card,
+    CardType,
+    CardUnreadable,
+    JsonContent,
+    ResultField,
+    TextContent,
+    ThoughtCall,
+    ToolResultContent,
+    content_of,
+)
+from schema.errors import ModelError
+from schema.ids import AgentTurnId, CardId, ToolCallId
+from schema.ports import ModelMessage, ModelToolCall
+
+EMPTY = "(empty)"
+"""Stands for blank content, which some providers refuse."""
+OPENING = "(What you said and did in earlier turns follows.)"
+CONTINUE = "Continue."
+
+_CANCELED = '{"status":"canceled"}'
+
+
+@dataclass(slots=True)
+class _Answered:
+    """A call of a thought, and the result card that was found for it."""
+
+    call: ThoughtCall
+    result: Card | None = None
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """Which result answers which call: calls by the card that made them."""
+
+    by_card: dict[CardId, list[_Answered]] = field(default_factory=dict[CardId, list[_Answered]])
+    open: dict[ToolCallId, _Answered] = field(default_factory=dict[ToolCallId, _Answered])
+
+    def take(self, card: Card) -> None:
+        if card.type == CardType.THOUGHT and card.tool_calls and card.card_id not in self.by_card:
+            answered = [_Answered(call) for call in card.tool_calls]
+            self.by_card[card.card_id] = answered
+            self.open.update({each.call.tool_call_id: each for each in answered})
+        elif card.type == CardType.TOOL_RESULT and card.tool_call_id is not None:
+            call = self.open.pop(card.tool_call_id, None)
+            if call is not None:
+                call.result = card
+
+
+def build_messages(
+    system_prompt: str, memory: Sequence[Card], context: Sequence[Card], current: Sequence[Card]
+) -> tuple[ModelMessage, ...]:
+    """The messages of one request: the system prompt (if any), then the cards of the three sources in this order.
+
+    `memory` is the output box's cards of earlier turns, `context` the context box, `current` the output box's cards of
+    this turn. Raises `CardUnreadable` for a rendered card whose content is not what its type promises (a
+    `task.result_fields` is skipped instead), and `ModelError` (`model_request_invalid`) if no card asks anything.
+    """
+    named = (*memory, *context, *current)
+    pairs = _Pairs()
+    for card in named:
+        pairs.take(card)
+    cards = _each_once(named)
+    thoughts = {(card.metadata.agent_turn_id, _text(card).strip()) for card in cards if card.type == CardType.THOUGHT}
+    names = CallNames()
+    rendered = [message for card in cards for message in _render(card, pairs, thoughts, names)]
+    if not any(message.role == "user" for message in rendered):
+        raise ModelError("model_request_invalid", "no card of the turn asks the model anything", retryable=False)
+    if rendered[0].role != "user":
+        rendered.insert(0, _user(OPENING))
+    if rendered[-1].role == "assistant":
+        rendered.append(_user(CONTINUE))
+    system = [ModelMessage(role="system", content=system_prompt)] if system_prompt.strip() else []
+    return (*system, *(_filled(message) for message in _merge(rendered)))
+
+
+def _each_once(cards: Sequence[Card]) -> list[Card]:
+    last = {card.card_id: position for position, card in enumerate(cards)}
+    return [card for position, card in enumerate(cards) if last[card.card_id] == position]
+
+
+def _render(
+    card: Card, pairs: _Pairs, thoughts: set[tuple[AgentTurnId | None, str]], names: CallNames
+) -> Iterable[ModelMessage]:
+    match card.type:
+        case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
+            yield _user(_text(card))
+        case CardType.RESULT_FIELDS:
+            if fields := fields_of(card):
+                yield _user(fields_text(fields))
+        case CardType.THOUGHT:
+            yield from _thought(card, pairs.by_card.get(card.card_id, []), names)
+        case CardType.DELIVERABLE:
+            if not _is_said(card, thoughts):
+                yield ModelMessage(role="assistant", content=_text(card))
+        case _:
+            pass  # results come with their calls; the other types, and those of strangers, are not for the model
+
+
+def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Iterable[ModelMessage]:
+    calls = [
+        ModelToolCall(
+            id=names.new_id(each.call.tool_call_id), name=function_name(each.call.tool_name), arguments=_args(each.call)
+        )
+        for each in answered
+    ]
+    yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
+    for call, each in zip(calls, answered, strict=True):
+        result = _CANCELED if each.result is None else _result_text(each.result)
+        yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
+
+
+def _is_said(deliverable: Card, thoughts: set[tuple[AgentTurnId | None, str]]) -> bool:
+    """Whether a thought of the same turn has the deliverable's text."""
+    turn, content = deliverable.metadata.agent_turn_id, content_of(deliverable)
+    return turn is not None and isinstance(content, TextContent) and (turn, content.text.strip()) in thoughts
+
+
+def _args(call: ThoughtCall) -> str:
+    """The arguments as a JSON object whatever the model wrote: providers refuse a history that holds anything else."""
+    arguments = parse_arguments(call.arguments)
+    return _json({"malformed_arguments": call.arguments} if arguments is None else arguments)
+
+
+def _result_text(card: Card) -> str:
+    """Status, and result or error, as JSON; what `__cg_control` told the kernel is left out (protocol §7.5)."""
+    content = content_of(card)
+    if not isinstance(content, ToolResultContent):
+        raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
+    result = content.result
+    if isinstance(result, dict):
+        result = {key: value for key, value in result.items() if key != "__cg_control"}
+    shown: JsonObject = {"status": content.status.value}
+    if result is not None:
+        shown["result"] = result
+    if content.error is not None:
+        shown["error"] = {"code": content.error.code, "message": content.error.message}
+    return _json(shown)
+
+
+def _text(card: Card) -> str:
+    content = content_of(card)
+    match content:
+        case TextContent():
+            return content.text
+        case JsonContent():
+            return content.data if isinstance(content.data, str) else _json(content.data)
+        case _:
+            raise CardUnreadable(f"card {card.card_id} ({card.type}) has neither text nor JSON")
+
+
+def fields_text(fields: Sequence[ResultField]) -> str:
+    """The wanted fields, worded for the model."""
+    lines = [f"- {each.name}: {each.description}" if each.description else f"- {each.name}" for each in fields]
+    return "\n".join(["The result must have each of these fields once (deliver them with submit_result):", *lines])
+
+
+def _user(text: str) -> ModelMessage:
+    return ModelMessage(role="user", content=text)
+
+
+def _json(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
+    """Neighbours of one role as one message: user texts, and an assistant text with whatever it says next."""
+    merged: list[ModelMessage] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if last is None or last.role != message.role or last.role == "tool" or last.tool_calls:
+            merged.append(message)
+            continue
+        content = "\n\n".join(text for text in (last.content, message.content) if text.strip())
+        merged[-1] = message.model_copy(update={"content": content})
+    return merged
+
+
+def _filled(message: ModelMessage) -> ModelMessage:
+    """The message with a placeholder for blank content; beside tool calls there is none, and needs none."""
+    if message.content.strip():
+        return message
+    return message.model_copy(update={"content": "" if message.tool_calls else EMPTY})

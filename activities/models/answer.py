@@ -1,0 +1,158 @@
+"""A model's answer, folded from its stream; the draft belongs to the caller and survives a cancellation.
+
+`collect` bounds the whole stream and, if asked, the silence between two events, and closes the stream however it ends.
+It never judges an answer: what the calls mean is decided where the step is committed (protocol §7.4). Text is made
+storable here, so that nothing a model writes can break a card.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from activities.text import storable
+from schema.base import JsonObject
+from schema.errors import ModelError
+from schema.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
+
+Delta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    """A tool call as the model made it; `arguments_text` is what should be a JSON object."""
+
+    provider_call_id: str | None
+    name: str
+    arguments_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """A complete answer."""
+
+    text: str
+    reasoning: str
+    calls: tuple[AnsweredCall, ...]
+    finish_reason: str
+    usage: JsonObject
+    response_cost: float | None
+    usage_kind: Literal["exact", "estimated", "unknown"]
+    first_token_seconds: float | None
+    """From the question to the first delta; None if the answer is empty."""
+    nameless_calls: int = 0
+    """Calls that were left out because the model gave them no name: worth a warning."""
+
+
+@dataclass(slots=True)
+class _CallDraft:
+    id: str | None = None
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+
+
+class AnswerDraft:
+    """What has come of an answer so far. Made by the caller, filled by `collect`, readable at any time."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, _CallDraft] = {}
+        self.done: ModelDone | None = None
+        self.first_token_seconds: float | None = None
+
+    def add(self, event: ModelEvent) -> None:
+        """Take in one event; pieces of a call are merged by index, its first id and name hold."""
+        match event:
+            case ContentDelta(text):
+                self._text.append(text)
+            case ReasoningDelta(text):
+                self._reasoning.append(text)
+            case ToolCallDelta(index, call_id, name, arguments):
+                call = self._calls.setdefault(index, _CallDraft())
+                call.id = call.id or call_id
+                call.name = call.name or (name or "").strip()
+                call.arguments.append(arguments)
+            case ModelDone():
+                self.done = event
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return storable("".join(self._text))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return storable("".join(self._reasoning))
+
+    @property
+    def calls(self) -> tuple[AnsweredCall, ...]:
+        """The calls so far that have a name, in order of index; their arguments may still be incomplete."""
+        return tuple(
+            AnsweredCall(call.id and storable(call.id), storable(call.name), storable("".join(call.arguments)))
+            for _, call in sorted(self._calls.items())
+            if call.name
+        )
+
+    def answer(self) -> ModelAnswer:
+        """The complete answer; raises `ModelError` (`model_stream_broken`) if the stream has not said its end."""
+        if self.done is None:
+            raise ModelError("model_stream_broken", "the model's stream broke off before its end", retryable=True)
+        calls = self.calls
+        return ModelAnswer(
+            text=self.text,
+            reasoning=self.reasoning,
+            calls=calls,
+            finish_reason=self.done.finish_reason,
+            usage=self.done.usage,
+            response_cost=self.done.response_cost,
+            usage_kind=self.done.usage_kind,
+            first_token_seconds=self.first_token_seconds,
+            nameless_calls=len(self._calls) - len(calls),
+        )
+
+
+async def collect(
+    events: AsyncIterator[ModelEvent],
+    draft: AnswerDraft,
+    *,
+    timeout_seconds: float,
+    idle_seconds: float | None = None,
+    on_delta: Callable[[Delta], None] | None = None,
+) -> ModelAnswer:
+    """The complete answer of a stream, each delta handed to `on_delta` as it comes; the stream is closed at the end.
+
+    `timeout_seconds` bounds the whole (`ModelRequest.timeout_seconds`), `idle_seconds` the wait for each event.
+    Raises `ModelError`: `model_timeout` or `model_stream_broken`, both retryable, or what the stream raises. When it
+    raises or is cancelled, `draft` holds what had come.
+    """
+    clock = asyncio.get_running_loop().time
+    start = clock()
+    silence = timeout_seconds if idle_seconds is None else idle_seconds
+    deadline = asyncio.timeout_at(start + min(timeout_seconds, silence))
+    try:
+        async with deadline:
+            async for event in events:
+                draft.add(event)
+                if isinstance(event, ModelDone):
+                    break
+                if draft.first_token_seconds is None:
+                    draft.first_token_seconds = clock() - start
+                if on_delta is not None:
+                    on_delta(event)
+                deadline.reschedule(min(start + timeout_seconds, clock() + silence))
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise _too_slow(clock() - start, timeout_seconds, silence) from None
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
+    return draft.answer()
+
+
+def _too_slow(elapsed: float, timeout_seconds: float, silence: float) -> ModelError:
+    what = "did not finish" if elapsed >= timeout_seconds else "sent nothing"
+    limit = timeout_seconds if elapsed >= timeout_seconds else silence
+    return ModelError("model_timeout", f"the model {what} within {limit:g} s", retryable=True)

@@ -1,0 +1,111 @@
+"""The scripted model: deterministic answers without a key or a network, for demos, tests and benchmarks.
+
+It implements `schema.ports.Model` for ids `scripted/{name}` (or the bare name). It keeps nothing between calls: the
+same request always streams the same events. What it costs is the delays its script asks for.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from itertools import pairwise
+
+from activities.models.script import Script, ScriptLine, closest_first
+from schema.base import JsonObject
+from schema.errors import ModelError
+from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
+from schema.profiles import render
+
+PREFIX = "scripted"
+
+
+class ScriptedModel:
+    """A `Model` that answers from scripts."""
+
+    def __init__(self, scripts: Mapping[str, Script]) -> None:
+        self._scripts = dict(scripts)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """What the script says, ended by `ModelDone`; raises the `ModelError` it asks for, or `model_unknown`."""
+        answer = self._script(request.config.model)(request)
+        events = _play(answer, request) if isinstance(answer, ScriptLine) else answer
+        try:
+            async for event in events:
+                yield event
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()
+
+    async def check(self, model: str) -> None:
+        """Raises `ModelError` (`model_unknown`), naming the scripts there are, if `model` is none of them."""
+        self._script(model)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _script(self, model: str) -> Script:
+        name = model.removeprefix(f"{PREFIX}/")
+        if name in self._scripts:
+            return self._scripts[name]
+        known = ", ".join(closest_first(name, sorted(self._scripts))) or "none"
+        raise ModelError("model_unknown", f"no scripted model {name!r}; there are: {known}", retryable=False)
+
+
+async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    instruction = next((message.content for message in reversed(request.messages) if message.role == "user"), "")
+    pieces = list(_pieces(line, instruction))
+    for piece in pieces[: line.error.after_chunks] if line.error else pieces:
+        await _pause(line.delay_seconds)
+        yield piece
+    if line.error is not None:
+        await _pause(line.delay_seconds)
+        raise ModelError(
+            line.error.code,
+            line.error.message,
+            retryable=line.error.retryable,
+            retry_after=line.error.retry_after_seconds,
+        )
+    if not pieces:
+        await _pause(line.delay_seconds)
+    yield ModelDone(
+        finish_reason=line.finish_reason or ("tool_calls" if line.tool_calls else "stop"),
+        usage=_count(request, pieces) if line.usage is None else line.usage,
+        response_cost=line.response_cost,
+        usage_kind="exact",
+    )
+
+
+async def _pause(seconds: float) -> None:
+    if seconds:
+        await asyncio.sleep(seconds)
+
+
+def _pieces(line: ScriptLine, instruction: str) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
+    if line.reasoning:
+        yield ReasoningDelta(line.reasoning)
+    for part in _split(render(line.text or "", {"instruction": instruction}), line.chunks):
+        yield ContentDelta(part)
+    for index, call in enumerate(line.tool_calls):
+        arguments = call.arguments if isinstance(call.arguments, str) else _fill(call.arguments, instruction)
+        yield ToolCallDelta(index, call.id or f"call_{index}", call.name, arguments)
+
+
+def _fill(arguments: JsonObject, instruction: str) -> str:
+    """The arguments as JSON text, `{instruction}` replaced inside its strings."""
+    return render(json.dumps(arguments, ensure_ascii=False), {"instruction": json.dumps(instruction)[1:-1]})
+
+
+def _split(text: str, parts: int) -> list[str]:
+    """`text` in at most `parts` pieces of nearly equal length, none of them empty."""
+    parts = max(1, min(parts, len(text)))
+    ends = [len(text) * part // parts for part in range(parts + 1)]
+    return [text[start:end] for start, end in pairwise(ends) if end > start]
+
+
+def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | ToolCallDelta]) -> JsonObject:
+    """Usage in words, so that it is the same every time."""
+    prompt = sum(len(message.content.split()) for message in request.messages)
+    text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
+    arguments = [piece.arguments for piece in pieces if isinstance(piece, ToolCallDelta)]
+    completion = sum(len(said.split()) for said in (text, reasoning, *arguments))
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

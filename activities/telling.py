@@ -1,0 +1,102 @@
+"""What a step tells the world after its commit: state, step and task events in this order, and the next doorbell.
+
+Best effort but for the `task` event: if that is not acknowledged the outcome stays unannounced, and the safety net
+publishes it under the same message id (protocol §8).
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+
+from ledger.pool import Pool
+from ledger.turns import FinishedTurn, mark_announced
+from schema.base import JsonObject
+from schema.errors import ServerUnavailable
+from schema.events import Address, Message, StateEvent, StepEvent, TaskEvent
+from schema.ids import CardId, StepId
+from schema.ports import Publisher
+from schema.states import HeadStatus, StepPhase
+from schema.turns import TurnRef
+
+log = logging.getLogger(__name__)
+SENDER = "turnstile.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Publishes for one turn; a value, made anew in each activity."""
+
+    publisher: Publisher
+    turn: TurnRef
+    traceparent: str
+    depth: int
+
+    @property
+    def address(self) -> Address:
+        """Whom the messages are about."""
+        return Address(
+            project_id=self.turn.project_id,
+            channel_id=self.turn.channel_id,
+            agent_id=self.turn.agent_id,
+            agent_turn_id=self.turn.agent_turn_id,
+            turn_epoch=self.turn.turn_epoch,
+            traceparent=self.traceparent,
+            recursion_depth=self.depth,
+            sender=SENDER,
+        )
+
+    def state(self, status: HeadStatus, updated_at: datetime, **metadata: str | int) -> Message:
+        """A `state` event of this turn."""
+        event = StateEvent(
+            agent_id=self.turn.agent_id,
+            agent_turn_id=self.turn.agent_turn_id,
+            status=status,
+            turn_epoch=self.turn.turn_epoch,
+            updated_at=updated_at,
+            output_box_id=self.turn.output_box_id,
+            metadata=dict(metadata),
+        )
+        return self.address.state(event)
+
+    def step(self, step: StepId, phase: StepPhase, metadata: JsonObject, cards: list[CardId] | None = None) -> Message:
+        """A `step` event of this turn."""
+        event = StepEvent(
+            agent_turn_id=self.turn.agent_turn_id,
+            step_id=step,
+            phase=phase,
+            metadata=metadata,
+            new_card_ids=cards or [],
+        )
+        return self.address.step(event)
+
+    async def tell(self, *messages: Message) -> None:
+        """Publish what nobody waits for."""
+        try:
+            await self.publisher.publish(messages)
+        except ServerUnavailable as error:
+            log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
+
+    async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
+        """Publish the end of the turn and ring for the agent's next; then note that the `task` event is safe."""
+        lease = done.next_lease(self.turn, self.traceparent, self.depth)
+        event = TaskEvent(
+            agent_turn_id=self.turn.agent_turn_id,
+            status=done.status,
+            output_box_id=done.output_box_id,
+            deliverable_card_id=done.deliverable_card_id,
+            tool_result_card_id=done.tool_result_card_id,
+            error=done.error,
+            error_code=done.error_code,
+            stats=done.stats,
+        )
+        messages = [self.state(HeadStatus.IDLE, done.updated_at)] if lease is None else []
+        messages += [] if step is None else [step]
+        messages.append(self.address.task(event))
+        if lease is not None:
+            messages.append(lease.doorbell(SENDER, "next_turn"))
+        try:
+            await self.publisher.publish(messages)
+        except ServerUnavailable as error:
+            log.warning("turn %s: task event left to the safety net: %s", self.turn.agent_turn_id, error)
+            return
+        await pool.run(lambda conn: mark_announced(conn, [self.turn.agent_turn_id]))

@@ -1,0 +1,61 @@
+"""Text from outside made fit for Postgres and NATS: neither stores NUL or half a surrogate pair, and models send both.
+
+Pure and total: it never raises, and it returns harmless text as it is.
+"""
+
+import json
+from typing import NoReturn
+
+from pydantic import JsonValue
+
+from schema.base import JsonObject
+
+
+def storable(text: str) -> str:
+    """`text` without NUL, with split surrogate pairs joined and lone halves replaced by U+FFFD."""
+    text = text.replace("\x00", "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def storable_json(value: JsonValue) -> JsonValue:
+    """`value` with every string and key in it `storable`."""
+    match value:
+        case str():
+            return storable(value)
+        case list():
+            return [storable_json(item) for item in value]
+        case dict():
+            return {storable(key): storable_json(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def parse_arguments(text: str) -> JsonObject | None:
+    """A tool call's arguments as a storable JSON object, `{}` if empty; None if they are anything else (or NaN)."""
+    if not text.strip():
+        return {}
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_not_json, parse_float=_finite)
+        return storable_object(value) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def storable_object(value: JsonObject) -> JsonObject:
+    """`storable_json` for an object."""
+    return {storable(key): storable_json(item) for key, item in value.items()}
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError("a number out of range")
+    return number

@@ -1,0 +1,288 @@
+"""One connection to NATS, with the traps of nats-py closed off (docs: architecture, "NATS").
+
+It waits for a server that is down at start and says which; afterwards it reconnects for ever. What ends it for good
+(an oversized message, revoked rights) sets `closed`: rebuild or exit. Nothing here raises inside a callback, because
+that kills the read loop, and no flush is ever cut short, because its late PONG does the same. `drain` and `close`
+are bounded and do not raise. Cost: one socket and three tasks of nats-py.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import PubAck
+from nats.js.client import JetStreamContext
+
+from bridge.limitedlog import LimitedLog
+from schema.errors import ConfigError, ServerUnavailable
+
+NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
+"""What a call on a connection raises when the server or the way to it is at fault."""
+
+_HEADROOM = 4096  # headers and protocol line: payload + headers over max_payload closes the connection for good
+_FIRST_WAIT_SECONDS = 1.0
+_WAIT_SECONDS = 5.0
+_DRAIN_SECONDS = 5
+_CLOSE_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where to connect and as whom; `shown` has no password in it."""
+
+    servers: list[str]
+    shown: str
+    login: dict[str, str]
+
+
+def _target(url: str) -> _Target:
+    """`nats://[user:password@|token@]host:port[?creds=/file]`, or several of them separated by commas."""
+    servers: list[str] = []
+    login: dict[str, str] = {}
+    for part in url.split(","):
+        text = part.strip() if "://" in part else f"nats://{part.strip()}"
+        try:
+            split = urlsplit(text)
+            port = split.port or 4222
+        except ValueError as error:
+            raise ConfigError(f"nats.servers: {error}") from None  # the text itself may hold a password
+        if not split.hostname or split.scheme not in ("nats", "tls"):
+            raise ConfigError("nats.servers: a server is nats:// or tls:// and a host, such as nats://127.0.0.1:4222")
+        host = f"[{split.hostname}]" if ":" in split.hostname else split.hostname
+        servers.append(f"{split.scheme}://{host}:{port}")
+        # nats-py does not decode %40 and the like, so the login is passed beside the address
+        if split.username is not None and split.password is not None:
+            login |= {"user": unquote(split.username), "password": unquote(split.password)}
+        elif split.username is not None:
+            login["token"] = unquote(split.username)
+        if creds := parse_qs(split.query).get("creds"):
+            if importlib.util.find_spec("nkeys") is None:
+                raise ConfigError("nats.servers: a creds file needs the package nkeys; install nats-py[nkeys]")
+            login["user_credentials"] = creds[0]
+    return _Target(servers, ", ".join(servers), login)
+
+
+class NatsConnection:
+    """A connected client, its JetStream context, and what became of the connection. Made by `connect`."""
+
+    def __init__(self, shown: str) -> None:
+        self.nc = Client()
+        self.js: JetStreamContext = self.nc.jetstream()  # pyright: ignore[reportUnknownMemberType]  # bare **opts
+        self.shown = shown
+        self.connected = asyncio.Event()
+        self.closed = asyncio.Event()
+        """Set when the connection is gone for good: rebuild or exit."""
+        self.reconnects = 0
+        self.violations: deque[str] = deque(maxlen=16)
+        self.last_error = "no answer yet"
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listeners: set[Callable[[], None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
+        self._begun = False
+        self._log = LimitedLog(logger)
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and payload that the server takes in one message."""
+        return self.nc.max_payload
+
+    @property
+    def size_limit(self) -> int:
+        """Bytes a message may have, so that it never closes the connection."""
+        return self.nc.max_payload - _HEADROOM
+
+    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after every reconnect, disconnect and close; returns what ends that."""
+        self._listeners.add(changed)
+        return lambda: self._listeners.discard(changed)
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
+    ) -> Subscription:
+        """A core subscription; `callback` gets one message after the other."""
+        return await self.nc.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future` is a bare Future
+            subject, queue=queue, cb=callback
+        )
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Core publish: returns when the message is in the buffer of the connection."""
+        await self.nc.publish(subject, payload, reply=reply, headers=headers or None)
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout: float, headers: dict[str, str] | None = None
+    ) -> Msg:
+        """One request and its first answer; raises one of `NATS_TROUBLE` after `timeout` seconds."""
+        return await self.nc.request(subject, payload, timeout=timeout, headers=headers or None)
+
+    async def store(
+        self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 2.0
+    ) -> PubAck:
+        """Publish into a stream and wait for its acknowledgement; `duplicate` in it is success."""
+        return await self.js.publish(subject, payload, timeout=timeout, headers=headers or None)
+
+    async def verify(self, timeout: float = 10.0) -> None:
+        """One round trip; raises `ConfigError` if the server has refused a subject, `ServerUnavailable` on silence.
+
+        For the end of a start: refused subjects show nowhere else, and what subscribed to one waits for ever.
+        """
+        if not await self._patiently(self.nc.flush(timeout=3600), timeout):
+            raise ServerUnavailable(f"NATS at {self.shown} does not answer")
+        if self.violations:
+            raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {self.violations[0]}")
+
+    async def drain_subscription(self, subscription: Subscription, timeout: float = 2.0) -> None:
+        """End a subscription after what was already sent to it has been handled; bounded, never raises."""
+        if self.nc.is_closed:
+            return
+        if not self.connected.is_set():
+            await self.unsubscribe(subscription)
+            return
+        await self._patiently(subscription.drain(), timeout)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """End a subscription at once; never raises."""
+        with contextlib.suppress(*NATS_TROUBLE):  # closed, draining or ended already: there is nothing to end
+            await subscription.unsubscribe()
+
+    async def drain(self) -> None:
+        """Send what is buffered, handle what has come, and close; at most some 9 seconds, never raises."""
+        if self.connected.is_set() and not self.nc.is_closed:
+            await self._patiently(self.nc.drain(), _DRAIN_SECONDS + 2.0)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close at once; at most some 2 seconds, never raises."""
+        if self._begun:  # before that, nats-py has nothing to close and asserts
+            await self._patiently(self.nc.close(), _CLOSE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
+        await self._on_closed()
+
+    async def _patiently(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
+        """Wait for `work`, but not cut it short: a cancelled flush kills the read loop. True if it succeeded."""
+        task = asyncio.create_task(self._quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        done, _ = await asyncio.wait({task}, timeout=timeout)
+        return bool(done) and task.result()
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await work
+        except NATS_TROUBLE as error:  # reconnecting, reset or closed in the middle of a flush, drain or close
+            self._log.warning("ending", "NATS: %s", error)
+            return False
+        return True
+
+    async def open(self, target: _Target, name: str, inbox_prefix: str) -> None:
+        """Used by `connect`: try until connected."""
+        options: dict[str, Any] = {  # nats-py declares some of these as int, and takes float
+            "servers": target.servers,
+            "name": name,
+            "inbox_prefix": inbox_prefix,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": 0.2,
+            "connect_timeout": 2,
+            "ping_interval": 5,
+            "max_outstanding_pings": 1,
+            "drain_timeout": _DRAIN_SECONDS,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+            **target.login,
+        }
+        self._begun = True
+        await self.nc.connect(**options)
+        self.connected.set()
+
+    def refusal(self) -> asyncio.Future[None]:
+        """Used by `connect`: done once the server has refused the login."""
+        return self._refused
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        self.last_error = text
+        lowered = text.lower()
+        if "permissions violation" in lowered:
+            self.violations.append(text)
+            self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
+        elif "authorization violation" in lowered or "authentication" in lowered:
+            if not self._refused.done():
+                self._refused.set_result(None)
+            self._log.warning("login", "NATS at %s refuses the login: %s", self.shown, text)
+        elif self.connected.is_set():
+            self._log.warning(type(error).__name__, "NATS at %s: %s", self.shown, text)
+
+    async def _on_disconnected(self) -> None:
+        if self.connected.is_set():
+            self.connected.clear()
+            self._tell()
+
+    async def _on_reconnected(self) -> None:
+        self.reconnects += 1
+        self.connected.set()
+        logger.info("NATS at %s: connected again", self.shown)
+        self._tell()
+
+    async def _on_closed(self) -> None:
+        self.connected.clear()
+        if not self.closed.is_set():
+            self.closed.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        for changed in tuple(self._listeners):
+            changed()
+
+
+async def connect(
+    url: str, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
+) -> NatsConnection:
+    """Connect, waiting as long as it takes for a server that is down.
+
+    `url` may hold `user:password@` or `token@`, `?creds=/file`, and several servers separated by commas. While it
+    waits, `on_wait` (the log if `None`) gets a line that names the server, never the password, every few seconds.
+    Raises `ConfigError` if the server refuses the login or the URL makes no sense.
+    """
+    target = _target(url)
+    conn = NatsConnection(target.shown)
+    attempt = asyncio.create_task(conn.open(target, name, inbox_prefix or "_INBOX"))
+    try:
+        await _await_server(conn, attempt, on_wait or logger.warning)
+    except BaseException:
+        while not attempt.done():  # Python 3.11's wait_for inside nats-py can swallow a cancellation
+            attempt.cancel()
+            await asyncio.wait({attempt}, timeout=0.5)
+        await conn.close()
+        raise
+    return conn
+
+
+async def _await_server(conn: NatsConnection, attempt: asyncio.Task[None], on_wait: Callable[[str], None]) -> None:
+    refused = conn.refusal()
+    timeout = _FIRST_WAIT_SECONDS
+    while not attempt.done() and not refused.done():
+        done, _ = await asyncio.wait({attempt, refused}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            on_wait(f"waiting for NATS at {conn.shown}: {conn.last_error}")
+        timeout = _WAIT_SECONDS
+    if not attempt.done():
+        raise ConfigError(f"NATS at {conn.shown} refuses the login; check user and password in nats.servers")
+    await attempt

@@ -1,0 +1,75 @@
+"""Doorbells: messages that say "look at the inbox" (protocol §5, §6), folded by agent into one claim.
+
+Always acknowledged, whatever comes of the claim: the watchdog's poll is the truth, so a lost or refused doorbell costs
+seconds and no turn. One that cannot be read is terminated and counted.
+"""
+
+import asyncio
+import logging
+
+from nats.aio.msg import Msg
+from pydantic import ValidationError
+
+from bridge.connection import NATS_TROUBLE, NatsConnection
+from bridge.pull import ContinuousPull
+from bridge.starter import Starter
+from bridge.streams import declare_streams, declare_wakeups, wakeup_consumer
+from ledger.lease import AgentKey
+from schema import headers, subjects
+from schema.errors import BadRequest, ServerUnavailable
+from schema.events import Wakeup
+from schema.ids import AgentId, token
+
+log = logging.getLogger(__name__)
+
+
+class Doorbells:
+    """Hears the doorbells of one worker target."""
+
+    def __init__(self, conn: NatsConnection, starter: Starter, worker_target: str) -> None:
+        async def ensure() -> None:
+            await declare_streams(conn)
+            await declare_wakeups(conn, worker_target)
+
+        self._starter = starter
+        self._pull = ContinuousPull(conn, subjects.CMD_STREAM, wakeup_consumer(worker_target), ensure)
+        self.undecodable = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; raises `ServerUnavailable` when the connection is gone for good."""
+        await self._pull.run(self._handle, stop)
+
+    async def _handle(self, messages: list[Msg]) -> None:
+        agents: list[AgentKey] = []
+        for message in messages:
+            try:
+                agents.append(_agent(message))
+                await message.ack()
+            except BadRequest as error:
+                self.undecodable += 1
+                log.warning("a doorbell cannot be read: %s", error)
+                await message.term()
+            except NATS_TROUBLE as error:
+                log.debug("a doorbell was not acknowledged: %s", type(error).__name__)
+        try:
+            await self._starter.claim(agents, "doorbell")
+        except ServerUnavailable as error:
+            log.warning("doorbells are left to the watchdog: %s", error)
+
+
+def _agent(message: Msg) -> AgentKey:
+    """Who is rung for: the subject's project, the agent of the payload or the header, which may not differ."""
+    subject = subjects.parse(message.subject)
+    named = (message.headers or {}).get(headers.AGENT_ID)
+    agent = named
+    if message.data:
+        try:
+            agent = Wakeup.model_validate_json(message.data).agent_id
+        except ValidationError:
+            if named is None:
+                raise BadRequest("it names no agent") from None
+    if agent is None:
+        raise BadRequest("it names no agent")
+    if named is not None and named != agent:
+        raise BadRequest("payload and header name different agents")
+    return subject.project_id, AgentId(token(agent, "agent_id"))

@@ -1,0 +1,60 @@
+"""Temporal as the bridge needs it: waiting for the server, and the search attributes that must be declared once."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.common import SearchAttributeIndexedValueType
+from temporalio.service import RPCError, RPCStatusCode
+
+from schema.errors import ConfigError
+from workflows import options
+
+log = logging.getLogger(__name__)
+
+_KINDS = {
+    SearchAttributeIndexedValueType.KEYWORD: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
+    SearchAttributeIndexedValueType.INT: IndexedValueType.INDEXED_VALUE_TYPE_INT,
+}
+
+
+async def await_client(address: str, connect: Callable[[], Awaitable[Client]]) -> Client:
+    """The client, once the server answers; logs now and then which server is waited for.
+
+    Raises `ConfigError` where waiting cannot help (no such namespace, no permission).
+    """
+    waits = 0
+    while True:
+        try:
+            client = await connect()
+            await client.count_workflows("WorkflowId = 'none'")
+        except RPCError as error:
+            if error.status in {
+                RPCStatusCode.NOT_FOUND,
+                RPCStatusCode.PERMISSION_DENIED,
+                RPCStatusCode.UNAUTHENTICATED,
+            }:
+                raise ConfigError(f"Temporal at {address}: {error.message}") from None
+        except (RuntimeError, OSError):
+            pass  # the SDK's word for "cannot connect"
+        else:
+            return client
+        if waits % 10 == 0:
+            log.warning("waiting for Temporal at %s", address)
+        waits += 1
+        await asyncio.sleep(0.5)
+
+
+async def declare_search_attributes(client: Client) -> list[str]:
+    """Declare ours in the client's namespace; returns their names. Idempotent, some milliseconds."""
+    kinds = {key.name: _KINDS[key.indexed_value_type] for key in options.SEARCH_ATTRIBUTES}
+    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
+    try:
+        await client.operator_service.add_search_attributes(request)
+    except RPCError as error:
+        if error.status != RPCStatusCode.ALREADY_EXISTS:
+            raise
+    return list(kinds)

@@ -1,0 +1,143 @@
+"""Sends what committed transitions say: `schema.ports.Publisher` on JetStream (protocol §5, §6).
+
+A required message is sent again under the same message id, so a repeat is stored once, until it is acknowledged or
+some ten seconds are over. Best-effort ones are sent once; their loss is counted and logged. Order is kept within a
+call on its first sending. A message that would close the connection is never sent. Costs one round trip a call.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nats.errors import BadHeaderError, BadSubjectError
+
+from bridge.connection import NATS_TROUBLE, NatsConnection
+from bridge.limitedlog import LimitedLog
+from schema.errors import BadRequest, ServerUnavailable
+from schema.events import Message
+from schema.headers import MSG_ID
+
+_ACK_SECONDS = 2.0
+_GIVE_UP_SECONDS = 10.0
+_PAUSE_SECONDS = (0.1, 1.0)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PublisherCounts:
+    """What became of messages since the publisher was made."""
+
+    stored: int = 0
+    duplicates: int = 0
+    retried: int = 0
+    unconfirmed: int = 0
+    """Best-effort messages buffered while disconnected."""
+    lost: int = 0
+    emitted: int = 0
+
+
+class NatsPublisher:
+    """A publisher on one connection. `give_up_seconds` is how long a required message is tried."""
+
+    def __init__(self, conn: NatsConnection, *, give_up_seconds: float = _GIVE_UP_SECONDS) -> None:
+        self.counts = PublisherCounts()
+        self._conn = conn
+        self._give_up = give_up_seconds
+        self._log = LimitedLog(logger)
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Send in order and wait for the acknowledgements.
+
+        Raises `BadRequest` if a required message is too large or malformed, `ServerUnavailable` if one was not
+        acknowledged in time; everything else has been sent by then. The loss of others is logged.
+        """
+        deadline = asyncio.get_running_loop().time() + self._give_up
+        sending = [_with_id(message) if message.required else message for message in messages]
+        too_large = [message for message in sending if _size(message) > self._conn.size_limit]
+        missing = await self._send_all([message for message in sending if _size(message) <= self._conn.size_limit])
+        pause, longest = _PAUSE_SECONDS
+        while missing and asyncio.get_running_loop().time() < deadline:
+            await self._until_connected(pause, deadline)
+            pause = min(pause * 2, longest)
+            self.counts.retried += len(missing)
+            missing = await self._send_all(missing)
+        if missing:
+            self.counts.lost += len(missing)
+            raise ServerUnavailable(
+                f"NATS at {self._conn.shown} acknowledged no message on {missing[0].subject} in {self._give_up:g} s"
+            )
+        for message in too_large:
+            self._lose(message, "too large")
+            if message.required:
+                raise BadRequest(f"a message on {message.subject} has {_size(message)} bytes, too many for NATS")
+
+    async def emit(self, message: Message) -> None:
+        """Send on core NATS without waiting; lost while disconnected, and never raises for it."""
+        if not self._conn.connected.is_set() or _size(message) > self._conn.size_limit:
+            self._lose(message, "not connected, or too large")
+            return
+        try:
+            await self._conn.send(message.subject, message.payload, headers=message.headers)
+        except NATS_TROUBLE as error:
+            self._lose(message, error)
+        else:
+            self.counts.emitted += 1
+
+    async def _send_all(self, messages: list[Message]) -> list[Message]:
+        """Send in order; returns the required messages that were not acknowledged."""
+        if len(messages) == 1:
+            acknowledged = [await self._send(messages[0])]
+        else:
+            acknowledged = await asyncio.gather(*map(self._send, messages))
+        return [message for message, done in zip(messages, acknowledged, strict=True) if not done and message.required]
+
+    async def _send(self, message: Message) -> bool:
+        try:
+            if not message.required and not self._conn.connected.is_set():
+                # an acknowledgement would take its full timeout; the buffer goes out with the reconnect
+                await self._conn.send(message.subject, message.payload, headers=message.headers)
+                self.counts.unconfirmed += 1
+                return True
+            ack = await self._conn.store(
+                message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS
+            )
+        except (BadSubjectError, BadHeaderError) as error:
+            if message.required:
+                raise BadRequest(f"a message on {message.subject[:120]!r} cannot be sent: {error}") from None
+            self._lose(message, error)
+        except NATS_TROUBLE as error:
+            if not message.required:
+                self._lose(message, error)
+        else:
+            self.counts.stored += 1
+            self.counts.duplicates += bool(ack.duplicate)
+            return True
+        return False
+
+    async def _until_connected(self, pause: float, deadline: float) -> None:
+        """Wait `pause` seconds, then for a connection, so that repeats do not pile up in its buffer."""
+        await asyncio.sleep(pause)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._conn.connected.wait()
+        except TimeoutError:
+            return
+
+    def _lose(self, message: Message, why: object) -> None:
+        self.counts.lost += 1
+        self._log.warning("lost", "a message on %s was lost: %s", message.subject, why)
+
+
+def _with_id(message: Message) -> Message:
+    """The message under a message id, so that sending it again stores it once."""
+    if MSG_ID in message.headers:
+        return message
+    return replace(message, headers={**message.headers, MSG_ID: uuid.uuid4().hex})
+
+
+def _size(message: Message) -> int:
+    names = sum(len(name) + len(value.encode()) + 4 for name, value in message.headers.items())
+    return len(message.payload) + names

@@ -1,0 +1,201 @@
+"""Claims, and the workflows they start (protocol §6, claim): where inbox and Temporal meet.
+
+A claim whose workflow cannot be started is given back with a delay at once, so that Temporal's absence costs nothing
+but time. Many agents are claimed by one statement and started concurrently. Ids only enter Temporal.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from bridge.engine import declare_search_attributes
+from ledger.lease import AgentKey, Claim, claim_inbox, release_claims
+from ledger.pool import Pool
+from ledger.turns import fence
+from ledger.views import locate_turn
+from schema.errors import ServerUnavailable, StaleTurn
+from schema.events import Address, InboxProgress, Message
+from schema.headers import new_traceparent
+from schema.ports import Publisher
+from schema.states import TurnStatus
+from schema.turns import TurnInput, TurnRef
+from workflows import options
+from workflows.agent_turn import AgentTurn
+
+log = logging.getLogger(__name__)
+SENDER = "turnstile.bridge"
+CLAIM_LIMIT = 64
+RELEASE_DELAY_SECONDS = 1.0
+_RPC_TIMEOUT = timedelta(seconds=5)
+
+
+@dataclass(slots=True)
+class ClaimCounts:
+    """What became of claimed rows, for metrics."""
+
+    started: int = 0
+    settled: int = 0
+    released: int = 0
+    by_reason: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class Starter:
+    """Claims due rows for the served worker targets and starts their turns."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        client: Client,
+        publisher: Publisher,
+        worker_targets: Sequence[str],
+        *,
+        heartbeat_timeout_seconds: float = 10.0,
+    ) -> None:
+        self._pool = pool
+        self._client = client
+        self._publisher = publisher
+        self._worker_targets = tuple(worker_targets)
+        self._heartbeat_timeout = heartbeat_timeout_seconds
+        self.counts = ClaimCounts()
+
+    async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
+        """Take what is due for these agents and start it; raises `ServerUnavailable` while the ledger is away."""
+        wanted = list(dict.fromkeys(agents))
+        while wanted:
+            claims = await self._pool.run(
+                lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
+            )
+            self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
+            await asyncio.gather(*(self._settle(claim) for claim in claims))
+            wanted = _unfinished(claims)
+
+    async def _settle(self, claim: Claim) -> None:
+        match claim.verdict:
+            case "start":
+                await self._start(claim)
+            case "skipped":
+                self.counts.settled += 1
+                await self._tell(claim, "stale_turn")
+            case "error":
+                self.counts.settled += 1
+                log.error("inbox row %s breaks the protocol: marked error", claim.inbox_id)
+                await self._tell(claim, "protocol_violation")
+                await self._fence(claim)
+
+    async def _start(self, claim: Claim) -> None:
+        turn = claim.turn()
+        try:
+            await self.start(turn)
+            self.counts.started += 1
+        except WorkflowAlreadyStartedError:
+            # Completed, yet the ledger has it in hand: whatever ended it will show in the ledger, or be repaired there.
+            log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
+            await self._release(claim, 10 * RELEASE_DELAY_SECONDS)
+        except (RPCError, OSError) as error:
+            log.warning("turn %s: could not be started (%s): given back", turn.agent_turn_id, type(error).__name__)
+            await self._release(claim, RELEASE_DELAY_SECONDS)
+
+    async def start(self, turn: TurnRef) -> None:
+        """Start the turn's workflow, or find it running; raises what the client raises."""
+        given = TurnInput(**turn.model_dump(), heartbeat_timeout_seconds=self._heartbeat_timeout)
+        try:
+            await self._start_workflow(turn, given)
+        except RPCError as error:
+            if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
+                raise
+            # An engine whose data was wiped has forgotten the search attributes: declare them again.
+            await declare_search_attributes(self._client)
+            await self._start_workflow(turn, given)
+
+    async def _start_workflow(self, turn: TurnRef, given: TurnInput) -> None:
+        attributes = TypedSearchAttributes(
+            [
+                SearchAttributePair(options.TURN_PROJECT, turn.project_id),
+                SearchAttributePair(options.TURN_AGENT, turn.agent_id),
+                SearchAttributePair(options.TURN_CHANNEL, turn.channel_id),
+                SearchAttributePair(options.TURN_STATUS, "running"),
+                SearchAttributePair(options.TURN_EPOCH, turn.turn_epoch),
+                SearchAttributePair(options.WORKER_TARGET, turn.worker_target),
+            ]
+        )
+        await self._client.start_workflow(
+            AgentTurn.run,
+            given,
+            id=options.turn_workflow_id(turn.agent_turn_id),
+            task_queue=options.task_queue(turn.worker_target),
+            id_reuse_policy=options.TURN_ID_REUSE,
+            id_conflict_policy=options.TURN_ID_CONFLICT,
+            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+            search_attributes=attributes,
+            static_summary=f"{turn.agent_id} in {turn.project_id}",
+            static_details=_details(turn),
+            request_eager_start=True,
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+
+    async def _release(self, claim: Claim, delay: float) -> None:
+        self.counts.released += 1
+        await self._pool.run(lambda conn: release_claims(conn, [claim.inbox_id], delay_seconds=delay))
+
+    async def _fence(self, claim: Claim) -> None:
+        """A turn that an illegal row names gets its outcome, if an agent has it in hand."""
+        turn_id = claim.agent_turn_id
+        if turn_id is None:
+            return
+        turn = await self._pool.run(lambda conn: locate_turn(conn, claim.project_id, turn_id))
+        if turn is None:
+            return
+        try:
+            await fence(self._pool, turn, TurnStatus.FAILED, "protocol_violation", "its inbox row broke the protocol")
+        except StaleTurn:
+            log.info("turn %s went on before it was fenced", turn_id)
+
+    async def _tell(self, claim: Claim, reason: str) -> None:
+        address = Address(
+            project_id=claim.project_id,
+            channel_id=claim.channel_id,
+            agent_id=claim.agent_id,
+            agent_turn_id=claim.agent_turn_id,
+            turn_epoch=claim.turn_epoch or 0,
+            traceparent=claim.traceparent or new_traceparent(),
+            recursion_depth=claim.recursion_depth,
+            sender=SENDER,
+        )
+        status = "skipped" if claim.verdict == "skipped" else "error"
+        progress = InboxProgress(inbox_id=claim.inbox_id, status=status, reason=reason)
+        await tell(self._publisher, address.inbox_progress(progress))
+
+
+async def tell(publisher: Publisher, *messages: Message) -> bool:
+    """Publish after a commit; False if a required message was not acknowledged (the safety net makes good for it)."""
+    try:
+        await publisher.publish(messages)
+    except ServerUnavailable as error:
+        log.warning("not published: %s", error)
+        return False
+    return True
+
+
+def _unfinished(claims: Sequence[Claim]) -> list[AgentKey]:
+    """Agents that may have more rows than one claim takes."""
+    taken = Counter((claim.project_id, claim.agent_id) for claim in claims)
+    return [agent for agent, count in taken.items() if count >= CLAIM_LIMIT]
+
+
+def _details(turn: TurnRef) -> str:
+    return "\n".join(
+        (
+            f"- agent **{turn.agent_id}** in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
+            f"- turn {turn.agent_turn_id}, inbox row {turn.inbox_id}",
+            f"- context box {turn.context_box_id}, output box {turn.output_box_id}",
+            f"- trace {turn.trace_id}",
+        )
+    )

@@ -1,0 +1,122 @@
+"""The safety net (protocol §8): finds what a crash, a lost doorbell or an absent server left behind, and mends it.
+
+Every rule is one statement on live rows, safe with many bridges at once, and touches only served worker targets. A rule
+that fails is logged and tried at the next tick; the others go on. The poll is a doorbell to itself: what it finds due
+it claims directly, so turns move on while NATS is away.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from bridge.starter import SENDER, Starter, tell
+from ledger.lease import AgentKey, dispatch_next
+from ledger.pool import Pool
+from ledger.sweep import list_due_agents, list_stranded, list_unannounced, release_stale_claims, retry_dispatched
+from ledger.turns import mark_announced
+from schema.errors import TurnstileError
+from schema.ports import Publisher
+
+log = logging.getLogger(__name__)
+ROW_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogTimes:
+    """The rules' ages, in seconds (`[bridge]`)."""
+
+    poll_interval: float = 1.0
+    inbox_processing_timeout: float = 300.0
+    pending_wakeup: float = 5.0
+    dispatched_retry: float = 10.0
+    unannounced: float = 5.0
+
+
+class Watchdog:
+    """Runs the rules at every tick. Holds counters only."""
+
+    def __init__(
+        self, pool: Pool, starter: Starter, publisher: Publisher, worker_targets: Sequence[str], times: WatchdogTimes
+    ) -> None:
+        self._pool = pool
+        self._starter = starter
+        self._publisher = publisher
+        self._targets = tuple(worker_targets)
+        self._times = times
+        self.repairs: Counter[str] = Counter()
+        """Rows mended, by rule."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`."""
+        while not stop.is_set():
+            await self.tick()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._times.poll_interval)
+
+    async def tick(self) -> None:
+        """Each rule once."""
+        await self._rule("claims", self._claims)
+        await self._rule("dispatched_retry", self._dispatched)
+        await self._rule("stranded", self._stranded)
+        await self._rule("doorbell", self._doorbell)
+        await self._rule("unannounced", self._unannounced)
+
+    async def _rule(self, name: str, rule: Callable[[], Awaitable[int]]) -> None:
+        try:
+            mended = await rule()
+        except TurnstileError as error:
+            log.warning("watchdog rule %s: %s", name, error)
+        except Exception:  # the net must not fall because one rule did
+            log.exception("watchdog rule %s failed", name)
+        else:
+            self.repairs[name] += mended
+            if mended:
+                log.info("watchdog rule %s: %d", name, mended)
+
+    async def _claims(self) -> int:
+        older = self._times.inbox_processing_timeout
+        return await self._again(
+            await self._pool.run(
+                lambda conn: release_stale_claims(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+            )
+        )
+
+    async def _dispatched(self) -> int:
+        older = self._times.dispatched_retry
+        return await self._again(
+            await self._pool.run(
+                lambda conn: retry_dispatched(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+            )
+        )
+
+    async def _doorbell(self) -> int:
+        older = self._times.pending_wakeup
+        return await self._again(
+            await self._pool.run(
+                lambda conn: list_due_agents(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+            )
+        )
+
+    async def _stranded(self) -> int:
+        agents = await self._pool.run(lambda conn: list_stranded(conn, self._targets, row_limit=ROW_LIMIT))
+        if not agents:
+            return 0
+        leases = await self._pool.run(lambda conn: dispatch_next(conn, agents))
+        return await self._again([(lease.project_id, lease.agent_id) for lease in leases])
+
+    async def _unannounced(self) -> int:
+        older = self._times.unannounced
+        found = await self._pool.run(
+            lambda conn: list_unannounced(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+        if not found or not await tell(self._publisher, *(outcome.task_event(SENDER) for outcome in found)):
+            return 0
+        await self._pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
+        return len(found)
+
+    async def _again(self, agents: Sequence[AgentKey]) -> int:
+        await self._starter.claim(agents, "watchdog")
+        return len(agents)

@@ -1,0 +1,175 @@
+"""Durable commands: answered once, whatever is delivered twice, deferred or unreadable."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from bridge.client import BridgeClient, WatchEvent
+from bridge.commands import DurableCommands, deferred
+from bridge.connection import NatsConnection
+from bridge.publisher import NatsPublisher
+from bridge.service import VerbRequest
+from schema import subjects
+from schema.errors import ServerUnavailable
+from schema.events import Message
+from schema.headers import CHANNEL_ID, MSG_TYPE, PROJECT_ID, TRACEPARENT, new_traceparent, trace_id
+from schema.ids import AgentTurnId, ProjectId, uuid7
+from schema.inbox import EnqueueReply, Reply
+from schema.states import ReplyStatus
+from tests.bridge.conftest import CHANNEL, eventually
+
+
+class DatabaseAway(Exception):
+    """What a driver might raise."""
+
+
+class FailingPublisher(NatsPublisher):
+    """Fails as often as told, after the message was stored."""
+
+    failures = 0
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        await super().publish(messages)
+        if self.failures:
+            self.failures -= 1
+            raise ServerUnavailable("the acknowledgement was lost")
+
+
+class Bridge:
+    """Durable verbs of a test, what ran, and what was answered in the project's channel."""
+
+    def __init__(self, conn: NatsConnection) -> None:
+        self.ran: list[VerbRequest] = []
+        self.away = 0
+        self.publisher = FailingPublisher(conn)
+        verbs = {"enqueue": self.enqueue, "large": self.large}
+        self.commands = DurableCommands(conn, verbs, self.publisher, unavailable=(DatabaseAway,))
+        self.events: list[WatchEvent] = []
+        self.stop = asyncio.Event()
+
+    async def enqueue(self, request: VerbRequest) -> Reply:
+        self.ran.append(request)
+        if self.away:
+            self.away -= 1
+            raise DatabaseAway
+        return EnqueueReply(status=ReplyStatus.ACCEPTED, agent_turn_id=AgentTurnId("t1"), turn_epoch=3)
+
+    async def large(self, request: VerbRequest) -> Reply:
+        self.ran.append(request)
+        return Reply(status=ReplyStatus.ACCEPTED, error="x" * 1_048_000)
+
+    async def watch(self, client: BridgeClient) -> None:
+        async for event in client.watch():
+            self.events.append(event)
+
+
+@pytest.fixture
+def client(other: NatsConnection, project: ProjectId) -> BridgeClient:
+    return BridgeClient(other, project, CHANNEL)
+
+
+@pytest.fixture
+async def bridge(conn: NatsConnection, other: NatsConnection, client: BridgeClient) -> AsyncIterator[Bridge]:
+    bridge = Bridge(conn)
+    watching = asyncio.create_task(bridge.watch(client))
+    running = asyncio.create_task(bridge.commands.run(bridge.stop))
+    await eventually(lambda: len(other.nc._subs) >= 1)
+    await other.verify()
+    yield bridge
+    bridge.stop.set()
+    async with asyncio.timeout(5):
+        await running
+    watching.cancel()
+
+
+async def pending(conn: NatsConnection) -> dict[str, Any]:
+    answer = await conn.request(f"$JS.API.CONSUMER.INFO.{subjects.CMD_STREAM}.turnstile_bridge_verbs", b"", timeout=2)
+    return cast("dict[str, Any]", json.loads(answer.data))
+
+
+async def settled(conn: NatsConnection) -> None:
+    """Wait until no command is waiting or unsettled."""
+    async with asyncio.timeout(8):
+        while (info := await pending(conn))["num_ack_pending"] or info["num_pending"]:  # noqa: ASYNC110 - the server's
+            await asyncio.sleep(0.005)
+
+
+async def test_a_command_is_answered_with_its_request_id(
+    bridge: Bridge, client: BridgeClient, other: NatsConnection, project: ProjectId
+) -> None:
+    trace = new_traceparent()
+    assert await client.command("enqueue", {"agent_id": "a1"}, "r-1", {TRACEPARENT: trace})
+    await eventually(lambda: bridge.events)
+    await settled(other)
+    [event] = bridge.events
+    assert event.suffix == "enqueue_ack"
+    assert event.payload["request_id"] == "r-1"
+    assert (event.payload["status"], event.payload["agent_turn_id"]) == ("accepted", "t1")
+    assert (event.headers[PROJECT_ID], event.headers[CHANNEL_ID]) == (project, CHANNEL)
+    assert (event.headers[MSG_TYPE], event.headers["CG-Turn-Epoch"]) == ("enqueue_ack", "3")
+    assert trace_id(event.headers[TRACEPARENT]) == trace_id(trace)
+    [request] = bridge.ran
+    assert json.loads(request.payload) == {"agent_id": "a1"}
+    assert request.source == "command"
+
+
+async def test_a_repeated_command_is_stored_once(bridge: Bridge, client: BridgeClient, other: NatsConnection) -> None:
+    assert await client.command("enqueue", {}, "r-2")
+    assert not await client.command("enqueue", {}, "r-2")
+    await settled(other)
+    assert len(bridge.ran) == 1
+
+
+async def test_a_redelivery_is_not_answered_twice(bridge: Bridge, client: BridgeClient, other: NatsConnection) -> None:
+    bridge.publisher.failures = 1
+    await client.command("enqueue", {}, "r-3")
+    await eventually(lambda: len(bridge.ran) == 2)
+    await settled(other)
+    assert len(bridge.events) == 1
+    assert bridge.ran[0].command_id == bridge.ran[1].command_id is not None
+    assert bridge.publisher.counts.duplicates == 1
+
+
+async def test_a_database_that_is_away_defers(bridge: Bridge, client: BridgeClient, other: NatsConnection) -> None:
+    bridge.away = 1
+    started = asyncio.get_running_loop().time()
+    await client.command("enqueue", {}, "r-4")
+    await eventually(lambda: bridge.ran)
+    assert not bridge.events
+    await eventually(lambda: bridge.events)
+    assert asyncio.get_running_loop().time() - started >= 2
+    await settled(other)
+    assert [event.payload["status"] for event in bridge.events] == ["accepted"]
+
+
+@pytest.mark.parametrize("payload", [b"not json", b"[1]", b"[" * 100_000, b'{"a":"\\ud800"}', b"\xff"])
+async def test_the_unreadable_is_answered_and_terminated(
+    bridge: Bridge, other: NatsConnection, project: ProjectId, payload: bytes
+) -> None:
+    await other.store(subjects.bridge_command(project, CHANNEL, "enqueue"), payload, headers={"Nats-Msg-Id": uuid7()})
+    await eventually(lambda: bridge.events)
+    await settled(other)
+    [event] = bridge.events
+    assert (event.payload["status"], event.payload["error_code"]) == ("rejected", "bad_request")
+    assert not bridge.ran
+
+
+async def test_a_stranger_subject_is_terminated_unanswered(bridge: Bridge, other: NatsConnection) -> None:
+    await other.store("cg.v1r4.p$.c.cmd.sys.bridge.enqueue", b"{}")
+    await settled(other)
+    assert not bridge.events
+    assert not bridge.ran
+
+
+async def test_a_large_answer_is_replaced(bridge: Bridge, client: BridgeClient) -> None:
+    await client.command("large", {}, "r-5")
+    await eventually(lambda: bridge.events)
+    assert bridge.events[0].payload["error_code"] == "result_too_large"
+    assert bridge.events[0].payload["request_id"] == "r-5"
+
+
+def test_delays_grow_from_2_to_30_seconds() -> None:
+    assert [deferred(count).delay for count in (1, 2, 3, 4, 5, 6, 1000)] == [2, 4, 8, 16, 30, 30, 30]

@@ -1,0 +1,113 @@
+"""Real servers for the whole suite: one set a session, and a database of its own, cloned from a migrated one, a test."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ledger.migrate import migrate
+from ledger.pool import Pool
+from schema.ids import uuid7
+from turnstile.embedded import EmbeddedServers, Endpoints
+
+settings.register_profile(
+    "default",
+    max_examples=15,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=300, stateful_step_count=60)
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--hammer-seconds 60` hammers the ledger for longer than the usual run does."""
+    parser.addoption("--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/test_hammer.py hammers")
+
+
+@pytest.fixture(scope="session")
+def hammer_seconds(request: pytest.FixtureRequest) -> float:
+    """What `--hammer-seconds` says."""
+    return request.config.getoption("--hammer-seconds")
+
+
+@pytest.fixture(scope="session")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Endpoints]:
+    """PostgreSQL, NATS and Temporal, empty."""
+    async with EmbeddedServers(tmp_path_factory.mktemp("servers") / ".turnstile") as running:
+        yield running.endpoints
+
+
+class Databases:
+    """Makes and drops databases on the session's server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def url(self, name: str) -> str:
+        """The address of a database."""
+        return f"{self._url.rpartition('/')[0]}/{name}"
+
+    async def execute(self, statement: str) -> None:
+        """Run a statement that concerns the whole server."""
+        conn = await asyncpg.connect(self.url("postgres"))
+        try:
+            await conn.execute(statement)
+        finally:
+            await conn.close()
+
+    async def create(self, template: str = "template0") -> str:
+        """A new database; returns its name."""
+        name = f"t_{uuid7().replace('-', '')}"
+        await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    async def drop(self, name: str) -> None:
+        """Gone, whoever is connected."""
+        await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def databases(servers: Endpoints) -> Databases:
+    """The session's server as a place for databases."""
+    return Databases(servers.database_url)
+
+
+@pytest.fixture(scope="session")
+async def migrated(databases: Databases) -> str:
+    """The name of a migrated, empty database that nobody is connected to: a template."""
+    name = await databases.create()
+    pool = Pool(databases.url(name), size=1)
+    await migrate(pool)
+    await pool.close()
+    return name
+
+
+@pytest.fixture
+async def database_url(databases: Databases, migrated: str) -> AsyncIterator[str]:
+    """A migrated, empty database of this test alone."""
+    name = await databases.create(migrated)
+    yield databases.url(name)
+    await databases.drop(name)
+
+
+@pytest.fixture
+async def open_pool(database_url: str) -> AsyncIterator[Callable[..., Pool]]:
+    """Makes pools on this test's database, as many clients as it wants; they are closed after it."""
+    async with AsyncExitStack() as stack:
+
+        def opened(*, size: int = 10, name: str = "test") -> Pool:
+            pool = Pool(database_url, size=size, name=name)
+            stack.push_async_callback(pool.close)
+            return pool
+
+        yield opened
+
+
+@pytest.fixture
+def pool(open_pool: Callable[..., Pool]) -> Pool:
+    """A pool on this test's database."""
+    return open_pool()

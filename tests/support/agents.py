@@ -1,0 +1,247 @@
+"""State built through the ledger's own functions, in the few words a test needs."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ledger.cards import BoxCache
+from ledger.intake import Enqueue, Enqueued, QueuedStop, _cards, enqueue, enqueue_turn, stop_queued_turn
+from ledger.lease import Claim, Lease, claim_inbox
+from ledger.pool import Pool
+from ledger.queries import Connection
+from ledger.roster import add_agent, put_profile
+from ledger.turns import BegunStep, CommittedStep, Ending, FinishedTurn, StepRecord, begin_step, commit_step, finish_turn
+from schema.cards import Card, CardType, Role, TextContent, make_card
+from schema import headers
+from schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    ProjectId,
+    StepId,
+    ToolCallId,
+    new_box_id,
+    step_card_id,
+    step_id,
+    turn_card_id,
+    uuid7,
+)
+from schema.inbox import EnqueueRequest
+from schema.profiles import LlmConfig, Profile
+from schema.states import TurnStatus
+from schema.turns import TurnRef
+
+PROJECT = ProjectId("p1")
+CHANNEL = ChannelId("public")
+TARGET = "worker_generic"
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+ALICE, BOB, CAROL = AgentId("alice"), AgentId("bob"), AgentId("carol")
+
+
+def profile(name: str = "helper", **more: Any) -> Profile:
+    """A profile that asks the scripted model."""
+    return Profile(name=name, llm_config=LlmConfig(model="scripted/echo"), **more)
+
+
+async def add_agents(pool: Pool, *agents: AgentId, project: ProjectId = PROJECT, worker_target: str | None = None) -> None:
+    """The profile `helper`, and agents that have it."""
+    await put_profile(pool, project, profile())
+    for agent in agents:
+        await add_agent(pool, project, agent, "helper", worker_target=worker_target)
+
+
+async def ask(
+    pool: Pool,
+    agent: AgentId = ALICE,
+    instruction: str | None = "hello",
+    *,
+    incoming: dict[str, str] | None = None,
+    project: ProjectId = PROJECT,
+    depth_limit: int = 20,
+    **fields: Any,
+) -> Enqueued:
+    """Enqueue a turn; `fields` are further arguments of the request."""
+    request = EnqueueRequest.model_validate({"agent_id": agent, "instruction": instruction, **fields})
+    return await enqueue(pool, project, CHANNEL, request, incoming or {}, depth_limit=depth_limit, sender="user.test")
+
+
+def command(
+    agent: AgentId = ALICE,
+    instruction: str | None = "hello",
+    *,
+    incoming: dict[str, str] | None = None,
+    depth_limit: int = 20,
+    **fields: Any,
+) -> Enqueue:
+    """An enqueue with its ids, to be sent with `send` as often as a test likes."""
+    return Enqueue(
+        project_id=PROJECT,
+        channel_id=CHANNEL,
+        request=EnqueueRequest.model_validate({"agent_id": agent, "instruction": instruction, **fields}),
+        context_headers=headers.context_headers(incoming or {}),
+        depth_limit=depth_limit,
+        agent_turn_id=AgentTurnId(uuid7()),
+        inbox_id=InboxId(uuid7()),
+        new_context_box_id=new_box_id(),
+        new_output_box_id=new_box_id(),
+    )
+
+
+async def send(conn: Connection, sent: Enqueue) -> Enqueued:
+    """One try of the statement, on this connection."""
+    return await enqueue_turn(conn, sent, _cards(sent, "user.test"))
+
+
+async def claim(pool: Pool, *agents: AgentId, targets: tuple[str, ...] = (TARGET,), row_limit: int = 10) -> list[Claim]:
+    """Claim what is due for these agents."""
+    keys = [(PROJECT, agent) for agent in agents]
+    return await pool.run(lambda conn: claim_inbox(conn, keys, targets, row_limit=row_limit))
+
+
+async def start(pool: Pool, agent: AgentId = ALICE) -> TurnRef:
+    """Claim the agent's one leased turn."""
+    [claimed] = await claim(pool, agent)
+    assert claimed.verdict == "start"
+    return claimed.turn()
+
+
+async def lease(pool: Pool, agent: AgentId = ALICE, **fields: Any) -> TurnRef:
+    """Enqueue to an idle agent and claim: a dispatched turn."""
+    await ask(pool, agent, **fields)
+    return await start(pool, agent)
+
+
+def turn_of(leased: Lease, like: TurnRef) -> TurnRef:
+    """The gate of a lease that was not claimed; its boxes are `like`'s."""
+    return TurnRef.model_validate(like.model_dump() | leased.model_dump())
+
+
+def card(turn: TurnRef, step: int, name: str, kind: CardType = CardType.THOUGHT, text: str = "so be it") -> Card:
+    """A card of a step."""
+    step_name = step_id(turn.agent_turn_id, step)
+    return make_card(
+        step_card_id(step_name, name),
+        kind,
+        Role.ASSISTANT,
+        TextContent(text=text),
+        author=f"agent.{turn.agent_id}",
+        turn=turn.agent_turn_id,
+        step=step_name,
+        trace=turn.trace_id,
+    )
+
+
+def middle_record(turn: TurnRef, step: int) -> StepRecord:
+    """A step with one thought, after which another step follows."""
+    return StepRecord(step, {"next": "continue"}, [card(turn, step, "thought")], [], STARTED)
+
+
+def last_record(turn: TurnRef, step: int) -> StepRecord:
+    """A step with one thought and the deliverable."""
+    cards = [card(turn, step, "thought"), card(turn, step, "deliverable", CardType.DELIVERABLE)]
+    return StepRecord(step, {"next": "end"}, cards, [], STARTED)
+
+
+async def begin(pool: Pool, turn: TurnRef, step: int = 1, cache: BoxCache | None = None) -> BegunStep:
+    """begin_step, with an empty cache if none is given."""
+    known = cache if cache is not None else BoxCache(0)
+    return await pool.run(lambda conn: begin_step(conn, turn, step, known))
+
+
+async def commit(pool: Pool, turn: TurnRef, step: int = 1) -> CommittedStep:
+    """commit_step of a middle step."""
+    return await pool.run(lambda conn: commit_step(conn, turn, middle_record(turn, step)))
+
+
+async def finish_on(conn: Connection, turn: TurnRef, step: int = 1) -> FinishedTurn:
+    """finish_turn by its own step, on this connection."""
+    record = last_record(turn, step)
+    return await finish_turn(conn, turn, Ending(TurnStatus.SUCCESS, record.cards[-1].card_id), record=record)
+
+
+async def finish(pool: Pool, turn: TurnRef, step: int = 1) -> FinishedTurn:
+    """finish_turn by its own step."""
+    return await pool.run(lambda conn: finish_on(conn, turn, step))
+
+
+async def play(pool: Pool, agent: AgentId = ALICE) -> TurnRef:
+    """The agent's leased turn from claim to end, in one step."""
+    turn = await start(pool, agent)
+    await begin(pool, turn)
+    await finish(pool, turn)
+    return turn
+
+
+@dataclass(frozen=True)
+class Position:
+    """A card in a box."""
+
+    position: int
+    card_id: CardId
+    type: str
+
+
+async def box(pool: Pool, box_id: BoxId | None) -> list[Position]:
+    """What is in a box, as it is stored."""
+    async with pool.connection() as conn:
+        rows = await conn.fetch(
+            "SELECT position, card_id, metadata ->> 'type' AS type FROM box_cards JOIN cards USING (card_id)"
+            " WHERE box_id = $1::text::uuid ORDER BY position",
+            box_id,
+        )
+    return [Position(row["position"], row["card_id"], row["type"]) for row in rows]
+
+
+async def suspend(pool: Pool, turn: TurnRef, *calls: str, step: int = 1, status: str = "waiting") -> None:
+    """A running turn that waits for these calls. By SQL until the ledger has a transition that suspends."""
+    async with pool.connection() as conn, conn.transaction():
+        for name in calls:
+            await conn.fetch(
+                "INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id,"
+                " tool_call_id, tool_name, wait_status) VALUES ($1, $2, $3, $4, $5, $6, 'search', $7)",
+                *(turn.project_id, turn.agent_id, turn.agent_turn_id, turn.turn_epoch),
+                *(StepId(f"{turn.agent_turn_id}-s{step}"), ToolCallId(name), status),
+            )
+        await conn.fetch(
+            "UPDATE state.agent_state_head SET status = 'suspended', waiting_tool_count = $3,"
+            " resume_deadline = now() + interval '1 minute' WHERE agent_id = $1 AND active_agent_turn_id = $2",
+            *(turn.agent_id, turn.agent_turn_id, len(calls)),
+        )
+
+
+async def rows(pool: Pool, statement: str, *args: Any) -> list[dict[str, Any]]:
+    """Rows of a statement that only a test asks."""
+    async with pool.connection() as conn:
+        return [dict(row) for row in await conn.fetch(statement, *args)]
+
+
+async def value(pool: Pool, statement: str, *args: Any) -> Any:
+    """The one value of such a statement."""
+    [row] = await rows(pool, statement, *args)
+    [only] = row.values()
+    return only
+
+
+async def head(pool: Pool, agent: AgentId = ALICE, project: ProjectId = PROJECT) -> dict[str, Any]:
+    """The agent's head row."""
+    [row] = await rows(pool, "SELECT * FROM state.agent_state_head WHERE agent_id = $1 AND project_id = $2", agent, project)
+    return row
+
+
+async def stop_on(conn: Connection, agent: AgentId, queued: Enqueued) -> QueuedStop | None:
+    """stop_queued_turn with the deliverable that a stop makes, on this connection."""
+    turn = queued.reply.agent_turn_id
+    assert turn is not None
+    deliverable = make_card(
+        turn_card_id(turn, "deliverable"), CardType.DELIVERABLE, Role.ASSISTANT, TextContent(text="stopped"),
+        author="system", turn=turn, partial=True,
+    )
+    return await stop_queued_turn(conn, PROJECT, agent, turn, deliverable, "stopped")
+
+
+async def stop(pool: Pool, agent: AgentId, queued: Enqueued) -> QueuedStop | None:
+    """stop_queued_turn."""
+    return await pool.run(lambda conn: stop_on(conn, agent, queued))

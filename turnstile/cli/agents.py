@@ -1,0 +1,66 @@
+"""`turnstile agent`: add and list."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "add", project=True)
+async def add(
+    session: "Session",
+    agent: Annotated[str, typer.Argument(help="The agent's id: A-Z a-z 0-9 _ -.")],
+    profile: Annotated[str, typer.Option(help="Name of its profile.")],
+    target: Annotated[str | None, typer.Option(help="Worker target, instead of the profile's.")] = None,
+    display_name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag; may be repeated.")] = None,
+) -> None:
+    """Add an agent to the project."""
+    from ledger.roster import add_agent
+    from schema.ids import AgentId
+
+    async with session.ledger() as pool:
+        added = await add_agent(
+            pool,
+            session.project,
+            AgentId(agent),
+            profile,
+            worker_target=target,
+            display_name=display_name,
+            tags=tag or (),
+        )
+    if session.out.as_json:
+        session.out.document({"agent_id": agent, "profile_name": profile, "worker_target": added})
+    else:
+        session.out.line(f"agent {agent} added to {session.project}, served by workers of {added}")
+
+
+@command(app, "list", project=True)
+async def show(session: "Session") -> None:
+    """List the project's agents and where each stands."""
+    from ledger.roster import list_agents
+
+    async with session.ledger() as pool:
+        rows = await list_agents(pool, session.project)
+    session.out.records(
+        f"agents of {session.project}",
+        rows,
+        {
+            "agent": lambda row: row.agent_id,
+            "profile": lambda row: row.profile_name,
+            "worker target": lambda row: row.worker_target,
+            "stands": lambda row: row.head_status if row.status == "active" else row.status,
+            "turn": lambda row: row.active_agent_turn_id,
+            "epoch": lambda row: row.turn_epoch,
+            "queued": lambda row: row.queued,
+            "name": lambda row: row.display_name,
+        },
+    )

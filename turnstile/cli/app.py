@@ -1,0 +1,51 @@
+"""`turnstile`: the commands by name, and the errors of the command line itself."""
+
+import sys
+
+import typer
+from typer.exceptions import TyperException
+
+from turnstile.cli import agents, inbox, profiles, servers, turns, watch
+from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
+
+app = typer.Typer(
+    name="turnstile",
+    help="A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+servers.register(app)
+for name, noun, what in (
+    ("profile", profiles, "Profiles: what an agent is."),
+    ("agent", agents, "Agents: who can be asked."),
+    ("turn", turns, "Turns: what was asked, and where it stands."),
+    ("inbox", inbox, "Inbox rows: every request and every receipt."),
+):
+    app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
+turns.register(app)
+watch.register(app)
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    try:
+        code: object = app(standalone_mode=False)
+    except TyperException as error:
+        sys.exit(_usage(error))
+    except typer.Abort:
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: TyperException) -> int:
+    from turnstile.cli.output import Output  # noqa: PLC0415 -- only an error needs rich
+
+    if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help
+        return USAGE
+    context = getattr(error, "ctx", None)
+    hint = f"`{context.command_path} --help` shows how" if context else None
+    failure = Failure("usage", error.format_message(), hint, USAGE)
+    Output(as_json="--json" in sys.argv[1:]).failure(failure)
+    return USAGE

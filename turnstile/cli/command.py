@@ -1,0 +1,109 @@
+"""Registers commands: each gets the options all have, a session, an event loop, its signals and its exit code.
+
+A command is `async def name(session, …)`. What runs servers (`serves`) is told to stop by the first SIGINT, SIGTERM
+or SIGHUP and ends with exit code 0; any other command is cancelled and ends with 130. A second signal ends the process
+at once. This module is imported for `--help`: what is heavy is imported when a command runs.
+"""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that all commands share."""
+
+    config: Path | None = None
+    data: Path | None = None
+    project: str | None = None
+    channel: str | None = None
+    as_json: bool = False
+    verbose: bool = False
+
+
+_SHARED = "Common options"
+_OPTIONS: dict[str, tuple[object, object]] = {
+    "config": (
+        Annotated[
+            Path | None,
+            typer.Option(help="Settings file instead of ./config.toml.", metavar="FILE", rich_help_panel=_SHARED),
+        ],
+        None,
+    ),
+    "data": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                help="Data directory of a `turnstile up`, instead of .turnstile here or above.",
+                metavar="DIR",
+                rich_help_panel=_SHARED,
+            ),
+        ],
+        None,
+    ),
+    "project": (
+        Annotated[
+            str | None,
+            typer.Option(help="Project, instead of [protocol].default_project.", rich_help_panel=_SHARED),
+        ],
+        None,
+    ),
+    "channel": (
+        Annotated[
+            str | None,
+            typer.Option(help="Channel, instead of [protocol].default_channel.", rich_help_panel=_SHARED),
+        ],
+        None,
+    ),
+    "as_json": (
+        Annotated[bool, typer.Option("--json", help="Print JSON, errors included.", rich_help_panel=_SHARED)],
+        False,
+    ),
+    "verbose": (
+        Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.", rich_help_panel=_SHARED)],
+        False,
+    ),
+}
+
+_Function = Callable[Concatenate["Session", P], Awaitable[None]]
+
+
+def command(
+    app: typer.Typer, name: str, *, project: bool = False, channel: bool = False, serves: bool = False
+) -> Callable[[_Function[P]], _Function[P]]:
+    """Register the function below as a command of `app`, with `--project` and `--channel` if asked for."""
+
+    def register(function: _Function[P]) -> _Function[P]:
+        left_out = {each for each, wanted in (("project", project), ("channel", channel)) if not wanted}
+        shared = {each: option for each, option in _OPTIONS.items() if each not in left_out}
+        own = list(inspect.signature(function).parameters.values())[1:]
+        added = [
+            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for each, (annotation, default) in shared.items()
+        ]
+
+        def run(**values: Any) -> None:
+            from turnstile.cli.run import run_command
+
+            options = Options(**{each: values.pop(each) for each in shared})
+            run_command(lambda session: function(session, **values), options, serves=serves)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        run.__signature__ = inspect.Signature([*(each.replace(kind=keyword) for each in own), *added])  # pyright: ignore[reportFunctionMemberAccess] -- what typer reads
+        run.__doc__ = function.__doc__
+        app.command(name)(run)
+        return function
+
+    return register

@@ -1,0 +1,78 @@
+"""What a command that fails says, and its exit code. One line with a stable code, and a hint where one helps.
+
+Exit codes: 0 done; 1 refused, or the turn failed; 2 usage and settings; 3 a server does not answer; 130 interrupted.
+With `--json` the error is the JSON document on standard output, `{"error": {"code", "message", "hint"}}`, so that what
+is there always parses; else it is text on standard error.
+"""
+
+from dataclasses import dataclass
+
+from schema.errors import BadRequest, ConfigError, ServerUnavailable, TurnstileError
+
+DONE = 0
+REFUSED = 1
+USAGE = 2
+UNAVAILABLE = 3
+INTERRUPTED = 130
+
+_HINTS = {
+    "unknown_project": "`turnstile profile put FILE` makes the project; --project names another one",
+    "unknown_agent": "`turnstile agent list` shows the agents, `turnstile agent add` adds one; --project names another project",
+    "unknown_profile": "`turnstile profile list` shows the profiles, `turnstile profile put FILE` adds one",
+    "unknown_turn": "`turnstile turn list` shows the turns; --project names another project",
+    "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
+    "not_migrated": "`turnstile migrate` brings it up to date",
+    "model_unknown": "a scripted model comes from a file named in [model].scripts; --no-check stores the profile anyway",
+    "no_bridge": "start one with `turnstile bridge` or `turnstile up`; `enqueue --direct` writes the ledger without one",
+    "server_unavailable": "see that it runs and that the address in the settings is right",
+}
+
+
+class CommandFailed(TurnstileError):
+    """What was asked for happened, and its result is a failure (a turn that ended as failed)."""
+
+    code: str = "turn_failed"
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotMigrated(TurnstileError):
+    """The database lacks migrations of this version."""
+
+    code: str = "not_migrated"
+
+
+class NoBridge(ServerUnavailable):
+    """Nobody serves the bridge's verbs."""
+
+    code: str = "no_bridge"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as it is told."""
+
+    code: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What to say about an error and how to exit. What nobody raised on purpose is `internal_error`."""
+    match error:
+        case ServerUnavailable():
+            return _told(error, UNAVAILABLE)
+        case ConfigError() | BadRequest():
+            return _told(error, USAGE)
+        case TurnstileError():
+            return _told(error, REFUSED)
+        case _:
+            message = f"{type(error).__name__}: {error}"
+            return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)
+
+
+def _told(error: TurnstileError, exit_code: int) -> Failure:
+    return Failure(error.code, str(error), _HINTS.get(error.code), exit_code)

@@ -1,0 +1,155 @@
+"""The one place that prints. Results go to standard output, remarks, logs and errors to standard error.
+
+With `--json` standard output holds JSON only: one document, or one object a line where a command streams. Text of
+models and users is stripped of control characters, so that none can steer a terminal.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.cli.errors import Failure
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_WIDE = 200
+_QUIET = ("nats", "temporalio", "asyncio")
+
+Item = TypeVar("Item", bound=BaseModel)
+
+
+def clean(text: str) -> str:
+    """`text` without control characters but newline and tab."""
+    return _CONTROL.sub("", text)
+
+
+def clock(moment: datetime | None) -> str:
+    """A time of day with its date, in the reader's zone; empty for none."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    # Into a pipe rich assumes 80 columns and cuts ids in two.
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDE
+    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+class Output:
+    """Prints for people, or JSON for programs."""
+
+    def __init__(self, *, as_json: bool, verbose: bool = False) -> None:
+        self.as_json = as_json
+        self.verbose = verbose
+        self._out = _console(stderr=False)
+        self._err = _console(stderr=True)
+
+    def log_to(self, level: str) -> None:
+        """Send the log of all libraries to standard error from `level` on; `--verbose` sends everything."""
+        handler = RichHandler(console=self._err, show_path=self.verbose, markup=False, rich_tracebacks=False)
+        logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="[%X]", handlers=[handler], force=True)
+        logging.getLogger().setLevel(logging.DEBUG if self.verbose else level.upper())
+        for name in _QUIET:
+            logging.getLogger(name).setLevel(logging.INFO if self.verbose else logging.WARNING)
+
+    def document(self, value: JsonValue | BaseModel | Sequence[BaseModel]) -> None:
+        """One JSON document."""
+        self._write(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n")
+
+    def json_line(self, value: JsonValue | BaseModel) -> None:
+        """One object of a stream."""
+        self._write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
+
+    def records(self, title: str, items: Sequence[Item], columns: Mapping[str, Callable[[Item], object]]) -> None:
+        """A list: a table whose cells the functions make, or the items as JSON."""
+        if self.as_json:
+            self.document(items)
+        elif not items:
+            self.remark(f"no {title}")
+        else:
+            self.table(title, list(columns), [[cell(item) for cell in columns.values()] for item in items])
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """A table for people."""
+        table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(_cell(value) for value in row))
+        self._out.print(table)
+
+    def facts(self, title: str, facts: Mapping[str, object]) -> None:
+        """Names and values below each other, without those that are None or empty."""
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts.items():
+            if value is not None and value != "":
+                table.add_row(name, _cell(value))
+        self._out.print(table)
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        """A line of the result."""
+        self._out.print(Text(clean(text), style=style), soft_wrap=True)
+
+    def stream(self, text: str, *, style: str = "") -> None:
+        """A piece of text without a newline, at once."""
+        self._out.print(Text(clean(text), style=style), end="", soft_wrap=True)
+        self._out.file.flush()
+
+    def remark(self, text: str) -> None:
+        """What is said beside the result."""
+        self._err.print(Text(clean(text), style="dim"), soft_wrap=True)
+
+    def failure(self, failure: Failure) -> None:
+        """The error that ends the command."""
+        if self.as_json:
+            error: JsonValue = {"code": failure.code, "message": failure.message, "hint": failure.hint}
+            self.json_line({"error": error})
+            return
+        first, *rest = clean(failure.message).split("\n")
+        text = Text.assemble(("error: ", "bold red"), first, (f" ({failure.code})", "dim"))
+        self._err.print(text, soft_wrap=True)
+        for line in rest:
+            self._err.print(Text(f"       {line}"), soft_wrap=True)
+        if failure.hint:
+            self._err.print(Text(f"hint:  {failure.hint}", style="dim"), soft_wrap=True)
+
+    def trace(self) -> None:
+        """Where the error that is being handled came from, with `--verbose`."""
+        if self.verbose:
+            self._err.print_exception(show_locals=False)
+
+    def _write(self, text: str) -> None:
+        self._out.file.write(text)
+        self._out.file.flush()
+
+
+def _plain(value: JsonValue | BaseModel | Sequence[BaseModel]) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _cell(value: object) -> Text:
+    match value:
+        case None:
+            return Text("")
+        case datetime():
+            return Text(clock(value))
+        case list() | tuple():
+            return Text(clean(", ".join(str(each) for each in value)))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- any values
+        case _:
+            return Text(clean(str(value)))

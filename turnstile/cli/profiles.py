@@ -1,0 +1,62 @@
+"""`turnstile profile`: put and list."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "put", project=True)
+async def put(
+    session: "Session",
+    files: Annotated[list[Path], typer.Argument(help="YAML files, one profile each.", metavar="FILE...")],
+    check: Annotated[bool, typer.Option(help="Check that a scripted model exists.")] = True,
+) -> None:
+    """Store profiles from YAML files. Agents take the new version with their next turn."""
+    from ledger.roster import put_profile
+    from turnstile.profile_files import check_scripted, read_profile
+
+    profiles = [read_profile(file) for file in files]
+    if check:
+        for profile in profiles:
+            await check_scripted(profile, session.settings.model.scripts)
+    stored: list[dict[str, str | int | bool]] = []
+    async with session.ledger() as pool:
+        for profile in profiles:
+            box, created, agents = await put_profile(pool, session.project, profile)
+            stored.append({"name": profile.name, "profile_box_id": box, "created": created, "agents": agents})
+            if not session.out.as_json:
+                verb = "added" if created else f"replaced, with {agents} agents on it"
+                session.out.line(f"profile {profile.name} {verb} (box {box})")
+    if session.out.as_json:
+        session.out.document([*stored])
+
+
+@command(app, "list", project=True)
+async def show(session: "Session") -> None:
+    """List the project's profiles."""
+    from ledger.roster import list_profiles
+
+    async with session.ledger() as pool:
+        rows = await list_profiles(pool, session.project)
+    session.out.records(
+        f"profiles of {session.project}",
+        rows,
+        {
+            "name": lambda row: row.name,
+            "worker target": lambda row: row.worker_target,
+            "tags": lambda row: row.tags,
+            "agents": lambda row: row.agents,
+            "updated": lambda row: row.updated_at,
+            "box": lambda row: row.profile_box_id,
+        },
+    )

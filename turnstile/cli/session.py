@@ -1,0 +1,97 @@
+"""What a command works with: settings, output, and the ledger and NATS opened on demand.
+
+A server that is away is waited for, with a line that says which; a command that only asks gives up after
+`[database].patience_seconds`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from bridge.client import BridgeClient
+from bridge.connection import NatsConnection, connect
+from ledger.migrate import pending
+from ledger.pool import Pool
+from schema.errors import ServerUnavailable
+from schema.ids import ChannelId, ProjectId, token
+from turnstile import wiring
+from turnstile.cli.command import Options
+from turnstile.cli.errors import NotMigrated
+from turnstile.cli.output import Output
+from turnstile.settings import Settings
+
+T = TypeVar("T")
+
+
+class Session:
+    """One run of one command."""
+
+    def __init__(self, settings: Settings, options: Options, out: Output) -> None:
+        self.settings = settings
+        self.options = options
+        self.out = out
+        self.stop = asyncio.Event()
+
+    @property
+    def project(self) -> ProjectId:
+        """Of `--project`, else of the settings; raises `BadRequest` if it is no token."""
+        return ProjectId(token(self.options.project or self.settings.protocol.default_project, "--project"))
+
+    @property
+    def channel(self) -> ChannelId:
+        """Of `--channel`, else of the settings; raises `BadRequest` if it is no token."""
+        return ChannelId(token(self.options.channel or self.settings.protocol.default_channel, "--channel"))
+
+    @asynccontextmanager
+    async def ledger(self) -> AsyncGenerator[Pool]:
+        """The ledger, its version and migrations checked; raises `ServerUnavailable` or `NotMigrated`."""
+        patience = self.settings.database.patience_seconds
+        url = wiring.database_url(self.settings, self.options.data)
+        pool = Pool(url, size=2, name="turnstile cli", patience=patience)
+        try:
+            await patiently(pool.open, patience, self.out.remark)
+            if missing := await pending(pool):
+                raise NotMigrated(f"the database at {pool.server} lacks {len(missing)} migrations, the first {missing[0]}")
+            yield pool
+        finally:
+            await pool.close()
+
+    @asynccontextmanager
+    async def nats(self) -> AsyncGenerator[NatsConnection]:
+        """A connection to NATS; raises `ServerUnavailable`, or `ConfigError` if it refuses the login."""
+        patience = self.settings.database.patience_seconds
+        url = wiring.nats_url(self.settings, self.options.data)
+        try:
+            async with asyncio.timeout(patience):
+                conn = await connect(url, name="turnstile cli", on_wait=self.out.remark)
+        except TimeoutError:
+            raise ServerUnavailable(f"no answer from NATS in {patience:g} s") from None
+        try:
+            yield conn
+        finally:
+            await conn.close()
+
+    @asynccontextmanager
+    async def bridge(self) -> AsyncGenerator[BridgeClient]:
+        """A client of the project's channel, over `nats`."""
+        project, channel = self.project, self.channel
+        async with self.nats() as conn:
+            yield BridgeClient(conn, project, channel)
+
+
+async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, tell: Callable[[str], None]) -> T:
+    """What `attempt` returns once the server is there; raises its `ServerUnavailable` after `patience` seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    told = False
+    while True:
+        try:
+            return await attempt()
+        except ServerUnavailable as error:
+            if loop.time() >= deadline:
+                raise
+            if not told:
+                tell(f"waiting up to {patience:g} s: {error}")
+                told = True
+        await asyncio.sleep(0.5)

@@ -1,0 +1,88 @@
+"""`turnstile enqueue`, and `turnstile turn`: show and list."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "show", project=True)
+async def show(session: "Session", turn: Annotated[str, typer.Argument(help="The turn's id.")]) -> None:
+    """Show a turn: its request, where it stands, its timeline, its deliverable, and its page in the Web UI."""
+    from schema.ids import AgentTurnId
+    from turnstile.cli.turn_report import document_of, link_of, print_report, read_report
+
+    async with session.ledger() as pool:
+        report = await read_report(pool, session, AgentTurnId(turn))
+    link = link_of(session, report.turn.agent_turn_id)
+    if session.out.as_json:
+        session.out.document(document_of(report, link))
+    else:
+        print_report(session.out, report, link)
+
+
+@command(app, "list", project=True)
+async def show_all(
+    session: "Session",
+    agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
+    limit: Annotated[int, typer.Option(help="Turns at most.", min=1, max=10_000)] = 20,
+) -> None:
+    """List turns, the newest first."""
+    from ledger.views import list_turns
+    from schema.ids import AgentId
+    from turnstile.cli.lookup import require_agent
+    from turnstile.cli.turn_report import duration
+
+    wanted = AgentId(agent) if agent else None
+    async with session.ledger() as pool:
+        if wanted:
+            await require_agent(pool, session.project, wanted)
+        rows = await pool.run(lambda conn: list_turns(conn, session.project, wanted, row_limit=limit))
+    session.out.records(
+        f"turns of {agent or session.project}",
+        rows,
+        {
+            "created": lambda row: row.created_at,
+            "turn": lambda row: row.agent_turn_id,
+            "agent": lambda row: row.agent_id,
+            "status": lambda row: row.status,
+            "error": lambda row: row.error_code,
+            "took": lambda row: duration(row.created_at, row.ended_at),
+            "epoch": lambda row: row.turn_epoch,
+            "correlation": lambda row: None if row.correlation_id == row.agent_turn_id else row.correlation_id,
+        },
+    )
+
+
+def register(root: typer.Typer) -> None:
+    """Add `enqueue` to the top level."""
+    command(root, "enqueue", project=True, channel=True)(enqueue)
+
+
+async def enqueue(
+    session: "Session",
+    agent: Annotated[str, typer.Argument(help="Who is asked.")],
+    text: Annotated[str, typer.Argument(help="What is asked; `-` reads standard input.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Show the answer as it streams, and the deliverable.")] = False,
+    correlation_id: Annotated[
+        str | None, typer.Option(help="A name for this request: the same request again answers the same turn.")
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(help="Fields that the deliverable must have, separated by commas.", metavar="A,B")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile, instead of the agent's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
+    direct: Annotated[bool, typer.Option("--direct", help="Write the ledger, without NATS and bridge.")] = False,
+) -> None:
+    """Ask an agent: one turn, exactly one deliverable. Exits 1 with --wait if the turn does not succeed."""
+    from turnstile.cli.asking import Question, ask
+
+    await ask(session, Question(agent, text, correlation_id, fields, profile, model), wait=wait, direct=direct)

@@ -1,0 +1,51 @@
+"""What may enter Temporal: small payloads of ids, and failures without content (architecture: the idea).
+
+A payload over 16 KiB is a bug that would put content into a history: it fails at once, and is never retried.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadConverter
+from temporalio.exceptions import ApplicationError
+
+PAYLOAD_LIMIT_BYTES = 16_384
+
+
+class IdsOnlyPayloadConverter(PydanticPayloadConverter):
+    """Pydantic models as JSON, bounded."""
+
+    def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
+        """Convert, or raise a non-retryable `PayloadTooLarge`."""
+        payloads = super().to_payloads(values)
+        for payload in payloads:
+            if len(payload.data) > PAYLOAD_LIMIT_BYTES:
+                message = f"{len(payload.data)} bytes, {PAYLOAD_LIMIT_BYTES} allowed: content belongs into cards"
+                raise ApplicationError(message, type="PayloadTooLarge", non_retryable=True)
+        return payloads
+
+
+class ContentFreeFailureConverter(DefaultFailureConverter):
+    """Failures keep their types and our codes; messages of strangers, stack traces and details are dropped."""
+
+    def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
+        """Convert and strip, through all causes."""
+        super().to_failure(exception, payload_converter, failure)
+        ours: BaseException | None = exception
+        part: Failure | None = failure
+        while part is not None:
+            part.stack_trace = ""
+            if part.HasField("application_failure_info"):
+                part.application_failure_info.ClearField("details")
+                if not isinstance(ours, ApplicationError):
+                    part.message = part.application_failure_info.type
+            ours = None if ours is None else ours.__cause__
+            part = part.cause if part.HasField("cause") else None
+
+
+DATA_CONVERTER = DataConverter(
+    payload_converter_class=IdsOnlyPayloadConverter, failure_converter_class=ContentFreeFailureConverter
+)

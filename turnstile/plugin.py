@@ -1,0 +1,57 @@
+"""Turnstile as one Temporal plugin: give it to a client, and workers made from that client run agent turns.
+
+It wires converters, workflows, activities, the content guard and the unsandboxed runner (the sandbox costs half of a
+turn's CPU; determinism is held by import rules and replay tests instead). The step's pools open at first use.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.plugin import SimplePlugin
+from temporalio.runtime import Runtime, TelemetryConfig
+from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
+
+from activities.interceptors import ContentGuard
+from activities.steps import StepActivities
+from turnstile.converters import DATA_CONVERTER
+from workflows import options
+from workflows.agent_turn import AgentTurn
+
+
+def turnstile_plugin(steps: StepActivities | None = None) -> SimplePlugin:
+    """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays."""
+    return SimplePlugin(
+        "turnstile",
+        data_converter=DATA_CONVERTER,
+        workflows=[AgentTurn],
+        activities=None if steps is None else [steps.run_step],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        workflow_failure_exception_types=[Exception],
+        interceptors=[ContentGuard()],
+    )
+
+
+def turnstile_runtime() -> Runtime:
+    """A runtime whose workers heartbeat to the server, which lets it push cancellations to them."""
+    return Runtime(telemetry=TelemetryConfig(), worker_heartbeat_interval=timedelta(seconds=60))
+
+
+def turn_workers(client: Client, worker_targets: Sequence[str], *, max_concurrency: int) -> list[Worker]:
+    """One worker per target, on a client that has the plugin with activities."""
+    return [
+        Worker(
+            client,
+            task_queue=options.task_queue(target),
+            max_concurrent_activities=max_concurrency,
+            max_cached_workflows=1000,
+            workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
+            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
+            # After a crash the next wake of a turn waits this long for the dead worker's sticky queue.
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
+            max_heartbeat_throttle_interval=timedelta(seconds=2),
+            default_heartbeat_throttle_interval=timedelta(seconds=2),
+            graceful_shutdown_timeout=timedelta(seconds=5),
+        )
+        for target in worker_targets
+    ]

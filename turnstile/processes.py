@@ -1,0 +1,249 @@
+"""The long-running processes: worker and bridge, alone or together, and the declarations they need (`migrate`).
+
+Both are stateless and replicable. A server that is away is waited for; a process ends when it is told to, or when
+something it cannot mend has happened, never half.
+"""
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from temporalio.client import Client
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import Worker
+
+from activities.asking import StepLimits
+from activities.models import ModelRouter, ScriptedModel, load_scripts
+from activities.steps import StepActivities
+from bridge.commands import DurableCommands
+from bridge.connection import NatsConnection, connect
+from bridge.doorbells import Doorbells
+from bridge.engine import await_client, declare_search_attributes
+from bridge.publisher import NatsPublisher
+from bridge.service import VerbService
+from bridge.starter import Starter
+from bridge.streams import COMMANDS_CONSUMER, declare_commands, declare_streams, declare_wakeups, wakeup_consumer
+from bridge.verbs import Verbs
+from bridge.watchdog import Watchdog, WatchdogTimes
+from ledger.cards import BoxCache
+from ledger.migrate import MigrationError, migrate, pending
+from ledger.pool import Pool
+from schema import subjects
+from schema.errors import ServerUnavailable
+from turnstile.embedded import Endpoints
+from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
+from turnstile.settings import Settings
+
+log = logging.getLogger(__name__)
+Ready = Callable[[], None]
+_WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """What `migrate` found or made: names only."""
+
+    migrations: list[str]
+    streams: list[str]
+    consumers: list[str]
+    search_attributes: list[str]
+
+
+async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationReport:
+    """Bring the database up to date and declare streams, consumers and search attributes; idempotent."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(_pool(settings, endpoints, 2, "turnstile-migrate", migrated=False))
+        applied = await migrate(pool)
+        conn = await stack.enter_async_context(_nats(endpoints, "turnstile-migrate"))
+        await declare_streams(conn)
+        await declare_commands(conn)
+        for target in settings.worker.worker_targets:
+            await declare_wakeups(conn, target)
+        client = await _client(endpoints, turnstile_plugin())
+        attributes = await declare_search_attributes(client)
+    consumers = [COMMANDS_CONSUMER, *(wakeup_consumer(target) for target in settings.worker.worker_targets)]
+    return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes)
+
+
+async def run_worker(
+    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
+) -> None:
+    """Run turns of `[worker].worker_targets` until `stop`."""
+    await _run(settings, endpoints, stop, ready, worker=True, bridge=False)
+
+
+async def run_bridge(
+    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
+) -> None:
+    """Serve doorbells, verbs and the safety net until `stop`."""
+    await _run(settings, endpoints, stop, ready, worker=False, bridge=True)
+
+
+async def run_both(
+    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
+) -> None:
+    """Worker and bridge in one process on one Temporal client, so that turns start eagerly here."""
+    await _run(settings, endpoints, stop, ready, worker=True, bridge=True)
+
+
+async def _run(
+    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, ready: Ready | None, *, worker: bool, bridge: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
+        pool = await stack.enter_async_context(
+            _pool(settings, endpoints, size, _instance(worker=worker, bridge=bridge))
+        )
+        conn = await stack.enter_async_context(_nats(endpoints, _instance(worker=worker, bridge=bridge)))
+        steps = _steps(settings, pool, conn, stack) if worker else None
+        client = await _client(endpoints, turnstile_plugin(steps))
+        await declare_search_attributes(client)
+        running: list[asyncio.Task[None]] = []
+        async with asyncio.TaskGroup() as group:
+            if worker:
+                workers = turn_workers(
+                    client, settings.worker.worker_targets, max_concurrency=settings.worker.max_concurrency
+                )
+                running += [group.create_task(_work(each, stop)) for each in workers]
+            if bridge:
+                running += await _bridge(settings, pool, conn, client, stop, group)
+            running.append(group.create_task(_watch_connection(conn, stop)))
+            if ready is not None:
+                ready()
+
+
+async def _bridge(
+    settings: Settings,
+    pool: Pool,
+    conn: NatsConnection,
+    client: Client,
+    stop: asyncio.Event,
+    group: asyncio.TaskGroup,
+) -> list[asyncio.Task[None]]:
+    targets = settings.worker.worker_targets
+    publisher = NatsPublisher(conn)
+    starter = Starter(
+        pool,
+        client,
+        publisher,
+        targets,
+        heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
+    )
+    await declare_streams(conn)
+    verbs = Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth).handlers()
+    service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency)
+    commands = DurableCommands(
+        conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
+    )
+    watchdog = Watchdog(pool, starter, publisher, targets, _times(settings))
+    await service.start()
+    await conn.verify()
+    jobs = [commands.run(stop), watchdog.run(stop), *(Doorbells(conn, starter, each).run(stop) for each in targets)]
+    return [group.create_task(job) for job in jobs] + [group.create_task(_serve(service, stop))]
+
+
+async def _serve(service: VerbService, stop: asyncio.Event) -> None:
+    await stop.wait()
+    await service.stop()
+
+
+async def _work(worker: Worker, stop: asyncio.Event) -> None:
+    async with worker:
+        await stop.wait()
+
+
+async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
+    closed, told = asyncio.create_task(conn.closed.wait()), asyncio.create_task(stop.wait())
+    await asyncio.wait([closed, told], return_when=asyncio.FIRST_COMPLETED)
+    closed.cancel()
+    told.cancel()
+    if not stop.is_set():
+        raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
+
+
+def _steps(settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack) -> StepActivities:
+    scripts = load_scripts(settings.model.scripts)
+    model = ModelRouter({"scripted": ScriptedModel(scripts)})
+    stack.push_async_callback(model.close)
+    limits = StepLimits(
+        max_steps=settings.worker.max_steps,
+        model_timeout_seconds=settings.model.timeout_seconds,
+        model_attempts=settings.model.model_attempts,
+        retry_initial_seconds=settings.model.retry_initial_seconds,
+        retry_max_seconds=settings.model.retry_max_seconds,
+        max_step_attempts=settings.worker.max_step_attempts,
+    )
+    # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
+    publisher = NatsPublisher(conn, give_up_seconds=2)
+    return StepActivities(pool, model, publisher, limits, BoxCache(settings.worker.box_cache_mb * 1_000_000))
+
+
+def _times(settings: Settings) -> WatchdogTimes:
+    return WatchdogTimes(
+        poll_interval=settings.bridge.poll_interval_seconds,
+        inbox_processing_timeout=settings.bridge.inbox_processing_timeout_seconds,
+        pending_wakeup=settings.bridge.pending_wakeup_seconds,
+        dispatched_retry=settings.bridge.dispatched_retry_seconds,
+    )
+
+
+@asynccontextmanager
+async def _pool(
+    settings: Settings, endpoints: Endpoints, size: int, name: str, *, migrated: bool = True
+) -> AsyncGenerator[Pool]:
+    """A pool on a server that answers, is new enough and, unless this is `migrate`, has our tables."""
+    pool = Pool(endpoints.database_url, size=size, name=name, patience=settings.database.patience_seconds)
+    try:
+        await _await_database(pool)
+        if migrated and (missing := await pending(pool)):
+            raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def _await_database(pool: Pool) -> None:
+    waits = 0
+    while True:
+        try:
+            await pool.open()
+        except ServerUnavailable:
+            if waits % 10 == 0:
+                log.warning("waiting for PostgreSQL at %s", pool.server)
+            waits += 1
+            await asyncio.sleep(_WAIT_SECONDS)
+        else:
+            return
+
+
+@asynccontextmanager
+async def _nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnection]:
+    conn = await connect(endpoints.nats_url, name=name)
+    try:
+        yield conn
+    finally:
+        await conn.drain()
+
+
+async def _client(endpoints: Endpoints, plugin: SimplePlugin) -> Client:
+    runtime = turnstile_runtime()
+
+    async def open_client() -> Client:
+        return await Client.connect(
+            endpoints.temporal_address,
+            namespace=endpoints.temporal_namespace,
+            plugins=[plugin],
+            runtime=runtime,
+            identity=_instance(worker=True, bridge=True),
+        )
+
+    return await await_client(endpoints.temporal_address, open_client)
+
+
+def _instance(*, worker: bool, bridge: bool) -> str:
+    role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
+    return f"{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,184 @@
+"""Every setting with its default and its bounds. `config.example.toml` says what each is for; a test holds the two equal.
+
+Constructing `Settings` reads the environment, so only `load_settings` does it, once. An address left empty means the
+embedded server, or the one that a running `turnstile up` announces.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, Self, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from schema.base import Strict
+from schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
+
+ENV_PREFIX = "TURNSTILE__"
+
+
+def _listed(value: object) -> object:
+    """A list from text, for the environment: JSON if it starts with `[`, else parts between commas."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return cast("object", json.loads(value))
+        except ValueError:
+            raise ValueError("starts like a JSON list and is none") from None
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _starts_with(*prefixes: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value and not value.startswith(prefixes):
+            raise ValueError(f"an address starts with {' or '.join(prefixes)}, or is empty for the embedded server")
+        return value
+
+    return check
+
+
+def _distinct(values: list[str]) -> list[str]:
+    if len(set(values)) != len(values):
+        raise ValueError("names the same thing twice")
+    return values
+
+
+Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+DatabaseUrl = Annotated[str, AfterValidator(_starts_with("postgresql://", "postgres://")), Field(repr=False)]
+HostPort = Annotated[str, Field(pattern=r"^$|^[^/\s]+:[0-9]{1,5}$")]
+
+
+class ProtocolSettings(Strict):
+    """`[protocol]`: what commands assume, and the limit that holds for every project."""
+
+    default_project: Token = "demo"
+    default_channel: Token = "public"
+    max_recursion_depth: int = Field(default=20, ge=1, le=10_000)
+
+
+class DatabaseSettings(Strict):
+    """`[database]`: PostgreSQL 18 or newer."""
+
+    url: DatabaseUrl = ""
+    patience_seconds: Seconds = 20.0
+
+
+class NatsSettings(Strict):
+    """`[nats]`: a server with JetStream."""
+
+    servers: Annotated[list[str], BeforeValidator(_listed), Field(max_length=32, repr=False)] = []
+
+    @property
+    def url(self) -> str:
+        """All servers as `bridge.connection.connect` takes them; empty if there are none."""
+        return ",".join(self.servers)
+
+
+class TemporalSettings(Strict):
+    """`[temporal]`: address, namespace and Web UI of a Temporal service."""
+
+    address: HostPort = ""
+    namespace: str = Field(default="", max_length=255)
+    web_ui_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+
+
+class WorkerSettings(Strict):
+    """`[worker]`: what runs turns."""
+
+    worker_targets: Annotated[
+        list[Token], BeforeValidator(_listed), AfterValidator(_distinct), Field(min_length=1, max_length=256)
+    ] = [DEFAULT_WORKER_TARGET]
+    max_concurrency: int = Field(default=100, ge=1, le=10_000)
+    max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
+    max_step_attempts: int = Field(default=25, ge=1, le=1000)
+    activity_heartbeat_timeout_seconds: Annotated[float, Field(ge=1, le=300, allow_inf_nan=False)] = 10.0
+    database_pool_size: int = Field(default=10, ge=1, le=1000)
+    box_cache_mb: int = Field(default=64, ge=0, le=65_536)
+
+
+class BridgeSettings(Strict):
+    """`[bridge]`: doorbells, verbs and the safety net (protocol §8)."""
+
+    max_concurrency: int = Field(default=64, ge=1, le=10_000)
+    database_pool_size: int = Field(default=10, ge=1, le=1000)
+    poll_interval_seconds: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 1.0
+    inbox_processing_timeout_seconds: Seconds = 300.0
+    pending_wakeup_seconds: Seconds = 5.0
+    dispatched_retry_seconds: Seconds = 10.0
+    dispatched_timeout_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
+    command_retry_seconds: Seconds = 30.0
+    active_reap_seconds: Seconds = 300.0
+    stop_grace_seconds: Seconds = 5.0
+    ui_actions: bool = False
+
+    @model_validator(mode="after")
+    def _retry_before_reap(self) -> Self:
+        if 0 < self.dispatched_timeout_seconds <= self.dispatched_retry_seconds:
+            raise ValueError("dispatched_timeout_seconds must be 0 (off) or more than dispatched_retry_seconds")
+        return self
+
+
+class ModelSettings(Strict):
+    """`[model]`: how long and how often a model is asked, and where scripted models are."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 120.0
+    model_attempts: int = Field(default=4, ge=1, le=100)
+    retry_initial_seconds: Annotated[float, Field(ge=0.01, le=600, allow_inf_nan=False)] = 1.0
+    retry_max_seconds: Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)] = 30.0
+    scripts: Annotated[list[Path], BeforeValidator(_listed), Field(max_length=256)] = []
+
+    @model_validator(mode="after")
+    def _delays_in_order(self) -> Self:
+        if self.retry_max_seconds < self.retry_initial_seconds:
+            raise ValueError("retry_max_seconds must not be less than retry_initial_seconds")
+        return self
+
+
+class ToolsSettings(Strict):
+    """`[tools]`: how long a turn waits for them."""
+
+    suspend_timeout_seconds: Seconds = 120.0
+
+
+class ObservabilitySettings(Strict):
+    """`[observability]`: what is told while it runs."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(BaseSettings):
+    """All settings."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        enable_decoding=False,
+        validate_default=False,
+    )
+
+    protocol: ProtocolSettings = ProtocolSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    nats: NatsSettings = NatsSettings()
+    temporal: TemporalSettings = TemporalSettings()
+    worker: WorkerSettings = WorkerSettings()
+    bridge: BridgeSettings = BridgeSettings()
+    model: ModelSettings = ModelSettings()
+    tools: ToolsSettings = ToolsSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment over the file, whose content is what the constructor is given."""
+        return env_settings, init_settings

@@ -1,0 +1,50 @@
+"""Every id policy, timeout and retry policy of our workflows and activities, written out in one place.
+
+None is left to a default: a change here is a change of behaviour and belongs in the changelog. Limits that a running
+workflow depends on ride in its input, never here (replays must not see another value).
+"""
+
+from datetime import timedelta
+
+from temporalio.common import RetryPolicy, SearchAttributeKey, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.workflow import ActivityCancellationType
+
+from schema.ids import AgentTurnId
+from schema.ids import workflow_id as _workflow_id
+
+TURN_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
+"""A lost run can be started again; a completed one cannot."""
+TURN_ID_CONFLICT = WorkflowIDConflictPolicy.USE_EXISTING
+"""A second claim of a running turn finds it."""
+WORKFLOW_TASK_TIMEOUT = timedelta(seconds=3)
+"""A workflow task lost with its worker runs again after this."""
+
+STEP_START_TO_CLOSE = timedelta(hours=24)
+"""A bound for the absurd only: a model call has its own deadline, a dead worker is noticed by its heartbeat."""
+STEP_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=200),
+    backoff_coefficient=2.0,
+    maximum_interval=timedelta(seconds=10),
+    maximum_attempts=0,
+)
+"""Unlimited: crashes, restarts and servers that are away. Model errors are counted in the ledger instead."""
+STEP_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+"""A stopped step ends its turn itself; the workflow must not close before it."""
+
+TURN_PROJECT = SearchAttributeKey.for_keyword("TurnProject")
+TURN_AGENT = SearchAttributeKey.for_keyword("TurnAgent")
+TURN_CHANNEL = SearchAttributeKey.for_keyword("TurnChannel")
+TURN_STATUS = SearchAttributeKey.for_keyword("TurnStatus")
+TURN_EPOCH = SearchAttributeKey.for_int("TurnEpoch")
+WORKER_TARGET = SearchAttributeKey.for_keyword("WorkerTarget")
+SEARCH_ATTRIBUTES = (TURN_PROJECT, TURN_AGENT, TURN_CHANNEL, TURN_STATUS, TURN_EPOCH, WORKER_TARGET)
+
+
+def task_queue(worker_target: str) -> str:
+    """The task queue of a worker target."""
+    return f"turnstile.{worker_target}"
+
+
+def turn_workflow_id(turn: AgentTurnId) -> str:
+    """The workflow id of a turn."""
+    return _workflow_id(turn)
