@@ -28,6 +28,7 @@ class StepLimits:
     model_attempts: int = 4
     retry_initial_seconds: float = 1.0
     retry_max_seconds: float = 30.0
+    suspend_timeout_seconds: float = 120.0
     max_step_attempts: int = 25
     """Streams of one step, crashes included, before the step is given up: a step must not kill workers for ever."""
 
@@ -55,6 +56,8 @@ class Attempts:
     """What asking has cost so far; ends up in the step's metadata."""
 
     records: list[JsonObject] = field(default_factory=list[JsonObject])
+    draft: AnswerDraft | None = None
+    """The answer that is being streamed: a stop keeps what it has."""
 
     def add(self, number: int, model: str, started: float, draft: AnswerDraft, error_code: str | None) -> None:
         """Record one attempt: figures and codes, never content."""
@@ -119,6 +122,7 @@ async def _attempt(
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
     draft, started, code = AnswerDraft(), time.monotonic(), None
+    attempts.draft = draft
     async with ChunkWriter(publisher, question.address, question.turn, question.step_id, number) as chunks:
         try:
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)

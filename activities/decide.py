@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from activities.models.answer import AnsweredCall, ModelAnswer
+from activities.calls import ready
+from activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
 from activities.toolspecs import check_fields, parse_submit_result
 from activities.turnconfig import TurnConfig
 from schema.cards import (
@@ -17,14 +18,16 @@ from schema.cards import (
     SubmittedField,
     TextContent,
     ThoughtCall,
+    ToolCallContent,
     ToolError,
     ToolResultContent,
     agent_author,
     make_card,
 )
+from schema.errors import BadRequest
 from schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
 from schema.states import AfterExecution, TurnStatus
-from schema.tools import SUBMIT_RESULT
+from schema.tools import SUBMIT_RESULT, ToolCommand, expand_subject
 from schema.turns import TurnRef
 
 EMPTY_DELIVERABLE = "(the model gave no text)"
@@ -39,6 +42,8 @@ class Asked:
     step: int
     config: TurnConfig
     wanted: Sequence[ResultField]
+    parent_step_id: str
+    suspend_seconds: float
 
     @property
     def step_id(self) -> StepId:
@@ -69,7 +74,16 @@ class Deliver:
     tool_result: CardId | None = None
 
 
-Decision = Continue | Deliver
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """The turn sleeps until these calls are reported, or `wait_seconds` are over."""
+
+    cards: tuple[Card, ...]
+    commands: tuple[ToolCommand, ...]
+    wait_seconds: float
+
+
+Decision = Continue | Deliver | Suspend
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +104,78 @@ def decide(asked: Asked, answer: ModelAnswer) -> Decision:
         problem = _submission_problem(asked, calls, submitted[0])
         if isinstance(problem, list):
             return _submit(asked, thought, submitted[0], problem)
-        refusals = [_refusal(asked, call, "invalid_submission", problem) for call in calls]
-    else:
-        refusals = [_refusal(asked, call, "unknown_tool", _unknown(asked, call)) for call in calls]
-    cards = (*thought, *refusals)
-    return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
+        cards = (*thought, *(_refusal(asked, call, "invalid_submission", problem) for call in calls))
+        return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
+    return _with_calls(asked, answer.text, thought, calls)
+
+
+def _with_calls(asked: Asked, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
+    """Send what can be sent; the model hears at once what cannot."""
+    sent = [_send(asked, call) for call in calls]
+    cards = (*thought, *(each.card for each in sent))
+    commands = tuple(each.command for each in sent if each.command is not None)
+    if commands:
+        return Suspend(cards, commands, max(each.wait_seconds for each in sent))
+    return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A call's card: `tool.call` with the command to send, or the failed `tool.result` that the model is given."""
+
+    card: Card
+    command: ToolCommand | None = None
+    wait_seconds: float = 0.0
+
+
+def _send(asked: Asked, call: _Call) -> _Sent:
+    row = None if asked.is_last else asked.config.tools.get(call.answered.name)
+    if row is None:
+        return _Sent(_refusal(asked, call, "unknown_tool", _unknown(asked, call)))
+    found = ready(row, call.answered.arguments_text, _values(asked, call), asked.suspend_seconds)
+    if isinstance(found, str):
+        return _Sent(_refusal(asked, call, "invalid_arguments", found))
+    try:
+        subject = expand_subject(row.target_subject or "", asked.turn.project_id, asked.turn.channel_id)
+    except BadRequest as error:
+        return _Sent(_refusal(asked, call, "invalid_tool", f"The tool {row.tool_name} cannot be reached: {error}"))
+    card = make_card(
+        CardId(f"{call.id}-call"),
+        CardType.TOOL_CALL,
+        Role.ASSISTANT,
+        ToolCallContent(tool_name=row.tool_name, arguments=found.arguments, target_subject=subject),
+        author=agent_author(asked.turn.agent_id),
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        tool_call=call.id,
+        function_name=row.tool_name,
+    )
+    command = ToolCommand(
+        tool_call_id=call.id,
+        tool_name=row.tool_name,
+        tool_call_card_id=card.card_id,
+        after_execution=row.after_execution,
+        subject=subject,
+    )
+    return _Sent(card, command, found.wait_seconds)
+
+
+def _values(asked: Asked, call: _Call) -> dict[str, str]:
+    """The ID templates of a call (protocol §7.3)."""
+    turn = asked.turn
+    return {
+        "project_id": turn.project_id,
+        "channel_id": turn.channel_id,
+        "agent_id": turn.agent_id,
+        "agent_turn_id": turn.agent_turn_id,
+        "turn_epoch": str(turn.turn_epoch),
+        "step_id": asked.step_id,
+        "tool_call_id": call.id,
+        "parent_step_id": asked.parent_step_id,
+        "trace_id": turn.trace_id,
+        "context_box_id": turn.context_box_id,
+    }
 
 
 def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decision:
@@ -211,3 +292,21 @@ def _thought(asked: Asked, text: str, calls: Sequence[_Call]) -> tuple[Card, ...
         tool_calls=recorded or None,
     )
     return (card,)
+
+
+def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:
+    """What a stopped model had said; None if it had said nothing. Its calls were never made."""
+    if draft is None or not draft.text.strip():
+        return None
+    key = step_id(turn.agent_turn_id, step)
+    return make_card(
+        step_card_id(key, "thought"),
+        CardType.THOUGHT,
+        Role.ASSISTANT,
+        TextContent(text=draft.text),
+        author=agent_author(turn.agent_id),
+        turn=turn.agent_turn_id,
+        step=key,
+        trace=turn.trace_id,
+        partial=True,
+    )

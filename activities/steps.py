@@ -6,21 +6,25 @@ one attempt win, and a repeat answers what is recorded without asking the model 
 but a bounded cache of box contents. It returns ids and codes only.
 """
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from pydantic import JsonValue
 from temporalio import activity
 
 from activities.asking import Attempts, Question, StepLimits, ask
-from activities.decide import Asked, Continue, Decision, Deliver, decide
+from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
 from activities.heartbeat import beating
 from activities.messages import build_messages
 from activities.models.answer import ModelAnswer
+from activities.resume import Termination, termination
+from activities.settle import STOPPED, end_stopped, tell_applied
 from activities.telling import Teller
 from activities.toolspecs import wanted_fields
-from activities.turnconfig import Pinned, last_step_specs, pin
+from activities.turnconfig import Pinned, TurnConfig, last_step_specs, pin
 from ledger.cards import BoxCache
 from ledger.pool import Pool
 from ledger.turns import (
@@ -34,14 +38,17 @@ from ledger.turns import (
     recall_step,
     retry_step,
 )
+from ledger.waiting import apply_reports
 from schema.base import JsonObject
 from schema.cards import Card, CardUnreadable
 from schema.errors import ModelError, StaleTurn
 from schema.events import Message
+from schema.faults import Fault, hit
 from schema.headers import new_traceparent
 from schema.ids import CardId, step_id
 from schema.ports import Model, ModelMessage, Publisher
 from schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from schema.tools import ToolCommand
 from schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepStale, StepSuspends, TurnRef
 
 log = logging.getLogger(__name__)
@@ -76,18 +83,29 @@ class StepActivities:
         async with beating():
             clock, started = time.monotonic(), datetime.now(UTC)
             try:
+                if given.reports:
+                    done = await self._pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
+                    hit(Fault.REPORTS_APPLIED)
+                    await tell_applied(self._pool, self._publisher, given.turn, done)
                 begun = await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
             except StaleTurn:
                 return await self._recall(given.turn, given.step)
+            hit(Fault.STEP_BEGUN)
             teller = Teller(self._publisher, given.turn, begun.head.traceparent, begun.head.recursion_depth)
             step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, Attempts())
             try:
                 return await self._run(step)
             except StaleTurn:
                 return await self._recall(given.turn, step.number)
+            except asyncio.CancelledError:
+                if not _is_stopped():
+                    raise
+                return await self._stop(step)
 
     async def _run(self, step: _Step) -> StepResult:
         head, step_key = step.begun.head, step_id(step.turn.agent_turn_id, step.number)
+        if head.answered and (ended := self._termination(step)) is not None:
+            return await self._terminate(step, ended)
         opening = [step.teller.step(step_key, StepPhase.STARTED, {"attempt": head.step_attempt})]
         if step.number == 1:
             opening.insert(0, step.teller.state(HeadStatus.RUNNING, head.updated_at, activity="thinking"))
@@ -96,11 +114,12 @@ class StepActivities:
         try:
             _check_attempts(head.step_attempt, self._limits)
             pinned = pin(step.turn, step.begun, self._limits.max_steps)
-            asked, messages = _prepare(step, pinned)
+            asked, messages = _prepare(step, pinned, self._limits.suspend_timeout_seconds)
             answer = await self._ask(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
+        hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
     async def _ask(self, step: _Step, pinned: Pinned, asked: Asked, messages: tuple[ModelMessage, ...]) -> ModelAnswer:
@@ -130,6 +149,8 @@ class StepActivities:
         match decision:
             case Continue():
                 return await self._continue(step, cards, metadata)
+            case Suspend():
+                return await self._suspend(step, decision, cards, metadata)
             case Deliver():
                 made = decision.deliverable
                 if made is None:
@@ -153,8 +174,73 @@ class StepActivities:
     async def _continue(self, step: _Step, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
         record = _record(step, cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
         done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
+        hit(Fault.STEP_COMMITTED)
         await step.teller.tell(_completed(step.teller, step.number, done.step_metadata))
+        hit(Fault.STEP_PUBLISHED)
         return StepContinues(step=step.number)
+
+    async def _suspend(
+        self, step: _Step, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
+    ) -> StepResult:
+        """command_intent (protocol §6): committed with the suspended head, published after."""
+        sent: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in decision.commands]}
+        record = _record(step, cards, metadata | sent, StepStatus.COMPLETED, decision)
+        done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
+        hit(Fault.CALLS_COMMITTED)
+        await self._tell_suspended(step.teller, step.number, done.step_metadata, done.updated_at)
+        hit(Fault.CALLS_PUBLISHED)
+        return StepSuspends(
+            step=step.number,
+            waiting=tuple(command.tool_call_id for command in decision.commands),
+            tools=tuple(command.tool_name for command in decision.commands),
+            deadline=done.resume_deadline,
+        )
+
+    async def _tell_suspended(self, teller: Teller, number: int, recorded: JsonObject, updated_at: datetime) -> None:
+        """The commands, and what happened; a repeat publishes the commands again under the same message ids."""
+        commands = [ToolCommand.model_validate(each) for each in _listed(recorded.get("commands"))]
+        key = step_id(teller.turn.agent_turn_id, number)
+        waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
+        await teller.tell(
+            *(teller.address.tool_command(command, key) for command in commands),
+            teller.state(
+                HeadStatus.SUSPENDED, updated_at, current_tool=commands[0].tool_name if commands else "", **waits
+            ),
+            teller.step(key, StepPhase.EXECUTING, {"tools": [command.tool_name for command in commands]}),
+            _completed(teller, number, recorded),
+        )
+
+    def _termination(self, step: _Step) -> Termination | None:
+        stored = step.begun.head.turn_config
+        tools = {} if stored is None else TurnConfig.model_validate(stored).tools
+        return termination(step.turn, step.begun.head.answered, step.begun.output, tools)
+
+    async def _terminate(self, step: _Step, ended: Termination) -> StepResult:
+        """A tool's answer ends the turn: no model is asked, no step is made."""
+        head = step.begun.head
+        stats: JsonObject = {"steps": head.step_count, "e2e_ms": _since(head.enqueued_at)}
+        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
+        done = await self._pool.run(lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
+        await step.teller.finished(self._pool, done, None)
+        return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def _stop(self, step: _Step) -> StepResult:
+        """The turn was stopped in this step: what the model had said becomes a card, then the turn ends (§6, stop)."""
+        partial = partial_thought(step.turn, step.number, step.attempts.draft)
+        cards = () if partial is None else (partial,)
+        fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.CANCELED, "the turn was stopped")
+        metadata = _metadata(step, None) | {"error_code": STOPPED}
+        ending = Ending(
+            TurnStatus.CANCELED, fallback.card_id, STOPPED, "the turn was stopped", None, _stats(step, metadata)
+        )
+        try:
+            return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.CANCELED)
+        except StaleTurn:
+            # The step had been committed when the stop came: end the turn after it.
+            ended = await end_stopped(self._pool, self._publisher, step.turn)
+            if ended.outcome is None:
+                return await self._recall(step.turn, step.number)
+            return StepEnds(step=ended.step, outcome=ended.outcome)
 
     async def _finish(
         self, step: _Step, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
@@ -176,7 +262,9 @@ class StepActivities:
             return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
         if not found.gate:
             return StepStale(step=number, head_status=found.head_status)
-        if found.head_status == HeadStatus.SUSPENDED and found.resume_deadline is not None:
+        if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
+            if recorded is not None and recorded.get("next") == "suspend":
+                await self._tell_suspended(teller, number, recorded, found.updated_at)
             return StepSuspends(step=number, waiting=tuple(found.waiting), deadline=found.resume_deadline)
         if recorded is not None:
             await teller.tell(_completed(teller, number, recorded))
@@ -189,7 +277,7 @@ def _check_attempts(attempt: int, limits: StepLimits) -> None:
         raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
 
 
-def _prepare(step: _Step, pinned: Pinned) -> tuple[Asked, tuple[ModelMessage, ...]]:
+def _prepare(step: _Step, pinned: Pinned, suspend_seconds: float) -> tuple[Asked, tuple[ModelMessage, ...]]:
     turn, begun = step.turn, step.begun
     wanted = wanted_fields(begun.context)
     for card in wanted.unreadable:
@@ -197,7 +285,8 @@ def _prepare(step: _Step, pinned: Pinned) -> tuple[Asked, tuple[ModelMessage, ..
     own = [card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id]
     memory = [card for card in begun.output if card.metadata.agent_turn_id != turn.agent_turn_id]
     messages = build_messages(pinned.system_prompt, memory, begun.context, own)
-    return Asked(turn, step.number, pinned.config, wanted.fields), messages
+    parent = begun.head.parent_step_id or ""
+    return Asked(turn, step.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
 
 
 def _metadata(step: _Step, pinned: Pinned | None) -> JsonObject:
@@ -223,9 +312,27 @@ def _stats(step: _Step, metadata: JsonObject) -> JsonObject:
     }
 
 
-def _record(step: _Step, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus) -> StepRecord:
+def _record(
+    step: _Step, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus, sent: Suspend | None = None
+) -> StepRecord:
     new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards]}
-    return StepRecord(step.number, metadata | new_cards, cards, (), step.started, status)
+    calls = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
+    commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
+    return StepRecord(step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds)
+
+
+def _listed(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else []
+
+
+def _is_stopped() -> bool:
+    """Whether this cancellation is a stop, not a worker's shutdown or a lost attempt; the gate has the last word."""
+    details = activity.cancellation_details()
+    return details is not None and details.cancel_requested
+
+
+def _since(moment: datetime) -> int:
+    return _millis((datetime.now(UTC) - moment).total_seconds())
 
 
 def _completed(teller: Teller, number: int, recorded: JsonObject) -> Message:

@@ -13,6 +13,7 @@ from ledger.turns import FinishedTurn, mark_announced
 from schema.base import JsonObject
 from schema.errors import ServerUnavailable
 from schema.events import Address, Message, StateEvent, StepEvent, TaskEvent
+from schema.faults import Fault, hit
 from schema.ids import CardId, StepId
 from schema.ports import Publisher
 from schema.states import HeadStatus, StepPhase
@@ -78,6 +79,7 @@ class Teller:
 
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
         """Publish the end of the turn and ring for the agent's next; then note that the `task` event is safe."""
+        hit(Fault.TURN_FINISHED)
         lease = done.next_lease(self.turn, self.traceparent, self.depth)
         event = TaskEvent(
             agent_turn_id=self.turn.agent_turn_id,
@@ -99,4 +101,6 @@ class Teller:
         except ServerUnavailable as error:
             log.warning("turn %s: task event left to the safety net: %s", self.turn.agent_turn_id, error)
             return
+        hit(Fault.TURN_PUBLISHED)
         await pool.run(lambda conn: mark_announced(conn, [self.turn.agent_turn_id]))
+        hit(Fault.TURN_ANNOUNCED)

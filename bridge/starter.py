@@ -23,6 +23,7 @@ from ledger.turns import fence
 from ledger.views import locate_turn
 from schema.errors import ServerUnavailable, StaleTurn
 from schema.events import Address, InboxProgress, Message
+from schema.faults import Fault, hit
 from schema.headers import new_traceparent
 from schema.ports import Publisher
 from schema.states import TurnStatus
@@ -42,6 +43,7 @@ class ClaimCounts:
     """What became of claimed rows, for metrics."""
 
     started: int = 0
+    signalled: int = 0
     settled: int = 0
     released: int = 0
     by_reason: dict[str, int] = field(default_factory=dict[str, int])
@@ -73,6 +75,7 @@ class Starter:
             claims = await self._pool.run(
                 lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
+            hit(Fault.CLAIM_TAKEN)
             self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
             await asyncio.gather(*(self._settle(claim) for claim in claims))
             wanted = _unfinished(claims)
@@ -81,19 +84,34 @@ class Starter:
         match claim.verdict:
             case "start":
                 await self._start(claim)
-            case "skipped":
+            case "signal":
+                await self._signal(claim)
+            case "consumed" | "skipped" | "deferred":
                 self.counts.settled += 1
-                await self._tell(claim, "stale_turn")
+                await self._tell(claim, claim.last_error or claim.verdict)
             case "error":
                 self.counts.settled += 1
                 log.error("inbox row %s breaks the protocol: marked error", claim.inbox_id)
                 await self._tell(claim, "protocol_violation")
                 await self._fence(claim)
 
+    async def _signal(self, claim: Claim) -> None:
+        """Ring at the turn's workflow; it applies the row. Signals need a running workflow, never make one."""
+        turn = claim.turn()
+        handle = self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn.agent_turn_id))
+        try:
+            await handle.signal(AgentTurn.doorbell, [claim.ring()], rpc_timeout=_RPC_TIMEOUT)
+            hit(Fault.WORKFLOW_SIGNALLED)
+            self.counts.signalled += 1
+        except (RPCError, OSError) as error:
+            log.warning("turn %s: could not be rung (%s): given back", turn.agent_turn_id, type(error).__name__)
+            await self._release(claim, RELEASE_DELAY_SECONDS)
+
     async def _start(self, claim: Claim) -> None:
         turn = claim.turn()
         try:
             await self.start(turn)
+            hit(Fault.WORKFLOW_STARTED)
             self.counts.started += 1
         except WorkflowAlreadyStartedError:
             # Completed, yet the ledger has it in hand: whatever ended it will show in the ledger, or be repaired there.
@@ -169,8 +187,7 @@ class Starter:
             recursion_depth=claim.recursion_depth,
             sender=SENDER,
         )
-        status = "skipped" if claim.verdict == "skipped" else "error"
-        progress = InboxProgress(inbox_id=claim.inbox_id, status=status, reason=reason)
+        progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
         await tell(self._publisher, address.inbox_progress(progress))
 
 

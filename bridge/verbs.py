@@ -9,29 +9,43 @@ from datetime import UTC, datetime
 
 from bridge.service import VerbHandler, VerbRequest
 from bridge.starter import SENDER, tell
+from bridge.stopping import stop_turn
 from ledger.cards import get_card
 from ledger.intake import enqueue
 from ledger.lease import Lease
 from ledger.pool import Pool
+from ledger.sweep import reject
 from ledger.views import TurnView, describe_turn
+from ledger.waiting import CallView, describe_call, report
 from schema import headers
 from schema.cards import Card
 from schema.errors import BadRequest, Refused
 from schema.events import Message, StateEvent
-from schema.inbox import DescribeRequest, EnqueueReply, EnqueueRequest, Reply
+from schema.faults import Fault, hit
+from schema.inbox import (
+    DescribeRequest,
+    EnqueueReply,
+    EnqueueRequest,
+    Reply,
+    ReportReply,
+    ReportRequest,
+    StopReply,
+    StopRequest,
+)
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus
 
 
 class DescribeReply(Reply):
-    """What `describe` found: a turn, or a card."""
+    """What `describe` found: a turn, a card or a call."""
 
     turn: TurnView | None = None
     card: Card | None = None
+    call: CallView | None = None
 
 
 class Verbs:
-    """`enqueue` and `describe` over one ledger."""
+    """The verbs over one ledger."""
 
     def __init__(self, pool: Pool, publisher: Publisher, *, depth_limit: int) -> None:
         self._pool = pool
@@ -40,7 +54,7 @@ class Verbs:
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
-        return {"enqueue": self.enqueue, "describe": self.describe}
+        return {"enqueue": self.enqueue, "report": self.report, "stop": self.stop, "describe": self.describe}
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Make a turn; a command that is delivered twice makes one."""
@@ -57,26 +71,61 @@ class Verbs:
             depth_limit=self._depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
         )
+        hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
             await tell(self._publisher, _dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+        hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 
     async def describe(self, request: VerbRequest) -> DescribeReply:
-        """A turn or a card of the caller's project."""
+        """A turn, a card or a call of the caller's project."""
         wanted = request.parse(DescribeRequest)
         match wanted:
-            case DescribeRequest(agent_turn_id=None, card_id=str() as card_id):
+            case DescribeRequest(agent_turn_id=None, card_id=str() as card_id, tool_call_id=None):
                 card = await self._pool.run(lambda conn: get_card(conn, request.project_id, card_id))
                 if card is None:
                     raise Refused("unknown_card", "the project has no such card")
                 return DescribeReply(status=ReplyStatus.ACCEPTED, card=card)
-            case DescribeRequest(agent_turn_id=str() as turn_id, card_id=None):
+            case DescribeRequest(agent_turn_id=str() as turn_id, card_id=None, tool_call_id=None):
                 turn = await self._pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
                 if turn is None:
                     raise Refused("unknown_turn", "the project has no such turn")
                 return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
+            case DescribeRequest(agent_turn_id=None, card_id=None, tool_call_id=str() as call_id):
+                call = await self._pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
+                if call is None:
+                    raise Refused("unknown_call", "the project has no such call")
+                return DescribeReply(status=ReplyStatus.ACCEPTED, call=call)
             case _:
-                raise BadRequest("describe takes exactly one of agent_turn_id and card_id")
+                raise BadRequest("describe takes exactly one of agent_turn_id, card_id and tool_call_id")
+
+    async def report(self, request: VerbRequest) -> ReportReply:
+        """A tool's answer to a call; what is refused leaves a row in `state.rejections`."""
+        wanted = request.parse(ReportRequest)
+        _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
+        try:
+            done = await report(self._pool, request.project_id, wanted, request.headers)
+        except Refused as error:
+            ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
+            await self._reject(request, error, ids)
+            raise
+        hit(Fault.REPORT_COMMITTED)
+        if done.ring is not None:
+            await tell(self._publisher, done.ring.doorbell(SENDER, "report"))
+        hit(Fault.REPORT_PUBLISHED)
+        return done.reply
+
+    async def stop(self, request: VerbRequest) -> StopReply:
+        """End a turn, wherever it stands (protocol §6, stop)."""
+        wanted = request.parse(StopRequest)
+        _same(request, headers.TURN_ID, wanted.agent_turn_id)
+        return await stop_turn(self._pool, self._publisher, request.project_id, wanted)
+
+    async def _reject(self, request: VerbRequest, error: Refused, ids: dict[str, str]) -> None:
+        source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
+        await self._pool.run(
+            lambda conn: reject(conn, request.project_id, source, error.code, f"{request.verb}: {error}", ids)
+        )
 
 
 def _dispatched(lease: Lease) -> Message:

@@ -13,10 +13,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bridge.starter import SENDER, Starter, tell
+from bridge.stopping import fence_stopped
 from ledger.lease import AgentKey, dispatch_next
 from ledger.pool import Pool
-from ledger.sweep import list_due_agents, list_stranded, list_unannounced, release_stale_claims, retry_dispatched
+from ledger.sweep import (
+    list_due_agents,
+    list_overdue,
+    list_stops_overdue,
+    list_stranded,
+    list_unannounced,
+    release_stale_claims,
+    retry_commands,
+    retry_dispatched,
+)
 from ledger.turns import mark_announced
+from ledger.waiting import inject_timeouts
 from schema.errors import TurnstileError
 from schema.ports import Publisher
 
@@ -33,6 +44,10 @@ class WatchdogTimes:
     pending_wakeup: float = 5.0
     dispatched_retry: float = 10.0
     unannounced: float = 5.0
+    overdue: float = 2.0
+    """How long after its resume deadline a turn's own timer has had its chance."""
+    stop_grace: float = 5.0
+    command_retry: float = 30.0
 
 
 class Watchdog:
@@ -60,6 +75,9 @@ class Watchdog:
         """Each rule once."""
         await self._rule("claims", self._claims)
         await self._rule("dispatched_retry", self._dispatched)
+        await self._rule("suspended", self._suspended)
+        await self._rule("stop", self._stops)
+        await self._rule("command", self._commands)
         await self._rule("stranded", self._stranded)
         await self._rule("doorbell", self._doorbell)
         await self._rule("unannounced", self._unannounced)
@@ -99,6 +117,35 @@ class Watchdog:
                 lambda conn: list_due_agents(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
             )
         )
+
+    async def _suspended(self) -> int:
+        """Deadlines that the turn's own timer did not see to: the same statement, then the doorbell rings it."""
+        older = self._times.overdue
+        late = await self._pool.run(
+            lambda conn: list_overdue(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+        for turn in late:
+            await self._pool.run(lambda conn, turn=turn: inject_timeouts(conn, turn))
+        return await self._again([(turn.project_id, turn.agent_id) for turn in late])
+
+    async def _stops(self) -> int:
+        """Turns that did not stop in time are fenced: whatever their worker still does is stale."""
+        older = self._times.stop_grace
+        found = await self._pool.run(
+            lambda conn: list_stops_overdue(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+        fenced = [await fence_stopped(self._pool, self._publisher, turn) for turn in found]
+        return sum(fenced)
+
+    async def _commands(self) -> int:
+        older = self._times.command_retry
+        silent = await self._pool.run(
+            lambda conn: retry_commands(conn, self._targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+        messages = [message for call in silent if (message := call.message(SENDER)) is not None]
+        if messages:
+            await tell(self._publisher, *messages)
+        return len(messages)
 
     async def _stranded(self) -> int:
         agents = await self._pool.run(lambda conn: list_stranded(conn, self._targets, row_limit=ROW_LIMIT))

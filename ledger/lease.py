@@ -8,7 +8,7 @@ from schema.base import Tolerant
 from schema.events import Address, Message
 from schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
 from schema.states import MessageType
-from schema.turns import TurnRef
+from schema.turns import Ring, TurnRef
 
 
 class Lease(Tolerant):
@@ -43,9 +43,9 @@ class Lease(Tolerant):
 
 
 class Claim(Tolerant):
-    """A claimed inbox row. `start`: its workflow must be started; the others are settled already."""
+    """A claimed inbox row. `start` and `signal`: its workflow must hear of it; the others are settled already."""
 
-    verdict: Literal["start", "skipped", "error"]
+    verdict: Literal["start", "signal", "consumed", "skipped", "deferred", "error"]
     inbox_id: InboxId
     project_id: ProjectId
     agent_id: AgentId
@@ -59,12 +59,18 @@ class Claim(Tolerant):
     context_box_id: str | None
     output_box_id: str | None
     trace_id: str | None
+    active_inbox_id: InboxId | None
+    last_error: str | None
     traceparent: str | None
     recursion_depth: int
 
     def turn(self) -> TurnRef:
-        """The gate and boxes of the turn to start."""
-        return TurnRef.model_validate(self.model_dump())
+        """The gate and boxes of the turn that the row is for; its `inbox_id` is the turn's own row."""
+        return TurnRef.model_validate(self.model_dump() | {"inbox_id": self.active_inbox_id or self.inbox_id})
+
+    def ring(self) -> Ring:
+        """The pointer that the turn's workflow is given."""
+        return Ring.model_validate(self.model_dump())
 
 
 AgentKey = tuple[ProjectId, AgentId]

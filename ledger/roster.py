@@ -4,15 +4,16 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from pydantic import Json
+from pydantic import Json, ValidationError
 
 from ledger.pool import Again, Pool
-from ledger.queries import Connection, query
+from ledger.queries import Connection, Row, query
 from schema.base import JsonObject, Tolerant
 from schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role
-from schema.errors import Refused
+from schema.errors import BadRequest, Refused
 from schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, new_box_id, token, uuid7
 from schema.profiles import Profile
+from schema.tools import ToolDefinition, ToolRow
 
 
 class ProfileRow(Tolerant):
@@ -114,3 +115,42 @@ async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:
     """The project's agents by id."""
     rows = await pool.run(lambda conn: query("list_agents").many(conn, project_id=project))
     return [AgentRow.model_validate(dict(row)) for row in rows]
+
+
+async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:
+    """Store the tool; True if it is new. Turns in hand keep what they pinned."""
+    row = await pool.run(
+        lambda conn: query("put_tool").one(
+            conn,
+            project_id=token(project, "project_id"),
+            tool_name=tool.tool_name,
+            description=tool.description,
+            parameters=json.dumps(tool.parameters),
+            target_subject=tool.target_subject,
+            after_execution=tool.after_execution,
+            options=tool.options.model_dump_json(exclude_defaults=True),
+        )
+    )
+    return row["created"]
+
+
+async def list_tools(pool: Pool, project: ProjectId) -> list[ToolRow]:
+    """The project's tools by name; rows by other writers that do not parse raise `BadRequest` naming the tool."""
+    rows = await pool.run(lambda conn: query("list_tools").many(conn, project_id=project))
+    return [_tool(row) for row in rows]
+
+
+async def remove_tool(pool: Pool, project: ProjectId, name: str) -> None:
+    """Take the tool away; raises `Refused` (unknown_tool) if there is none."""
+    row = await pool.run(lambda conn: query("remove_tool").opt(conn, project_id=project, tool_name=name))
+    if row is None:
+        raise Refused("unknown_tool", f"project {project} has no tool {name!r}")
+
+
+def _tool(row: Row) -> ToolRow:
+    values = dict(row)
+    values |= {"parameters": json.loads(values["parameters"]), "options": json.loads(values["options"])}
+    try:
+        return ToolRow.model_validate(values)
+    except ValidationError:
+        raise BadRequest(f"the row of tool {values['tool_name']!r} does not parse: put it again") from None

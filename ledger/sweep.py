@@ -11,8 +11,10 @@ from ledger.queries import Connection, Row, query
 from schema.base import JsonObject, Tolerant
 from schema.events import Address, Message, TaskEvent
 from schema.headers import new_traceparent
-from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId, ToolCallId
 from schema.states import TurnStatus
+from schema.tools import ToolCommand
+from schema.turns import TurnRef
 
 
 class Unannounced(Tolerant):
@@ -88,6 +90,67 @@ async def list_unannounced(
         conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
     )
     return [Unannounced.model_validate(dict(row)) for row in rows]
+
+
+class SilentCall(Tolerant):
+    """A call to send once more; `repeat` counts from 1 and makes the message id."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    turn_epoch: int
+    step_id: StepId
+    tool_call_id: ToolCallId
+    repeat: int
+    command: Json[ToolCommand] | None
+    traceparent: str | None
+    recursion_depth: int
+
+    def message(self, sender: str) -> Message | None:
+        """The command, under a message id of its own; None if the step recorded none."""
+        if self.command is None:
+            return None
+        address = Address(
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            turn_epoch=self.turn_epoch,
+            traceparent=self.traceparent or new_traceparent(),
+            recursion_depth=self.recursion_depth,
+            sender=sender,
+        )
+        return address.tool_command(self.command, self.step_id, self.repeat)
+
+
+async def retry_commands(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[SilentCall]:
+    """Rule 'command': the calls to send again."""
+    rows = await query("retry_commands").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [SilentCall.model_validate(dict(row)) for row in rows]
+
+
+async def list_overdue(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[TurnRef]:
+    """Rule 'suspended': the turns whose deadline is over."""
+    return await _turns("list_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def list_stops_overdue(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[TurnRef]:
+    """Rule 'stop': the turns that did not stop in time."""
+    return await _turns("list_stops_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[TurnRef]:
+    rows = await query(name).many(conn, worker_targets=list(worker_targets), **more)
+    return [TurnRef.model_validate(dict(row)) for row in rows]
 
 
 async def reject(

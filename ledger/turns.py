@@ -34,9 +34,19 @@ from schema.errors import StaleTurn
 from schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, StepId, ToolCallId, step_id, turn_card_id
 from schema.profiles import RuntimeConfig
 from schema.states import HeadStatus, StepStatus, TurnStatus
+from schema.tools import ToolCommand
 from schema.turns import Outcome, TurnRef
 
 LIVE = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
+
+
+class AnsweredCall(Tolerant):
+    """A call whose report was applied; `after_execution` is the report's, if it said one."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    tool_result_card_id: CardId
+    after_execution: str | None
 
 
 class StepHead(Tolerant):
@@ -62,6 +72,8 @@ class StepHead(Tolerant):
     """The project's `resource.tools` rows, raw; only for a turn's first step."""
     turn_config: JsonObject | None
     """What the first step pinned; null until it is committed."""
+    answered: list[AnsweredCall]
+    """The calls of the last committed step that were applied or expired, in no order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,9 @@ class StepRecord:
     tool_call_ids: Sequence[ToolCallId]
     started_at: datetime
     status: StepStatus = StepStatus.COMPLETED
+    calls: Sequence[ToolCommand] = ()
+    """The calls that are sent once this is committed; the turn is then suspended."""
+    wait_seconds: float = 0.0
 
 
 class CommittedStep(Tolerant):
@@ -92,6 +107,7 @@ class CommittedStep(Tolerant):
     result: Literal["done", "already"]
     status: HeadStatus
     updated_at: datetime
+    resume_deadline: datetime | None
     step_metadata: Json[JsonObject]
 
 
@@ -235,8 +251,16 @@ async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, i
 
 
 async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
-    """Commit a step that another one follows; raises `StaleTurn` if the gate is gone."""
-    row = await query("commit_step").opt(conn, **gate(turn), **_record(turn, record), **card_columns(record.cards))
+    """Commit a step that another one follows, now or after its calls; raises `StaleTurn` if the gate is gone."""
+    row = await query("commit_step").opt(
+        conn,
+        **gate(turn),
+        **_record(turn, record),
+        **card_columns(record.cards),
+        call_ids=[call.tool_call_id for call in record.calls],
+        call_names=[call.tool_name for call in record.calls],
+        wait_seconds=record.wait_seconds,
+    )
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
     return CommittedStep.model_validate(dict(row))

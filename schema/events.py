@@ -11,6 +11,7 @@ from schema import headers, subjects
 from schema.base import JsonObject, Tolerant
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
 from schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
+from schema.tools import ToolCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,12 @@ class Address:
         """A piece of streamed text, for core NATS."""
         subject = subjects.agent_chunk(self.project_id, self.channel_id, self.agent_id)
         return Message(subject, event.model_dump_json(exclude_none=True).encode())
+
+    def tool_command(self, command: ToolCommand, step: StepId, repeat: int = 0) -> Message:
+        """A call's command; a repeat has a message id of its own, or the stream would swallow it (protocol §5)."""
+        message_id = f"tool-{command.tool_call_id}" + (f"-{repeat}" if repeat else "")
+        more = {headers.STEP_ID: step, headers.TOOL_CALL_ID: command.tool_call_id, headers.MSG_ID: message_id}
+        return Message(command.subject, command.payload(), self.headers("tool_call", **more), required=True)
 
     def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Message:
         """The doorbell of this agent's worker target."""

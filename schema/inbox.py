@@ -1,13 +1,13 @@
 """What callers send to the bridge, what they hear, and the payloads of inbox rows (protocol §4, §6)."""
 
 import hashlib
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, JsonValue, field_validator, model_validator
 
 from schema.base import JsonObject, Strict, Text, Tolerant
-from schema.cards import ResultField
-from schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, box_id, token
+from schema.cards import ResultField, ToolError
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id, token
 from schema.profiles import RuntimeConfig
 from schema.states import AfterExecution, InboxStatus, ReplyStatus, TurnStatus
 
@@ -72,10 +72,11 @@ class EnqueueReply(Reply):
 
 
 class DescribeRequest(Strict):
-    """Arguments of `describe`: exactly one of a turn or a card of the caller's project."""
+    """Arguments of `describe`: exactly one of a turn, a card or a call of the caller's project."""
 
     agent_turn_id: AgentTurnId | None = None
     card_id: CardId | None = None
+    tool_call_id: ToolCallId | None = None
 
 
 class TurnPayload(Tolerant):
@@ -93,3 +94,48 @@ class ReportPayload(Tolerant):
     status: TurnStatus
     after_execution: AfterExecution | None = None
     tool_result_card_id: CardId
+
+
+RESULT_LIMIT_BYTES = 524_288
+"""An inline result of a report: 512 KiB of JSON; what is larger goes into a card, whose id is reported."""
+
+
+class ReportRequest(Strict):
+    """Arguments of `report` (protocol §6): a pointer to a `tool.result` card, or an inline result or error."""
+
+    tool_call_id: ToolCallId = Field(validation_alias=AliasChoices("tool_call_id", "correlation_id"), max_length=128)
+    status: TurnStatus
+    after_execution: AfterExecution | None = None
+    tool_result_card_id: CardId | None = Field(default=None, min_length=1, max_length=256)
+    result: JsonValue = None
+    error: ToolError | None = None
+
+    @model_validator(mode="after")
+    def _pointer_or_inline(self) -> Self:
+        if self.tool_result_card_id is not None and (self.result is not None or self.error is not None):
+            raise ValueError("either tool_result_card_id or an inline result or error, not both")
+        return self
+
+
+class ReportReply(Reply):
+    """Answer to `report`."""
+
+    tool_call_id: ToolCallId | None = None
+    inbox_id: InboxId | None = None
+    duplicate: bool = False
+
+
+class StopRequest(Strict):
+    """Arguments of `stop`."""
+
+    agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
+    reason: str = Field(default="", max_length=1024)
+
+
+class StopReply(Reply):
+    """Answer to `stop`. `already_final`: the turn was over before."""
+
+    agent_turn_id: AgentTurnId | None = None
+    inbox_id: InboxId | None = None
+    already_final: bool = False
+    duplicate: bool = False

@@ -3,16 +3,31 @@
 A row is kept as it was written, by whoever wrote it; `options_of` reads its options where they are used.
 """
 
-from typing import Annotated
+import re
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from schema.base import JsonObject, Tolerant
+from schema import subjects
+from schema.base import JsonObject, Strict, Tolerant
 from schema.errors import BadRequest
+from schema.ids import ChannelId, ProjectId, ToolCallId, token
 from schema.states import AfterExecution
 
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
+RESERVED = frozenset(
+    {SUBMIT_RESULT, "delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"}
+)
+"""Names that are built in, here or at `cmd.sys.pmo.internal.*`."""
+
+_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+_TARGET = re.compile(
+    rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
+    r"\.cmd\.tool(\.[A-Za-z0-9_-]+){2,}\Z"
+)
 
 
 def _object_if_null(value: object) -> object:
@@ -46,11 +61,99 @@ class ToolOptions(Tolerant):
     args: ToolArgOptions = ToolArgOptions()
     envs: dict[str, str] = Field(default_factory=dict)
     ui_allowed: bool = False
+    suspend_timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
+    """How long a turn waits for this tool, if longer than `[tools].suspend_timeout_seconds`."""
+    timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
+    """How long the tool itself may take; the turn waits at least as long."""
 
     @property
     def hidden(self) -> frozenset[str]:
         """Arguments the model neither sees nor sets."""
         return frozenset((*self.args.fixed, *self.envs))
+
+
+class _StrictArgs(ToolArgOptions):
+    model_config = Strict.model_config
+
+
+class _StrictOptions(ToolOptions):
+    model_config = Strict.model_config
+    args: ToolArgOptions = _StrictArgs()
+
+
+class ToolDefinition(Strict):
+    """A tool as `turnstile tool put` reads it (protocol §7.3): checked whole before it becomes a row."""
+
+    tool_name: str = Field(pattern=_NAME)
+    description: str = Field(min_length=1, max_length=16_384)
+    parameters: JsonObject = Field(default_factory=lambda: JsonObject(type="object", properties={}))
+    target_subject: str = Field(max_length=512)
+    after_execution: AfterExecution = AfterExecution.SUSPEND
+    options: _StrictOptions = _StrictOptions()
+
+    @field_validator("tool_name")
+    @classmethod
+    def _not_reserved(cls, value: str) -> str:
+        if value in RESERVED:
+            raise ValueError(f"{value} is built in: choose another name")
+        return value
+
+    @field_validator("target_subject")
+    @classmethod
+    def _tool_subject(cls, value: str) -> str:
+        if not _TARGET.match(value):
+            form = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.NAME.SUFFIX"
+            raise ValueError(f"must be {form}: a cmd.tool subject of 8 tokens or more")
+        return value
+
+    @field_validator("parameters")
+    @classmethod
+    def _is_schema(cls, value: JsonObject) -> JsonObject:
+        if value.get("type") != "object":
+            raise ValueError("must be a JSON schema of type object")
+        try:
+            Draft202012Validator.check_schema(value)
+        except SchemaError as error:
+            where = "/".join(str(part) for part in error.absolute_path)
+            raise ValueError(f"is no JSON schema: {error.message[:200]} at /{where}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _options_name_parameters(self) -> Self:
+        properties = self.parameters.get("properties", {})
+        known = set(properties) if isinstance(properties, dict) else set[str]()
+        named = {*self.options.args.defaults, *self.options.args.fixed, *self.options.envs}
+        if unknown := sorted(named - known):
+            raise ValueError(f"options name arguments that parameters do not have: {', '.join(unknown)}")
+        return self
+
+
+class ToolCommand(Tolerant):
+    """A command to a tool as a step recorded it: enough to publish it, and to publish it again."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    tool_call_card_id: str
+    after_execution: AfterExecution
+    subject: str
+
+    def payload(self) -> bytes:
+        """Exactly the three fields of protocol §5; never arguments."""
+        return self.model_dump_json(include={"tool_call_card_id", "tool_name", "after_execution"}).encode()
+
+
+def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) -> str:
+    """The subject of a call: `{project_id}` and `{channel_id}` filled in; raises `BadRequest` if the result is none.
+
+    A row may name a fixed project only if it is the caller's own: a command never leaves its project.
+    """
+    subject = target_subject.replace("{project_id}", token(project, "project_id")).replace(
+        "{channel_id}", token(channel, "channel_id")
+    )
+    parsed = subjects.parse(subject)
+    if parsed.project_id != project or parsed.category != "cmd" or parsed.rest[0] != "tool" or len(parsed.rest) < 3:
+        raise BadRequest(f"target_subject {target_subject[:120]!r} is no cmd.tool subject of this project")
+    return subject
 
 
 def options_of(row: ToolRow) -> ToolOptions:

@@ -30,23 +30,25 @@ class TurnRef(Tolerant):
     trace_id: str
 
 
-class TurnInput(TurnRef):
-    """Input of the `AgentTurn` workflow: what it depends on rides here, so that a replay sees the same."""
-
-    heartbeat_timeout_seconds: float = 10.0
-    """How long `run_step` may be silent before it is run again elsewhere."""
-
-    def ref(self) -> TurnRef:
-        """The turn alone, as activities take it."""
-        return TurnRef.model_validate(self.model_dump())
-
-
 class Ring(Tolerant):
     """A pointer to an inbox row: what the `doorbell` signal carries (architecture: Temporal)."""
 
     inbox_id: InboxId
     message_type: MessageType
     correlation_id: str
+
+
+class TurnInput(TurnRef):
+    """Input of the `AgentTurn` workflow: what it depends on rides here, so that a replay sees the same."""
+
+    heartbeat_timeout_seconds: float = 10.0
+    """How long `run_step` may be silent before it is run again elsewhere."""
+    rings: tuple[Ring, ...] = ()
+    """Doorbells that a run before this one had not settled (continue-as-new)."""
+
+    def ref(self) -> TurnRef:
+        """The turn alone, as activities take it."""
+        return TurnRef.model_validate(self.model_dump())
 
 
 class RunStepInput(Tolerant):
@@ -56,6 +58,21 @@ class RunStepInput(Tolerant):
     step: int
     reports: tuple[InboxId, ...] = ()
     """Inbox rows to apply before the model is asked."""
+
+
+class ApplyInput(Tolerant):
+    """Input of `apply_reports`."""
+
+    turn: TurnRef
+    reports: tuple[InboxId, ...]
+
+
+class ReportsApplied(Tolerant):
+    """Answer of `apply_reports`: the calls that still wait, and until when; `stale` where the gate was gone."""
+
+    waiting: tuple[ToolCallId, ...]
+    deadline: datetime | None
+    stale: bool = False
 
 
 class Outcome(Tolerant):
@@ -83,7 +100,9 @@ class StepSuspends(Tolerant):
     step: int
     waiting: tuple[ToolCallId, ...]
     tools: tuple[str, ...] = ()
-    deadline: datetime
+    """The names of the tools that are waited for, for people."""
+    deadline: datetime | None
+    """Null once the timeouts were injected: they are due now."""
 
 
 class StepEnds(Tolerant):
@@ -100,6 +119,13 @@ class StepStale(Tolerant):
     next: Literal["stale"] = "stale"
     step: int
     head_status: HeadStatus | None = None
+
+
+class TurnStopped(Tolerant):
+    """Answer of `stop_turn`: the end it made, or none if the turn was over before."""
+
+    step: int
+    outcome: Outcome | None
 
 
 StepResult = Annotated[StepContinues | StepSuspends | StepEnds | StepStale, Field(discriminator="next")]

@@ -4,8 +4,9 @@ It wires converters, workflows, activities, the content guard and the unsandboxe
 turn's CPU; determinism is held by import rules and replay tests instead). The step's pools open at first use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
@@ -13,23 +14,30 @@ from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
 
 from activities.interceptors import ContentGuard
+from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from turnstile.converters import DATA_CONVERTER
 from workflows import options
 from workflows.agent_turn import AgentTurn
 
 
-def turnstile_plugin(steps: StepActivities | None = None) -> SimplePlugin:
+def turnstile_plugin(steps: StepActivities | None = None, settle: SettleActivities | None = None) -> SimplePlugin:
     """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays."""
     return SimplePlugin(
         "turnstile",
         data_converter=DATA_CONVERTER,
         workflows=[AgentTurn],
-        activities=None if steps is None else [steps.run_step],
+        activities=_activities(steps, settle),
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_failure_exception_types=[Exception],
         interceptors=[ContentGuard()],
     )
+
+
+def _activities(steps: StepActivities | None, settle: SettleActivities | None) -> list[Callable[..., Any]] | None:
+    if steps is None or settle is None:
+        return None
+    return [steps.run_step, settle.apply_reports, settle.inject_timeouts, settle.stop_turn]
 
 
 def turnstile_runtime() -> Runtime:

@@ -18,6 +18,7 @@ from temporalio.worker import Worker
 
 from activities.asking import StepLimits
 from activities.models import ModelRouter, ScriptedModel, load_scripts
+from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection, connect
@@ -99,8 +100,8 @@ async def _run(
             _pool(settings, endpoints, size, _instance(worker=worker, bridge=bridge))
         )
         conn = await stack.enter_async_context(_nats(endpoints, _instance(worker=worker, bridge=bridge)))
-        steps = _steps(settings, pool, conn, stack) if worker else None
-        client = await _client(endpoints, turnstile_plugin(steps))
+        steps, settle = _activities(settings, pool, conn, stack) if worker else (None, None)
+        client = await _client(endpoints, turnstile_plugin(steps, settle))
         await declare_search_attributes(client)
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
@@ -165,7 +166,9 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
         raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
 
 
-def _steps(settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack) -> StepActivities:
+def _activities(
+    settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack
+) -> tuple[StepActivities, SettleActivities]:
     scripts = load_scripts(settings.model.scripts)
     model = ModelRouter({"scripted": ScriptedModel(scripts)})
     stack.push_async_callback(model.close)
@@ -176,10 +179,12 @@ def _steps(settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExi
         retry_initial_seconds=settings.model.retry_initial_seconds,
         retry_max_seconds=settings.model.retry_max_seconds,
         max_step_attempts=settings.worker.max_step_attempts,
+        suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
     )
     # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
     publisher = NatsPublisher(conn, give_up_seconds=2)
-    return StepActivities(pool, model, publisher, limits, BoxCache(settings.worker.box_cache_mb * 1_000_000))
+    cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
+    return StepActivities(pool, model, publisher, limits, cache), SettleActivities(pool, publisher)
 
 
 def _times(settings: Settings) -> WatchdogTimes:
@@ -188,6 +193,8 @@ def _times(settings: Settings) -> WatchdogTimes:
         inbox_processing_timeout=settings.bridge.inbox_processing_timeout_seconds,
         pending_wakeup=settings.bridge.pending_wakeup_seconds,
         dispatched_retry=settings.bridge.dispatched_retry_seconds,
+        stop_grace=settings.bridge.stop_grace_seconds,
+        command_retry=settings.bridge.command_retry_seconds,
     )
 
 

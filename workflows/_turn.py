@@ -1,7 +1,7 @@
 """The reducer of `AgentTurn`: `(state, event) -> (state, action)`, pure, so that every order of events can be tested.
 
-A turn steps, or waits for reports, or has ended. Reports that arrive while it steps are kept and applied by the next
-step (greedy batch, protocol §7.5). It knows ids and counts only; whether a report counts is decided by the ledger.
+A turn steps, settles reports, waits, or has ended. Reports that arrive while something is being done are kept for what
+follows (greedy batch, protocol §7.5). It knows ids and counts only; whether a report counts is decided by the ledger.
 """
 
 from dataclasses import dataclass, replace
@@ -11,27 +11,38 @@ from typing import assert_never
 
 from schema.ids import InboxId, ToolCallId
 from schema.states import MessageType
-from schema.turns import Outcome, Ring, StepContinues, StepEnds, StepResult, StepStale, StepSuspends
+from schema.turns import (
+    Outcome,
+    ReportsApplied,
+    Ring,
+    StepContinues,
+    StepEnds,
+    StepResult,
+    StepStale,
+    StepSuspends,
+    TurnStopped,
+)
 
 
 class Phase(StrEnum):
     """Where the workflow is in its turn."""
 
-    STEPPING = "stepping"  # an activity runs
-    WAITING = "waiting"  # suspended: calls are out
+    BUSY = "running"  # an activity runs
+    WAITING = "suspended"  # calls are out
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """All that the workflow knows. `step` is the one in hand, 0 until the ledger has said which."""
+    """All that the workflow knows. `step` is the last one the ledger told of; `rings` are reports not yet settled."""
 
-    phase: Phase = Phase.STEPPING
+    phase: Phase = Phase.BUSY
     step: int = 0
-    steps_done: int = 0
     waiting: tuple[ToolCallId, ...] = ()
+    tools: tuple[str, ...] = ()
     deadline: datetime | None = None
     rings: tuple[Ring, ...] = ()
+    stopping: bool = False
     outcome: Outcome | None = None
 
 
@@ -43,13 +54,49 @@ class Rang:
 
 
 @dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the turn to end: a stop row, or a cancellation of the workflow."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReturned:
     """`run_step` answered."""
 
     result: StepResult
 
 
-Event = Rang | StepReturned
+@dataclass(frozen=True, slots=True)
+class StepGaveUp:
+    """`run_step` was canceled before it could end the turn itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """`apply_reports` answered."""
+
+    result: ReportsApplied
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The timer of the wait has fired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """`inject_timeouts` answered: pointers to what is due now."""
+
+    rings: tuple[Ring, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """`stop_turn` answered."""
+
+    result: TurnStopped
+
+
+Event = Rang | StopAsked | StepReturned | StepGaveUp | Settled | DeadlinePassed | Expired | Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +108,27 @@ class RunStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Sleep until a doorbell or the deadline."""
+class Settle:
+    """Apply these reports; other calls still wait."""
 
-    deadline: datetime
+    reports: tuple[InboxId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Inject the timeouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the turn as canceled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Sleep until a doorbell or the deadline (None: it is over)."""
+
+    deadline: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,54 +138,87 @@ class Return:
     outcome: Outcome | None
 
 
-Action = RunStep | Wait | Return
+Action = RunStep | Settle | Expire | Stop | Wait | Return
 
 _REPORTS = (MessageType.TOOL_RESULT, MessageType.TIMEOUT)
 
 
-def begin() -> tuple[TurnState, Action]:
-    """A fresh or restarted workflow: the ledger says where the turn stands."""
-    return TurnState(), RunStep(0)
+def begin(rings: tuple[Ring, ...] = ()) -> tuple[TurnState, Action]:
+    """A fresh, restarted or continued workflow: the ledger says where the turn stands."""
+    return TurnState(rings=_reports(rings)), RunStep(0)
 
 
 def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
-    """The next state, and what to do; None while something is still being done."""
+    """The next state, and what to do; None while something is still being done, or the turn is over."""
+    if state.phase is Phase.ENDED:
+        return state, None
     match event:
         case Rang(rings):
-            known = {ring.inbox_id for ring in state.rings}
-            fresh = tuple(ring for ring in rings if ring.inbox_id not in known)
-            state = replace(state, rings=state.rings + fresh)
+            state = replace(state, rings=_merged(state.rings, rings))
+            return _next(state) if state.phase is Phase.WAITING else (state, None)
+        case StopAsked():
+            state = replace(state, stopping=True)
             return _next(state) if state.phase is Phase.WAITING else (state, None)
         case StepReturned(result):
             return _returned(state, result)
+        case Stopped(result):
+            return replace(state, phase=Phase.ENDED, step=result.step, outcome=result.outcome), Return(result.outcome)
+        case StepGaveUp():
+            return replace(state, stopping=True), Stop()
+        case Settled(result):
+            if result.stale:
+                return replace(state, phase=Phase.BUSY), RunStep(0)
+            return _next(replace(state, phase=Phase.WAITING, waiting=result.waiting, deadline=result.deadline))
+        case DeadlinePassed():
+            if state.phase is not Phase.WAITING:
+                return state, None  # a doorbell came first
+            return replace(state, phase=Phase.BUSY), Expire()
+        case Expired(rings):
+            if not rings:  # the ledger knows better: the deadline moved, or the turn is over
+                return replace(state, phase=Phase.BUSY), RunStep(0)
+            return _next(replace(state, phase=Phase.WAITING, rings=_merged(state.rings, rings)))
         case _:
             assert_never(event)
 
 
 def _returned(state: TurnState, result: StepResult) -> tuple[TurnState, Action]:
-    done = replace(state, step=result.step, steps_done=max(state.steps_done, result.step))
+    state = replace(state, step=result.step, waiting=(), tools=(), deadline=None)
     match result:
         case StepContinues():
-            following = result.step + 1
-            return replace(done, phase=Phase.STEPPING, step=following), RunStep(following)
-        case StepSuspends(waiting=waiting, deadline=deadline):
-            return _next(replace(done, phase=Phase.WAITING, waiting=waiting, deadline=deadline))
+            return _step(state, result.step + 1)
+        case StepSuspends(waiting=waiting, tools=tools, deadline=deadline):
+            return _next(replace(state, phase=Phase.WAITING, waiting=waiting, tools=tools, deadline=deadline))
         case StepEnds(outcome=outcome):
-            return replace(done, phase=Phase.ENDED, outcome=outcome), Return(outcome)
+            return replace(state, phase=Phase.ENDED, outcome=outcome), Return(outcome)
         case StepStale():
-            return replace(done, phase=Phase.ENDED), Return(None)
+            return replace(state, phase=Phase.ENDED), Return(None)
         case _:
             assert_never(result)
 
 
 def _next(state: TurnState) -> tuple[TurnState, Action]:
-    """A suspended turn: go on once every call it waits for has rung, else sleep."""
-    if state.deadline is None:
-        raise ValueError("a suspended turn has a deadline")
-    reported = {ring.correlation_id for ring in state.rings if ring.message_type in _REPORTS}
-    if not reported.issuperset(state.waiting):
-        return state, Wait(state.deadline)
-    reports = tuple(ring.inbox_id for ring in state.rings if ring.message_type in _REPORTS)
-    following = state.step + 1
-    resumed = replace(state, phase=Phase.STEPPING, step=following, waiting=(), deadline=None, rings=())
-    return resumed, RunStep(following, reports)
+    """A suspended turn: stop it, resume it once every call has rung, settle what came, or sleep."""
+    if state.stopping:
+        return replace(state, phase=Phase.BUSY), Stop()
+    reports = tuple(ring.inbox_id for ring in state.rings)
+    if {ring.correlation_id for ring in state.rings}.issuperset(state.waiting):
+        return _step(state, state.step + 1, reports)
+    if reports:
+        return replace(state, phase=Phase.BUSY, rings=()), Settle(reports)
+    return state, Wait(state.deadline)
+
+
+def _step(state: TurnState, step: int, reports: tuple[InboxId, ...] = ()) -> tuple[TurnState, Action]:
+    if state.stopping:
+        return replace(state, phase=Phase.BUSY), Stop()
+    kept = () if reports else state.rings
+    return replace(state, phase=Phase.BUSY, step=step, waiting=(), deadline=None, rings=kept), RunStep(step, reports)
+
+
+def _reports(rings: tuple[Ring, ...]) -> tuple[Ring, ...]:
+    return tuple(ring for ring in rings if ring.message_type in _REPORTS)
+
+
+def _merged(known: tuple[Ring, ...], rings: tuple[Ring, ...]) -> tuple[Ring, ...]:
+    ids = {ring.inbox_id for ring in known}
+    return known + tuple(ring for ring in _reports(rings) if ring.inbox_id not in ids)

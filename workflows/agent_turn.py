@@ -5,14 +5,31 @@ constant number of bytes per step whatever the model says. Business ends (failed
 raise, and then the safety net starts it again from the head. The Web UI shows its summary and details.
 """
 
+import asyncio
 from collections import deque
 from datetime import timedelta
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError
+from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from schema.turns import Outcome, Ring, RunStepInput, StepResult, TurnInput, TurnRef, TurnResult
+from schema.states import MessageType
+from schema.turns import (
+    ApplyInput,
+    Outcome,
+    ReportsApplied,
+    Ring,
+    RunStepInput,
+    StepResult,
+    TurnInput,
+    TurnRef,
+    TurnResult,
+    TurnStopped,
+)
 from workflows import _turn, options
+
+Answer = TypeVar("Answer")
 
 
 @workflow.defn(name="AgentTurn")
@@ -21,69 +38,157 @@ class AgentTurn:
 
     @workflow.init
     def __init__(self, turn: TurnInput) -> None:
+        self._input = turn
         self._turn = turn.ref()
-        self._heartbeat_timeout = timedelta(seconds=turn.heartbeat_timeout_seconds)
         self._events: deque[_turn.Event] = deque()
+        self._stop = False
+        self._status = _turn.Phase.BUSY.value
 
     @workflow.signal
     def doorbell(self, rings: list[Ring]) -> None:
         """Inbox rows for this turn are due."""
         self._events.append(_turn.Rang(tuple(rings)))
+        if any(ring.message_type == MessageType.STOP for ring in rings):
+            self._ask_stop()
 
     @workflow.run
     async def run(self, turn: TurnInput) -> TurnResult:
         """Drive the turn to its end; returns its outcome, or none if it was ended elsewhere."""
-        state, action = _turn.begin()
+        state, action = _turn.begin(turn.rings)
         while not isinstance(action, _turn.Return):
-            workflow.set_current_details(_details(turn, state))
-            match action:
-                case _turn.RunStep():
-                    self._events.append(_turn.StepReturned(await self._run_step(action)))
-                case _turn.Wait(deadline):
-                    await workflow.wait_condition(lambda: bool(self._events), timeout=deadline - workflow.now())
-                case _:
-                    assert_never(action)
-            action = None
-            while self._events and action is None:
-                state, action = _turn.reduce(state, self._events.popleft())
-            if action is None:
-                raise RuntimeError("no event and nothing to do")
-        self._end(turn, state, action.outcome)
+            self._show(state)
+            if self._may_continue_as_new(action):
+                workflow.continue_as_new(self._input.model_copy(update={"rings": state.rings}))
+            await self._do(action)
+            state, action = self._decide(state)
+        self._show(state)
+        status = "fenced" if action.outcome is None else action.outcome.status.value
+        self._set_status(status)
         return TurnResult(
-            agent_turn_id=turn.agent_turn_id,
-            turn_epoch=turn.turn_epoch,
-            steps=state.steps_done,
-            outcome=action.outcome,
+            agent_turn_id=turn.agent_turn_id, turn_epoch=turn.turn_epoch, steps=state.step, outcome=action.outcome
         )
 
-    async def _run_step(self, action: _turn.RunStep) -> StepResult:
-        given = RunStepInput(turn=self._turn, step=action.step, reports=action.reports)
-        return await workflow.execute_activity(
+    def _may_continue_as_new(self, action: _turn.Action) -> bool:
+        """A long history starts anew between two actions, when nothing is under way that the input could not carry."""
+        idle = isinstance(action, _turn.Wait) or (isinstance(action, _turn.RunStep) and not action.reports)
+        return idle and not self._events and workflow.info().is_continue_as_new_suggested()
+
+    def _decide(self, state: _turn.TurnState) -> tuple[_turn.TurnState, _turn.Action]:
+        """Take in what happened, in order, until something is to be done."""
+        while self._events:
+            state, action = _turn.reduce(state, self._events.popleft())
+            if action is not None:
+                return state, action
+        raise RuntimeError("something ended and nothing follows")
+
+    async def _do(self, action: _turn.Action) -> None:
+        """Carry out the action and note what came of it."""
+        match action:
+            case _turn.RunStep():
+                self._events.append(await self._run_step(action))
+            case _turn.Settle(reports):
+                given = ApplyInput(turn=self._turn, reports=reports)
+                applied = await self._locally("apply_reports", given, ReportsApplied)
+                self._events.append(_turn.Settled(applied))
+            case _turn.Expire():
+                rings = await self._locally("inject_timeouts", self._turn, list[Ring])
+                self._events.append(_turn.Expired(tuple(rings)))
+            case _turn.Stop():
+                self._events.append(_turn.Stopped(await self._locally("stop_turn", self._turn, TurnStopped)))
+            case _turn.Wait():
+                await self._wait(action)
+            case _turn.Return():
+                pass
+            case _:
+                assert_never(action)
+
+    async def _run_step(self, action: _turn.RunStep) -> _turn.Event:
+        self._set_status(_turn.Phase.BUSY.value)
+        handle = workflow.start_activity(
             "run_step",
-            given,
-            result_type=StepResult,  # pyright: ignore[reportArgumentType] -- a union of models, which the converter reads
+            RunStepInput(turn=self._turn, step=action.step, reports=action.reports),
+            result_type=StepResult,  # pyright: ignore[reportArgumentType] -- the converter reads unions
             start_to_close_timeout=options.STEP_START_TO_CLOSE,
-            heartbeat_timeout=self._heartbeat_timeout,
+            heartbeat_timeout=timedelta(seconds=self._input.heartbeat_timeout_seconds),
             retry_policy=options.STEP_RETRY,
             cancellation_type=options.STEP_CANCELLATION,
             summary=f"step {action.step or 'next'}",
         )
+        try:
+            await workflow.wait_condition(lambda: handle.done() or self._stop)
+        except asyncio.CancelledError:
+            self._ask_stop()
+        if self._stop and not handle.done():
+            handle.cancel()
+        try:
+            return _turn.StepReturned(await handle)
+        except asyncio.CancelledError:
+            return _turn.StepGaveUp()
+        except ActivityError as error:
+            if isinstance(error.cause, ActivityCancelledError):
+                return _turn.StepGaveUp()
+            raise
 
-    def _end(self, turn: TurnRef, state: _turn.TurnState, outcome: Outcome | None) -> None:
-        status = "fenced" if outcome is None else outcome.status.value
-        workflow.upsert_search_attributes([options.TURN_STATUS.value_set(status)])  # pyright: ignore[reportUnknownMemberType] -- the SDK leaves a type variable open
-        workflow.set_current_details(_details(turn, state))
+    async def _locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
+        return await workflow.execute_local_activity(
+            name,
+            given,
+            result_type=answer,
+            start_to_close_timeout=options.SETTLE_START_TO_CLOSE,
+            retry_policy=options.SETTLE_RETRY,
+            summary=name.replace("_", " "),
+        )
+
+    async def _wait(self, action: _turn.Wait) -> None:
+        """Until something rings or the deadline; with the deadline over, look again soon."""
+        self._set_status(_turn.Phase.WAITING.value)
+        left = options.OVERDUE_LOOK if action.deadline is None else action.deadline - workflow.now()
+        try:
+            await workflow.wait_condition(
+                lambda: bool(self._events), timeout=max(left, timedelta()), timeout_summary="resume deadline"
+            )
+        except TimeoutError:
+            self._events.append(_turn.DeadlinePassed())
+        except asyncio.CancelledError:
+            self._ask_stop()
+
+    def _ask_stop(self) -> None:
+        if not self._stop:
+            self._stop = True
+            self._events.append(_turn.StopAsked())
+
+    def _set_status(self, status: str) -> None:
+        """Each upsert is a write in the engine: only where it changed."""
+        if status != self._status:
+            self._status = status
+            workflow.upsert_search_attributes(  # pyright: ignore[reportUnknownMemberType] -- a type variable left open
+                [options.TURN_STATUS.value_set(status)]
+            )
+
+    def _show(self, state: _turn.TurnState) -> None:
+        workflow.set_current_details(_details(self._turn, state))
 
 
 def _details(turn: TurnRef, state: _turn.TurnState) -> str:
     """The turn's state in Markdown: ids and codes, no content."""
     lines = [
         f"**{turn.agent_id}** in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}: {state.phase.value}",
-        f"- step {state.step or 'next'}, {state.steps_done} done",
+        f"- step {state.step or 'next'}",
     ]
     if state.waiting:
-        lines.append(f"- waits for {len(state.waiting)} calls until {state.deadline}: {', '.join(state.waiting)}")
+        lines.append(f"- waits for {', '.join(state.tools) or 'tools'} until {_until(state)}")
+        lines.extend(f"  - {call}" for call in state.waiting)
+    if state.stopping:
+        lines.append("- asked to stop")
     if state.outcome is not None:
-        code = f" ({state.outcome.error_code})" if state.outcome.error_code else ""
-        lines.append(f"- outcome **{state.outcome.status.value}**{code}, card {state.outcome.deliverable_card_id}")
+        lines.append(_outcome(state.outcome))
     return "\n".join(lines)
+
+
+def _until(state: _turn.TurnState) -> str:
+    return "now" if state.deadline is None else state.deadline.isoformat(timespec="seconds")
+
+
+def _outcome(outcome: Outcome) -> str:
+    code = f" ({outcome.error_code})" if outcome.error_code else ""
+    return f"- outcome **{outcome.status.value}**{code}, card {outcome.deliverable_card_id}"

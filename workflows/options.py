@@ -31,6 +31,17 @@ STEP_RETRY = RetryPolicy(
 STEP_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 """A stopped step ends its turn itself; the workflow must not close before it."""
 
+SETTLE_START_TO_CLOSE = timedelta(seconds=30)
+SETTLE_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=200),
+    backoff_coefficient=2.0,
+    maximum_interval=timedelta(seconds=5),
+    maximum_attempts=0,
+)
+"""Local activities of one or two round trips, tried until the ledger answers."""
+OVERDUE_LOOK = timedelta(seconds=5)
+"""How soon a suspended turn looks again once its timeouts were injected."""
+
 TURN_PROJECT = SearchAttributeKey.for_keyword("TurnProject")
 TURN_AGENT = SearchAttributeKey.for_keyword("TurnAgent")
 TURN_CHANNEL = SearchAttributeKey.for_keyword("TurnChannel")

@@ -42,7 +42,8 @@ JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.p
 
 -- name: claim_inbox :many
 -- Due rows of these agents, as far as their worker target is served here: pending | deferred -> processing, or settled
--- at once where no workflow is needed. verdict: start | skipped (another or an old turn) | error (protocol violation).
+-- at once where no workflow is needed. verdict: start | signal | consumed (a call already settled) | skipped (another or an
+-- old turn) | deferred (the turn runs while its call still waits) | error (protocol violation).
 WITH
 due AS MATERIALIZED (
     SELECT i.inbox_id, a.worker_target FROM unnest(:project_ids::text[], :agent_ids::text[]) w (project_id, agent_id)
@@ -55,26 +56,38 @@ due AS MATERIALIZED (
     WHERE a.worker_target = ANY (:worker_targets::text[])
 ),
 judged AS MATERIALIZED (
-    SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id,
+    SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,
            CASE
-               WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.message_type <> 'turn' THEN 'error'
-               WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN 'start'
-               ELSE 'skipped'
+               WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.correlation_id IS NULL
+                 OR i.message_type NOT IN ('turn', 'ui_action', 'tool_result', 'timeout', 'stop') THEN 'error'
+               WHEN i.message_type IN ('tool_result', 'timeout') AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
+               WHEN w.wait_status IN ('applied', 'expired', 'dropped') THEN 'consumed'
+               WHEN h.active_agent_turn_id IS DISTINCT FROM i.agent_turn_id OR h.turn_epoch IS DISTINCT FROM i.turn_epoch THEN 'skipped'
+               WHEN i.message_type IN ('turn', 'ui_action') THEN 'start'
+               WHEN i.message_type <> 'stop' AND h.status <> 'suspended' THEN 'deferred'
+               ELSE 'signal'
            END AS verdict
     FROM due JOIN state.agent_inbox i ON i.inbox_id = due.inbox_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+    LEFT JOIN LATERAL (
+        SELECT w.agent_id, w.wait_status FROM state.turn_waiting_tools w
+        WHERE i.message_type IN ('tool_result', 'timeout') AND w.tool_call_id = i.correlation_id AND w.project_id = i.project_id) w ON true
 ),
 marked AS (
     UPDATE state.agent_inbox i SET
-        status = CASE j.verdict WHEN 'start' THEN 'processing' ELSE j.verdict END, processed_at = now(),
-        archived_at = CASE j.verdict WHEN 'start' THEN NULL ELSE now() END,
-        last_error = CASE j.verdict WHEN 'start' THEN i.last_error WHEN 'skipped' THEN 'stale_turn' ELSE 'protocol_violation' END
+        status = CASE WHEN j.verdict IN ('start', 'signal') THEN 'processing' ELSE j.verdict END, processed_at = now(),
+        next_retry_at = CASE j.verdict WHEN 'deferred' THEN now() + interval '1 s' ELSE i.next_retry_at END,
+        defer_reason = CASE j.verdict WHEN 'deferred' THEN 'turn_running' ELSE i.defer_reason END,
+        archived_at = CASE WHEN j.verdict IN ('consumed', 'skipped', 'error') THEN now() END,
+        last_error = CASE j.verdict WHEN 'consumed' THEN 'already_settled' WHEN 'skipped' THEN 'stale_turn'
+                                    WHEN 'error' THEN 'protocol_violation' ELSE i.last_error END
     FROM judged j WHERE i.inbox_id = j.inbox_id
-    RETURNING i.*, j.verdict, j.worker_target, j.profile_box_id, j.context_box_id, j.output_box_id, j.trace_id
+    RETURNING i.*, j.verdict, j.worker_target, j.profile_box_id, j.context_box_id, j.output_box_id, j.trace_id, j.active_inbox_id
 )
 SELECT m.verdict, m.inbox_id, m.project_id, m.agent_id, m.channel_id, m.message_type, m.correlation_id, m.agent_turn_id,
        m.turn_epoch, m.worker_target, m.profile_box_id::text AS profile_box_id, m.context_box_id::text AS context_box_id,
-       m.output_box_id::text AS output_box_id, m.trace_id, m.context_headers ->> 'traceparent' AS traceparent,
+       m.output_box_id::text AS output_box_id, m.trace_id, m.active_inbox_id, m.last_error,
+       m.context_headers ->> 'traceparent' AS traceparent,
        coalesce(state.as_count(m.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
 FROM marked m ORDER BY m.next_retry_at, m.created_at;
 

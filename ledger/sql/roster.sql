@@ -83,3 +83,20 @@ FROM resource.project_agents a
 LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p.project_id = a.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
 WHERE a.project_id = :project_id ORDER BY a.agent_id;
+
+-- name: put_tool :one
+-- A tool of the project, new or replaced; turns in hand keep what they pinned.
+INSERT INTO resource.tools AS t (project_id, tool_name, description, parameters, target_subject, after_execution, options)
+VALUES (:project_id, :tool_name, :description, :parameters::jsonb, :target_subject, :after_execution, :options::jsonb)
+ON CONFLICT (project_id, tool_name) DO UPDATE SET description = EXCLUDED.description, parameters = EXCLUDED.parameters,
+    target_subject = EXCLUDED.target_subject, after_execution = EXCLUDED.after_execution, options = EXCLUDED.options
+RETURNING old.tool_name IS NULL AS created;
+
+-- name: list_tools :many
+-- The tools of a project by name.
+SELECT t.tool_name, t.description, t.parameters, t.target_subject, t.after_execution, t.options FROM resource.tools t
+WHERE t.project_id = :project_id ORDER BY t.tool_name;
+
+-- name: remove_tool :opt
+-- Takes a tool away; turns in hand keep what they pinned.
+DELETE FROM resource.tools t WHERE t.project_id = :project_id AND t.tool_name = :tool_name RETURNING t.tool_name;

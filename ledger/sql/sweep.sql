@@ -14,12 +14,13 @@ FROM stale WHERE i.inbox_id = stale.inbox_id
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_due_agents :many
--- Rule 'doorbell': agents with rows that are due and that nobody took for a while.
+-- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due.
 SELECT DISTINCT due.project_id, due.agent_id FROM (
     SELECT i.project_id, i.agent_id FROM state.agent_inbox i
     JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
     WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
-      AND i.next_retry_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+      AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)
+      AND i.next_retry_at < now() AND a.worker_target = ANY (:worker_targets::text[])
     ORDER BY i.next_retry_at LIMIT :row_limit::int
 ) due;
 
@@ -79,3 +80,49 @@ VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 INSERT INTO state.workers (worker_target, instance, last_seen_at)
 SELECT DISTINCT t.worker_target, :instance, now() FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at;
+
+-- name: list_overdue :many
+-- Rule 'suspended': turns whose resume deadline has passed (or is cleared), with the gate of each.
+SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
+       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, a.worker_target, h.profile_box_id::text AS profile_box_id,
+       h.context_box_id::text AS context_box_id, h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id
+FROM state.agent_state_head h
+JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND a.worker_target = ANY (:worker_targets::text[])
+  AND coalesce(h.resume_deadline, h.updated_at) < now() - make_interval(secs => :older_seconds::float8)
+LIMIT :row_limit::int;
+
+-- name: list_stops_overdue :many
+-- Rule 'stop': turns that were asked to stop and are not over after the grace.
+SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
+       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, a.worker_target, h.profile_box_id::text AS profile_box_id,
+       h.context_box_id::text AS context_box_id, h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id
+FROM state.agent_inbox i
+JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.message_type = 'stop'
+  AND i.created_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+LIMIT :row_limit::int;
+
+-- name: retry_commands :many
+-- Rule 'command': calls that nobody reported for a while: publish their command once more. Counted on the waiting row's
+-- updated_at, so that one bridge at a time does it and the next repeat is as far away again.
+WITH silent AS MATERIALIZED (
+    SELECT w.tool_call_id, w.project_id FROM state.agent_state_head h
+    JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+    JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id = h.project_id
+    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting'
+      AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+    LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
+)
+UPDATE state.turn_waiting_tools w SET updated_at = now()
+FROM silent JOIN state.turn_waiting_tools o ON o.tool_call_id = silent.tool_call_id AND o.project_id = silent.project_id
+JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
+JOIN state.agent_steps s ON s.step_id = o.step_id AND s.project_id = o.project_id
+LEFT JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
+WHERE w.tool_call_id = silent.tool_call_id AND w.project_id = silent.project_id
+RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.tool_call_id,
+          coalesce(h.active_channel_id, 'public') AS channel_id,
+          greatest(1, floor(extract(epoch FROM now() - w.created_at) / greatest(:older_seconds::float8, 0.001)))::int AS repeat,
+          (SELECT c FROM jsonb_array_elements(s.metadata -> 'commands') c WHERE c ->> 'tool_call_id' = w.tool_call_id) AS command,
+          i.context_headers ->> 'traceparent' AS traceparent, h.active_recursion_depth AS recursion_depth;

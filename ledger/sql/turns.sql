@@ -33,7 +33,15 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
                WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
            'turn_config', (SELECT s.metadata -> 'turn_config' FROM state.agent_steps s
-                           WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id)) AS content,
+                           WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id),
+           'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
+               SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
+                   'tool_result_card_id', w.tool_result_card_id, 'after_execution', (
+                       SELECT r.payload ->> 'after_execution' FROM state.agent_inbox r
+                       WHERE r.correlation_id = w.tool_call_id AND r.project_id = :project_id
+                         AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END)))
+               FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+                 AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
        NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata
 FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id
 UNION ALL
@@ -54,14 +62,18 @@ WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_t
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
--- A step that another one follows: its row, its cards at the end of the output box, the head on its next step.
+-- A step that another one follows: its row, its cards at the end of the output box, the head on its next step. With calls
+-- (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published.
 -- result: done | already (committed before, and the gate still holds). No row: stale.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
-        updated_at = now(), output_position = cardinality(:card_ids::text[]) + greatest(h.output_position, (
-            SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id)),
-        step_count = :step::int, step_attempt = 0, model_failures = 0
+        updated_at = now(), output_position = h.output_position + cardinality(:card_ids::text[]),
+        step_count = :step::int, step_attempt = 0, model_failures = 0,
+        status = CASE cardinality(:call_ids::text[]) WHEN 0 THEN h.status ELSE 'suspended' END,
+        waiting_tool_count = cardinality(:call_ids::text[]), expecting_correlation_id = NULL,
+        resume_deadline = CASE cardinality(:call_ids::text[]) WHEN 0 THEN NULL
+                          ELSE clock_timestamp() + make_interval(secs => :wait_seconds::float8) END
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
     RETURNING h.*, h.output_position - cardinality(:card_ids::text[]) AS base
@@ -84,10 +96,24 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+),
+waiting AS (
+    INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name)
+    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name FROM head
+    CROSS JOIN unnest(:call_ids::text[], :call_names::text[]) c (id, name)
+),
+edges AS (
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
+                                       source_step_id, target_agent_id, target_agent_turn_id, correlation_id, recursion_depth, trace_id,
+                                       parent_step_id, metadata)
+    SELECT 'tool-call-' || c.id, :project_id, head.active_channel_id, 'tool_call', 'request', :agent_id, :agent_turn_id, :step_id,
+           :agent_id, :agent_turn_id, c.id, head.active_recursion_depth, head.trace_id, :step_id, jsonb_build_object('tool_name', c.name)
+    FROM head CROSS JOIN unnest(:call_ids::text[], :call_names::text[]) c (id, name)
+    ON CONFLICT DO NOTHING
 )
-SELECT 'done' AS result, head.status, head.updated_at, :step_metadata::jsonb AS step_metadata FROM head
+SELECT 'done' AS result, head.status, head.updated_at, head.resume_deadline, :step_metadata::jsonb AS step_metadata FROM head
 UNION ALL
-SELECT 'already', h.status, h.updated_at, s.metadata FROM state.agent_steps s
+SELECT 'already', h.status, h.updated_at, h.resume_deadline, s.metadata FROM state.agent_steps s
 JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
     AND h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch
 WHERE s.step_id = :step_id AND s.project_id = :project_id;
@@ -168,6 +194,12 @@ outcome AS (
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
     FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+),
+stopped AS (  -- and what asked for its end
+    UPDATE state.agent_inbox i SET
+        status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
+        last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
+    FROM go WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop' AND i.archived_at IS NULL
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = go.turn_epoch + 1

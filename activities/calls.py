@@ -1,0 +1,92 @@
+"""A tool call made ready to be sent: its arguments filled and checked (protocol §7.3, §7.4). Pure.
+
+What the model left out is filled from `options.args.defaults`, what is forced from `fixed` and `envs`; of an env
+variable only the name is put on the card. A call that breaks its schema is never sent: the model hears what is wrong.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError, best_match  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
+from pydantic import JsonValue
+from referencing import Registry
+
+from activities.text import parse_arguments
+from schema.base import JsonObject
+from schema.errors import BadRequest
+from schema.profiles import render
+from schema.tools import ToolOptions, ToolRow, options_of
+
+ENV_KEY = "$env"
+"""`{"$env": NAME}` on a card stands for the value of an env variable of the tool service."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCall:
+    """A call that may be sent: its arguments as the card has them, and how long the turn waits for it at least."""
+
+    arguments: JsonObject
+    wait_seconds: float
+
+
+def ready(row: ToolRow, arguments_text: str, values: dict[str, str], suspend_seconds: float) -> ReadyCall | str:
+    """The call, or what is wrong with it as a sentence for the model."""
+    given = parse_arguments(arguments_text)
+    if given is None:
+        return f"The arguments of {row.tool_name} are not a JSON object."
+    try:
+        options = options_of(row)
+    except BadRequest as error:
+        return f"The tool {row.tool_name} cannot be called: {error}"
+    filled = _fill(given, options, values)
+    if (problem := _violation(row, options, filled)) is not None:
+        return problem
+    waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
+    from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
+    return ReadyCall(filled | from_env, max(waits))
+
+
+def _fill(given: JsonObject, options: ToolOptions, values: dict[str, str]) -> JsonObject:
+    """Defaults where the model gave nothing (an explicit null counts as given), forced ones over whatever it gave."""
+    visible = {name: value for name, value in given.items() if name not in options.hidden}
+    defaults = {name: _rendered(value, values) for name, value in options.args.defaults.items()}
+    fixed = {name: _rendered(value, values) for name, value in options.args.fixed.items()}
+    return defaults | visible | fixed
+
+
+def _rendered(value: JsonValue, values: dict[str, str]) -> JsonValue:
+    match value:
+        case str():
+            return render(value, values)
+        case list():
+            return [_rendered(item, values) for item in value]
+        case dict():
+            return {name: _rendered(item, values) for name, item in value.items()}
+        case _:
+            return value
+
+
+def _violation(row: ToolRow, options: ToolOptions, arguments: JsonObject) -> str | None:
+    """How the arguments break the schema; env arguments are the tool service's to fill, so they are left out."""
+    schema = dict(row.parameters) or {"type": "object"}
+    required = schema.get("required")
+    if isinstance(required, list):
+        schema["required"] = [name for name in required if name not in options.envs]
+    checked = {name: value for name, value in arguments.items() if name not in options.envs}
+    try:
+        validator = Draft202012Validator(schema, registry=Registry())
+        found = cast("Iterable[ValidationError]", validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
+        error = cast("ValidationError | None", best_match(found))  # pyright: ignore[reportUnknownMemberType]
+    except (SchemaError, RecursionError):
+        return f"The tool {row.tool_name} cannot be called: its parameters are no JSON schema."
+    except Exception as trouble:  # noqa: BLE001 -- a schema by a stranger may refer anywhere; nothing is fetched
+        return f"The tool {row.tool_name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
+    return None if error is None else _worded(row, error)
+
+
+def _worded(row: ToolRow, error: ValidationError) -> str:
+    where = "/".join(str(part) for part in error.absolute_path)
+    at = f" at {where}" if where else ""
+    return f"The arguments of {row.tool_name} do not fit its parameters{at}: {error.message[:500]}"

@@ -1,0 +1,174 @@
+"""Ending turns from outside: the stop verb, and the fence for those that do not stop (protocol §6 stop, §8).
+
+Whatever state the turn is in, it ends with one outcome, one deliverable and one `task` event. A turn in hand is asked
+through its inbox, so that it can keep what it has; one that has not begun is ended here, in one statement.
+"""
+
+import asyncio
+import logging
+
+from bridge.starter import SENDER, tell
+from ledger.intake import QueuedStop, stop_queued_turn
+from ledger.lease import Lease
+from ledger.pool import Pool
+from ledger.turns import Ending, FinishedTurn, fallback_card, fence, finish_turn, mark_announced
+from ledger.views import locate_turn
+from ledger.waiting import RequestedStop, request_stop
+from schema.errors import Refused, ServerUnavailable, StaleTurn
+from schema.events import Address, TaskEvent
+from schema.faults import Fault, hit
+from schema.headers import new_traceparent
+from schema.ids import AgentId, InboxId, ProjectId, uuid7
+from schema.inbox import StopReply, StopRequest
+from schema.ports import Publisher
+from schema.states import HeadStatus, ReplyStatus, TurnStatus
+from schema.turns import TurnRef
+
+log = logging.getLogger(__name__)
+STOPPED = "stopped"
+_REASON = "the turn was stopped"
+_TRIES = 20
+
+
+async def stop_turn(pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest) -> StopReply:
+    """Stop the turn; raises `Refused` (unknown_turn). Accepted means it will end, not that it has."""
+    inbox_id = InboxId(uuid7())
+    turn_id = request.agent_turn_id
+    for _ in range(_TRIES):
+        found = await pool.run(lambda conn: request_stop(conn, project, turn_id, request.reason, inbox_id))
+        hit(Fault.STOP_COMMITTED)
+        reply = StopReply(status=ReplyStatus.ACCEPTED, agent_turn_id=turn_id, inbox_id=found.inbox_id)
+        match found.verdict:
+            case "unknown_turn":
+                raise Refused("unknown_turn", "the project has no such turn")
+            case "already_final":
+                return reply.model_copy(update={"already_final": True})
+            case "queued":
+                if await _stop_queued(pool, publisher, project, found, request):
+                    return reply
+            case "dispatched":
+                if await _stop_dispatched(pool, publisher, project, request):
+                    return reply
+            case "duplicate":
+                await _ring(publisher, project, found, request)
+                return reply.model_copy(update={"duplicate": True})
+            case _:
+                await _ring(publisher, project, found, request)
+                return reply
+        await asyncio.sleep(0.05)  # it moved on between the two statements: look again
+    raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
+
+
+async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> bool:
+    """End a turn by force that was asked to stop; False if it was over by itself."""
+    try:
+        done = await fence(pool, turn, TurnStatus.CANCELED, STOPPED, _REASON)
+    except StaleTurn:
+        return False
+    await announce(pool, publisher, turn, done)
+    return True
+
+
+async def announce(pool: Pool, publisher: Publisher, turn: TurnRef, done: FinishedTurn) -> None:
+    """Publish the end of a turn that was ended here, and ring for the agent's next."""
+    address = _address(turn)
+    event = TaskEvent(
+        agent_turn_id=turn.agent_turn_id,
+        status=done.status,
+        output_box_id=done.output_box_id,
+        deliverable_card_id=done.deliverable_card_id,
+        tool_result_card_id=done.tool_result_card_id,
+        error=done.error,
+        error_code=done.error_code,
+        stats=done.stats,
+    )
+    messages = [address.task(event)]
+    if (lease := done.next_lease(turn, address.traceparent, 0)) is not None:
+        messages.append(lease.doorbell(SENDER, "next_turn"))
+    if await tell(publisher, *messages):
+        await pool.run(lambda conn: mark_announced(conn, [turn.agent_turn_id]))
+
+
+async def _stop_queued(
+    pool: Pool, publisher: Publisher, project: ProjectId, found: RequestedStop, request: StopRequest
+) -> bool:
+    turn_id, agent = request.agent_turn_id, AgentId(found.agent_id or "")
+    turn = _unleased(project, found, request)
+    card = fallback_card(turn, (), TurnStatus.CANCELED, _REASON)
+    done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
+    if done is None:
+        return False
+    if await tell(publisher, _address(turn).task(_queued_event(request, done))):
+        await pool.run(lambda conn: mark_announced(conn, [turn_id]))
+    return True
+
+
+async def _stop_dispatched(pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest) -> bool:
+    """A turn that was leased and not begun: finished by one statement; False if a worker began it meanwhile."""
+    turn = await pool.run(lambda conn: locate_turn(conn, project, request.agent_turn_id))
+    if turn is None:
+        return False
+    card = fallback_card(turn, (), TurnStatus.CANCELED, _REASON)
+    ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _REASON)
+    dispatched = (HeadStatus.DISPATCHED,)
+    try:
+        done = await pool.run(
+            lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=dispatched, raise_epoch=True)
+        )
+    except StaleTurn:
+        return False
+    await announce(pool, publisher, turn, done)
+    return True
+
+
+async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, request: StopRequest) -> None:
+    if found.worker_target is None:
+        return
+    values = found.model_dump() | {"project_id": project, "agent_turn_id": request.agent_turn_id}
+    lease = Lease.model_validate(values | {"traceparent": found.traceparent or new_traceparent()})
+    await tell(publisher, lease.doorbell(SENDER, "stop"))
+    hit(Fault.STOP_PUBLISHED)
+
+
+def _unleased(project: ProjectId, found: RequestedStop, request: StopRequest) -> TurnRef:
+    """A turn that has no lease, for its card and event: epoch 0, no boxes in hand."""
+    return TurnRef.model_validate(
+        {
+            "project_id": project,
+            "channel_id": found.channel_id,
+            "agent_id": found.agent_id,
+            "agent_turn_id": request.agent_turn_id,
+            "turn_epoch": 0,
+            "inbox_id": found.inbox_id or "",
+            "worker_target": found.worker_target or "",
+            "profile_box_id": "",
+            "context_box_id": "",
+            "output_box_id": "",
+            "trace_id": (found.traceparent or new_traceparent()).split("-")[1],
+        }
+    )
+
+
+def _queued_event(request: StopRequest, done: QueuedStop) -> TaskEvent:
+    return TaskEvent(
+        agent_turn_id=request.agent_turn_id,
+        status=done.status,
+        output_box_id=done.output_box_id,
+        deliverable_card_id=done.deliverable_card_id,
+        error=_REASON,
+        error_code=STOPPED,
+    )
+
+
+def _address(turn: TurnRef) -> Address:
+    traceparent = f"00-{turn.trace_id}-{uuid7().replace('-', '')[16:]}-01" if turn.trace_id else new_traceparent()
+    return Address(
+        project_id=turn.project_id,
+        channel_id=turn.channel_id,
+        agent_id=turn.agent_id,
+        agent_turn_id=turn.agent_turn_id,
+        turn_epoch=turn.turn_epoch,
+        traceparent=traceparent,
+        recursion_depth=0,
+        sender=SENDER,
+    )

@@ -1,0 +1,304 @@
+-- Calls that are out: reports, timeouts, and their application (protocol §6 report, §7.5, §7.6).
+-- Lock order: head, waiting rows, inbox rows.
+
+-- name: report_call :one
+-- One report of a call: inbox row, waiting row 'received', edge report/response, and the card if the result came inline.
+-- verdict: accepted | duplicate (the first report's, nothing written) | again | the code of a refusal.
+WITH
+call AS MATERIALIZED (
+    SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers ->> 'traceparent' AS traceparent,
+           a.worker_target
+    FROM state.turn_waiting_tools w
+    LEFT JOIN state.execution_edges e ON e.correlation_id = w.tool_call_id AND e.project_id = w.project_id
+        AND e.primitive = 'tool_call' AND e.edge_phase = 'request'
+    LEFT JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = w.project_id
+        AND i.message_type IN ('turn', 'ui_action')
+    LEFT JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
+    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id
+),
+earlier AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_inbox i
+    WHERE i.correlation_id = :tool_call_id AND i.project_id = :project_id AND i.message_type = 'tool_result'
+),
+card AS MATERIALIZED (
+    SELECT c.* FROM public.cards c WHERE c.card_id = :tool_result_card_id::text AND c.tenant_id = :project_id
+),
+plan AS MATERIALIZED (
+    SELECT CASE
+        WHEN call.tool_call_id IS NULL THEN 'unknown_call'
+        WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
+        WHEN call.agent_turn_id IS DISTINCT FROM coalesce(:claimed_turn_id::text, call.agent_turn_id)
+          OR call.agent_id IS DISTINCT FROM coalesce(:claimed_agent_id::text, call.agent_id)
+          OR call.recursion_depth IS DISTINCT FROM coalesce(:claimed_depth::int, call.recursion_depth) THEN 'not_your_call'
+        WHEN :content::jsonb IS NOT NULL THEN 'accepted'
+        WHEN card.card_id IS NULL THEN 'unknown_card'
+        WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
+          OR card.metadata ->> 'author_id' NOT IN ('tool.' || call.tool_name, 'system') THEN 'not_its_card'
+        ELSE 'accepted' END AS verdict
+    FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
+),
+received AS (
+    UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
+    FROM plan WHERE plan.verdict = 'accepted' AND w.tool_call_id = :tool_call_id AND w.project_id = :project_id
+      AND w.wait_status = 'waiting'
+),
+inbox AS (
+    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
+                                   turn_epoch, context_headers, payload, status, next_retry_at, created_at)
+    SELECT :inbox_id, :project_id, call.agent_id, coalesce(call.channel_id, 'public'), 'tool_result', 'report', :tool_call_id,
+           call.agent_turn_id, call.turn_epoch,
+           :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', coalesce(call.recursion_depth, 0)::text),
+           jsonb_build_object('status', :status::text, 'after_execution', :after_execution::text, 'tool_result_card_id',
+                              coalesce(:tool_result_card_id::text, call.tool_call_id || '-result')),
+           'pending', now(), clock_timestamp()
+    FROM plan CROSS JOIN call WHERE plan.verdict = 'accepted'
+    ON CONFLICT DO NOTHING
+    RETURNING inbox_id
+),
+made AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
+    SELECT call.tool_call_id || '-result', :project_id, :content::jsonb, call.tool_call_id, jsonb_build_object(
+               'type', 'tool.result', 'role', 'tool', 'author_id', 'tool.' || call.tool_name, 'function_name', call.tool_name,
+               'step_id', call.step_id, 'agent_turn_id', call.agent_turn_id, 'trace_id', call.trace_id)
+    FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
+),
+edge AS (
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
+                                       correlation_id, recursion_depth, trace_id, parent_step_id, metadata)
+    SELECT 'report-' || call.tool_call_id, :project_id, call.channel_id, 'report', 'response', call.agent_id, call.agent_turn_id,
+           :tool_call_id, call.recursion_depth, call.trace_id, call.step_id, jsonb_build_object('status', :status::text)
+    FROM inbox CROSS JOIN call
+    ON CONFLICT DO NOTHING
+)
+SELECT CASE WHEN plan.verdict <> 'accepted' THEN plan.verdict WHEN inbox.inbox_id IS NULL THEN 'again' ELSE 'accepted' END AS verdict,
+       coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, call.agent_id, call.agent_turn_id, call.turn_epoch, call.wait_status,
+       coalesce(call.channel_id, 'public') AS channel_id, call.worker_target, call.traceparent,
+       coalesce(call.recursion_depth, 0) AS recursion_depth
+FROM plan LEFT JOIN call ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
+
+-- name: apply_reports :opt
+-- Reports that rang, against the suspended head: one winner per waiting row, its card into the output box, the rest settled.
+-- A card that is not visible yet defers its row; the last retry puts a failed result in its place. A card of another kind,
+-- call or author breaks the protocol: its row ends as error, and the call waits on.
+-- result: done | again (the picture changed under us). No row: the gate is not the caller's.
+WITH
+head AS MATERIALIZED (
+    SELECT h.* FROM state.agent_state_head h
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status IN ('running', 'suspended')
+    FOR NO KEY UPDATE
+),
+go AS MATERIALIZED (
+    SELECT head.* FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
+    WHERE (seen.status, seen.turn_epoch, seen.output_position, seen.waiting_tool_count)
+        = (head.status, head.turn_epoch, head.output_position, head.waiting_tool_count)
+),
+calls AS MATERIALIZED (  -- the turn's calls that still wait, locked before any inbox row
+    SELECT w.tool_call_id, w.tool_name, w.step_id FROM go
+    JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.turn_epoch = :turn_epoch
+    WHERE go.status = 'suspended' AND w.wait_status IN ('waiting', 'received')
+    ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
+),
+due AS MATERIALIZED (
+    SELECT i.inbox_id, i.message_type, i.correlation_id, i.created_at, i.retry_count, i.agent_turn_id, i.turn_epoch,
+           i.payload ->> 'tool_result_card_id' AS card_id
+    FROM go JOIN state.agent_inbox i ON i.inbox_id = ANY (:inbox_ids::text[])
+    WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
+      AND i.message_type IN ('tool_result', 'timeout') AND (i.status <> 'deferred' OR i.next_retry_at <= now())
+      AND (SELECT count(*) FROM calls) >= 0
+    FOR NO KEY UPDATE OF i
+),
+judged AS MATERIALIZED (
+    SELECT due.*, calls.tool_name, calls.step_id, CASE
+               WHEN due.agent_turn_id IS DISTINCT FROM :agent_turn_id OR due.turn_epoch IS DISTINCT FROM :turn_epoch THEN 'stale'
+               WHEN calls.tool_call_id IS NULL THEN 'settled'
+               WHEN c.card_id IS NULL AND due.retry_count >= 3 THEN 'exhausted'
+               WHEN c.card_id IS NULL THEN 'deferred'
+               WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR c.tool_call_id IS DISTINCT FROM calls.tool_call_id
+                 OR c.metadata ->> 'author_id' IS NULL
+                 OR c.metadata ->> 'author_id' NOT IN ('tool.' || calls.tool_name, 'system') THEN 'violation'
+               ELSE 'good' END AS verdict
+    FROM due LEFT JOIN calls ON calls.tool_call_id = due.correlation_id
+    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
+),
+winner AS MATERIALIZED (  -- a result and a timeout of one call: the earlier row wins
+    SELECT DISTINCT ON (j.correlation_id) j.inbox_id, j.message_type, j.correlation_id, j.created_at, j.tool_name, j.step_id, j.verdict,
+           CASE j.verdict WHEN 'exhausted' THEN j.correlation_id || '-exhausted' ELSE j.card_id END AS card_id
+    FROM judged j WHERE j.verdict IN ('good', 'exhausted') ORDER BY j.correlation_id, j.created_at, j.inbox_id
+),
+placed AS MATERIALIZED (
+    SELECT w.*, row_number() OVER (ORDER BY w.created_at, w.inbox_id) AS ordinal, count(*) OVER () AS total FROM winner w
+),
+stand_in AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
+    SELECT p.card_id, :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'failed', 'after_execution', NULL,
+               'result', NULL, 'error', jsonb_build_object('code', 'resume_retry_exhausted',
+                                                           'message', 'the tool reported a result that never appeared')),
+           p.correlation_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', p.tool_name,
+               'step_id', p.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id)
+    FROM placed p CROSS JOIN go WHERE p.verdict = 'exhausted'
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT go.output_box_id, go.output_position + p.ordinal, p.card_id FROM go CROSS JOIN placed p
+),
+applied AS (
+    UPDATE state.turn_waiting_tools w SET
+        wait_status = CASE p.message_type WHEN 'timeout' THEN 'expired' ELSE 'applied' END, tool_result_card_id = p.card_id,
+        received_at = coalesce(w.received_at, p.created_at), applied_at = now(), updated_at = now()
+    FROM placed p WHERE w.tool_call_id = p.correlation_id AND w.project_id = :project_id
+),
+moved AS (
+    UPDATE state.agent_state_head h SET
+        output_position = h.output_position + n.total, waiting_tool_count = n.left_over, updated_at = now(),
+        status = CASE n.left_over WHEN 0 THEN 'running' ELSE 'suspended' END,
+        resume_deadline = CASE n.left_over WHEN 0 THEN NULL ELSE h.resume_deadline END
+    FROM (SELECT count(*) AS total, (SELECT count(*) FROM calls) - count(*) AS left_over FROM placed) n
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND EXISTS (SELECT FROM go WHERE go.status = 'suspended')
+    RETURNING h.status, h.waiting_tool_count, h.resume_deadline, h.updated_at
+),
+settled AS (
+    UPDATE state.agent_inbox i SET
+        status = CASE WHEN j.verdict = 'deferred' THEN 'deferred' WHEN j.verdict = 'stale' THEN 'skipped'
+                      WHEN j.verdict IN ('violation', 'exhausted') THEN 'error' ELSE 'consumed' END,
+        archived_at = CASE j.verdict WHEN 'deferred' THEN NULL ELSE now() END,
+        retry_count = i.retry_count + CASE j.verdict WHEN 'deferred' THEN 1 ELSE 0 END,
+        next_retry_at = CASE j.verdict WHEN 'deferred' THEN now() + interval '1.5 s' * power(2, i.retry_count) ELSE i.next_retry_at END,
+        defer_reason = CASE j.verdict WHEN 'deferred' THEN 'card_not_visible' ELSE i.defer_reason END,
+        last_error = CASE j.verdict WHEN 'violation' THEN 'protocol_violation' WHEN 'exhausted' THEN 'resume_retry_exhausted'
+                                    WHEN 'stale' THEN 'stale_turn' WHEN 'deferred' THEN 'card_not_visible'
+                                    WHEN 'settled' THEN 'already_settled'
+                                    ELSE CASE WHEN p.inbox_id IS NULL THEN 'already_settled' END END
+    FROM judged j LEFT JOIN placed p ON p.inbox_id = j.inbox_id WHERE i.inbox_id = j.inbox_id
+    RETURNING i.inbox_id, i.status, i.last_error
+)
+SELECT 'done' AS result, coalesce(m.status, go.status) AS status, coalesce(m.resume_deadline, go.resume_deadline) AS deadline,
+       coalesce(m.updated_at, go.updated_at) AS updated_at,
+       ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error)) FROM settled s), '[]')
+           AS rows
+FROM go LEFT JOIN moved m ON true
+UNION ALL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
+
+-- name: inject_timeouts :many
+-- At the deadline: a timeout card and inbox row for each call that still waits unreported; the deadline is cleared. The
+-- workflow's timer and the watchdog use this one statement: a second run finds the first one's rows and returns them.
+WITH
+head AS MATERIALIZED (
+    SELECT h.* FROM state.agent_state_head h
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status = 'suspended' AND (h.resume_deadline IS NULL OR h.resume_deadline <= now())
+    FOR NO KEY UPDATE
+),
+late AS MATERIALIZED (
+    SELECT w.* FROM head JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
+),
+dropped AS (  -- without a call card nobody can ever answer: it leaves the count
+    UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
+    FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = :project_id
+      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = late.tool_call_id || '-call' AND c.tenant_id = :project_id)
+    RETURNING w.tool_call_id
+),
+expired AS MATERIALIZED (SELECT late.* FROM late WHERE late.tool_call_id NOT IN (SELECT d.tool_call_id FROM dropped d)),
+inbox AS (
+    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
+                                   turn_epoch, context_headers, payload, status, next_retry_at, created_at)
+    SELECT 'timeout-' || x.tool_call_id, :project_id, :agent_id, head.active_channel_id, 'timeout', 'report', x.tool_call_id,
+           :agent_turn_id, :turn_epoch, jsonb_build_object('CG-Recursion-Depth', head.active_recursion_depth::text,
+               'traceparent', (SELECT i.context_headers ->> 'traceparent' FROM state.agent_inbox i WHERE i.inbox_id = head.active_inbox_id)),
+           jsonb_build_object('status', 'timeout', 'after_execution', NULL, 'tool_result_card_id', x.tool_call_id || '-timeout'),
+           'pending', now(), clock_timestamp()
+    FROM expired x CROSS JOIN head
+    ON CONFLICT DO NOTHING
+    RETURNING inbox_id, correlation_id
+),
+cards AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
+    SELECT x.tool_call_id || '-timeout', :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'timeout',
+               'after_execution', NULL, 'result', NULL,
+               'error', jsonb_build_object('code', 'tool_timeout', 'message', 'the tool did not answer in time')),
+           x.tool_call_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', x.tool_name,
+               'step_id', x.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', head.trace_id)
+    FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
+    ON CONFLICT DO NOTHING
+),
+edges AS (
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
+                                       correlation_id, recursion_depth, trace_id, parent_step_id, metadata)
+    SELECT 'report-' || x.tool_call_id, :project_id, head.active_channel_id, 'report', 'response', :agent_id, :agent_turn_id,
+           x.tool_call_id, head.active_recursion_depth, head.trace_id, x.step_id, '{"status": "timeout"}'
+    FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
+    ON CONFLICT DO NOTHING
+),
+cleared AS (
+    UPDATE state.agent_state_head h SET resume_deadline = NULL, updated_at = now(),
+           waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped)
+    FROM head WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+)
+SELECT i.inbox_id, 'timeout' AS message_type, i.correlation_id FROM inbox i
+UNION
+SELECT i.inbox_id, i.message_type, i.correlation_id FROM head
+JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = :project_id
+    AND i.message_type IN ('tool_result', 'timeout')
+WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
+
+-- name: request_stop :one
+-- The stop of a turn that an agent has in hand or that is over: inbox row, edge, and whom to ring.
+-- verdict: accepted | duplicate | already_final | queued | dispatched (the caller ends these two itself) | unknown_turn.
+WITH
+turn AS MATERIALIZED (
+    SELECT i.agent_id, i.channel_id, i.status AS inbox_status, i.context_headers, o.agent_turn_id IS NOT NULL AS over,
+           h.status AS head_status, h.turn_epoch, a.worker_target
+    FROM state.agent_inbox i
+    LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+        AND h.active_agent_turn_id = i.agent_turn_id
+    LEFT JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action')
+),
+earlier AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_inbox i
+    WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop'
+),
+plan AS MATERIALIZED (
+    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn' WHEN turn.over THEN 'already_final'
+                WHEN turn.inbox_status = 'queued' THEN 'queued' WHEN turn.head_status = 'dispatched' THEN 'dispatched'
+                WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate' WHEN turn.head_status IS NULL THEN 'again'
+                ELSE 'accepted' END AS verdict
+    FROM (SELECT) AS always LEFT JOIN turn ON true LEFT JOIN earlier ON true
+),
+inbox AS (
+    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
+                                   turn_epoch, context_headers, payload, status, next_retry_at, created_at)
+    SELECT :inbox_id, :project_id, turn.agent_id, turn.channel_id, 'stop', 'report', :agent_turn_id, :agent_turn_id, turn.turn_epoch,
+           turn.context_headers, jsonb_build_object('reason', :reason::text), 'pending', now(), clock_timestamp()
+    FROM turn CROSS JOIN plan WHERE plan.verdict = 'accepted'
+    ON CONFLICT DO NOTHING
+    RETURNING inbox_id
+),
+edge AS (
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
+                                       correlation_id, recursion_depth, trace_id, metadata)
+    SELECT 'stop-' || :agent_turn_id, :project_id, turn.channel_id, 'report', 'response', turn.agent_id, :agent_turn_id, :agent_turn_id,
+           coalesce(state.as_count(turn.context_headers ->> 'CG-Recursion-Depth'), 0),
+           split_part(turn.context_headers ->> 'traceparent', '-', 2), '{"kind": "stop"}'
+    FROM inbox CROSS JOIN turn
+    ON CONFLICT DO NOTHING
+)
+SELECT CASE WHEN plan.verdict = 'accepted' AND inbox.inbox_id IS NULL THEN 'again' ELSE plan.verdict END AS verdict,
+       coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, turn.agent_id, coalesce(turn.channel_id, 'public') AS channel_id,
+       coalesce(turn.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers ->> 'traceparent' AS traceparent,
+       coalesce(state.as_count(turn.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
+
+-- name: describe_call :opt
+-- A call as its tool needs it: the card with the arguments, where to report, and what the ledger thinks of it.
+SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
+       c.card_id AS tool_call_card_id, c.content, h.resume_deadline
+FROM state.turn_waiting_tools w
+LEFT JOIN public.cards c ON c.card_id = w.tool_call_id || '-call' AND c.tenant_id = w.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = w.agent_id AND h.project_id = w.project_id AND h.active_agent_turn_id = w.agent_turn_id
+WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id;

@@ -1,0 +1,65 @@
+"""Fault points: named places after each commit and each publish, where a test can make a process fail once.
+
+Off unless the environment asks: `TURNSTILE_FAULTS="step.committed=kill,claim.taken=throw"` and, for `once` to survive a
+restart, `TURNSTILE_FAULTS_DIR`, where a fault that struck leaves a file of its name. A production process never sets them;
+a point that is not armed costs a dictionary look-up.
+"""
+
+import os
+import signal
+from enum import StrEnum
+from pathlib import Path
+
+
+class Fault(StrEnum):
+    """Every place where a crash must be harmless."""
+
+    ENQUEUE_COMMITTED = "enqueue.committed"
+    ENQUEUE_PUBLISHED = "enqueue.published"
+    CLAIM_TAKEN = "claim.taken"
+    WORKFLOW_STARTED = "workflow.started"
+    WORKFLOW_SIGNALLED = "workflow.signalled"
+    STEP_BEGUN = "step.begun"
+    MODEL_ANSWERED = "model.answered"
+    STEP_COMMITTED = "step.committed"
+    STEP_PUBLISHED = "step.published"
+    CALLS_COMMITTED = "calls.committed"
+    CALLS_PUBLISHED = "calls.published"
+    REPORT_COMMITTED = "report.committed"
+    REPORT_PUBLISHED = "report.published"
+    REPORTS_APPLIED = "reports.applied"
+    TIMEOUTS_INJECTED = "timeouts.injected"
+    STOP_COMMITTED = "stop.committed"
+    STOP_PUBLISHED = "stop.published"
+    TURN_FINISHED = "turn.finished"
+    TURN_PUBLISHED = "turn.published"
+    TURN_ANNOUNCED = "turn.announced"
+
+
+class FaultStruckError(Exception):
+    """A fault point that was armed with `throw`."""
+
+
+def hit(point: Fault) -> None:
+    """Fail here, once, if the environment armed this point: `kill` ends the process, `throw` raises."""
+    armed = os.environ.get("TURNSTILE_FAULTS")
+    if not armed:
+        return
+    actions = dict(part.split("=", 1) for part in armed.split(",") if "=" in part)
+    action = actions.get(point.value)
+    if action is None or not _first_time(point):
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise FaultStruckError(point.value)
+
+
+def _first_time(point: Fault) -> bool:
+    where = os.environ.get("TURNSTILE_FAULTS_DIR")
+    if where is None:
+        return True
+    try:
+        (Path(where) / point.value).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
