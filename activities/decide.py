@@ -202,9 +202,12 @@ def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decisi
 
 
 def _out_of_steps(asked: Asked, text: str, cards: tuple[Card, ...]) -> Deliver:
-    """The last allowed step did not end the turn by itself: its text is what there is, else a fallback."""
+    """The last allowed step did not end the turn by itself: its text is what there is, else a fallback (§7.8)."""
     if not text.strip():
         return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
+    if not asked.config.must_end_with:
+        deliverable = _deliverable(asked, TextContent(text=text))
+        return Deliver((*cards, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
     deliverable = _deliverable(asked, TextContent(text=text), partial=True)
     return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
 

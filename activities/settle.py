@@ -13,7 +13,6 @@ from ledger.waiting import AppliedReports, apply_reports, inject_timeouts
 from schema.errors import StaleTurn
 from schema.events import InboxProgress
 from schema.faults import Fault, hit
-from schema.headers import new_traceparent
 from schema.ports import Publisher
 from schema.states import HeadStatus, TurnStatus
 from schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
@@ -58,7 +57,7 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> TurnSt
     made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     found = await pool.run(lambda conn: recall_step(conn, turn, 0))
     step = found.step or 0
-    teller = Teller(publisher, turn, found.traceparent or new_traceparent(), found.recursion_depth)
+    teller = Teller(publisher, turn, found.context_headers)
     card = fallback_card(turn, made or (), TurnStatus.CANCELED, _STOP_REASON)
     ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _STOP_REASON, None, {"steps": step})
     live = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
@@ -72,7 +71,7 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> TurnSt
 
 async def tell_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
     """Say what became of the rows; best effort."""
-    teller = Teller(publisher, turn, new_traceparent(), 0)
+    teller = Teller(publisher, turn, done.context_headers)
     progress = [
         InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
         for row in done.rows

@@ -44,7 +44,6 @@ from schema.cards import Card, CardUnreadable
 from schema.errors import ModelError, StaleTurn
 from schema.events import Message
 from schema.faults import Fault, hit
-from schema.headers import new_traceparent
 from schema.ids import CardId, step_id
 from schema.ports import Model, ModelMessage, Publisher
 from schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
@@ -91,7 +90,7 @@ class StepActivities:
             except StaleTurn:
                 return await self._recall(given.turn, given.step)
             hit(Fault.STEP_BEGUN)
-            teller = Teller(self._publisher, given.turn, begun.head.traceparent, begun.head.recursion_depth)
+            teller = Teller(self._publisher, given.turn, begun.head.context_headers)
             step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, Attempts())
             try:
                 return await self._run(step)
@@ -256,7 +255,7 @@ class StepActivities:
         found = await self._pool.run(lambda conn: recall_step(conn, turn, step))
         number = found.step or step
         recorded = found.step_metadata
-        teller = Teller(self._publisher, turn, found.traceparent or new_traceparent(), found.recursion_depth)
+        teller = Teller(self._publisher, turn, found.context_headers)
         if recorded is not None and recorded.get("next") == "end" and (done := found.finished()) is not None:
             await teller.finished(self._pool, done, _completed(teller, number, recorded))
             return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))

@@ -5,6 +5,7 @@ publishes it under the same message id (protocol §8).
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -29,8 +30,8 @@ class Teller:
 
     publisher: Publisher
     turn: TurnRef
-    traceparent: str
-    depth: int
+    context: Mapping[str, str]
+    """The turn's `context_headers`."""
 
     @property
     def address(self) -> Address:
@@ -41,8 +42,7 @@ class Teller:
             agent_id=self.turn.agent_id,
             agent_turn_id=self.turn.agent_turn_id,
             turn_epoch=self.turn.turn_epoch,
-            traceparent=self.traceparent,
-            recursion_depth=self.depth,
+            context=self.context,
             sender=SENDER,
         )
 
@@ -80,7 +80,7 @@ class Teller:
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
         """Publish the end of the turn and ring for the agent's next; then note that the `task` event is safe."""
         hit(Fault.TURN_FINISHED)
-        lease = done.next_lease(self.turn, self.traceparent, self.depth)
+        lease = done.next_lease(self.turn)
         event = TaskEvent(
             agent_turn_id=self.turn.agent_turn_id,
             status=done.status,

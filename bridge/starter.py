@@ -16,15 +16,14 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from bridge.endings import end_by_force
 from bridge.engine import declare_search_attributes
+from bridge.telling import SENDER, tell
 from ledger.lease import AgentKey, Claim, claim_inbox, release_claims
 from ledger.pool import Pool
-from ledger.turns import fence
 from ledger.views import locate_turn
-from schema.errors import ServerUnavailable, StaleTurn
-from schema.events import Address, InboxProgress, Message
+from schema.events import Address, InboxProgress
 from schema.faults import Fault, hit
-from schema.headers import new_traceparent
 from schema.ports import Publisher
 from schema.states import TurnStatus
 from schema.turns import TurnInput, TurnRef
@@ -32,7 +31,6 @@ from workflows import options
 from workflows.agent_turn import AgentTurn
 
 log = logging.getLogger(__name__)
-SENDER = "turnstile.bridge"
 CLAIM_LIMIT = 64
 RELEASE_DELAY_SECONDS = 1.0
 _RPC_TIMEOUT = timedelta(seconds=5)
@@ -171,10 +169,8 @@ class Starter:
         turn = await self._pool.run(lambda conn: locate_turn(conn, claim.project_id, turn_id))
         if turn is None:
             return
-        try:
-            await fence(self._pool, turn, TurnStatus.FAILED, "protocol_violation", "its inbox row broke the protocol")
-        except StaleTurn:
-            log.info("turn %s went on before it was fenced", turn_id)
+        reason = "its inbox row broke the protocol"
+        await end_by_force(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason)
 
     async def _tell(self, claim: Claim, reason: str) -> None:
         address = Address(
@@ -183,22 +179,11 @@ class Starter:
             agent_id=claim.agent_id,
             agent_turn_id=claim.agent_turn_id,
             turn_epoch=claim.turn_epoch or 0,
-            traceparent=claim.traceparent or new_traceparent(),
-            recursion_depth=claim.recursion_depth,
+            context=claim.context_headers,
             sender=SENDER,
         )
         progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
         await tell(self._publisher, address.inbox_progress(progress))
-
-
-async def tell(publisher: Publisher, *messages: Message) -> bool:
-    """Publish after a commit; False if a required message was not acknowledged (the safety net makes good for it)."""
-    try:
-        await publisher.publish(messages)
-    except ServerUnavailable as error:
-        log.warning("not published: %s", error)
-        return False
-    return True
 
 
 def _unfinished(claims: Sequence[Claim]) -> list[AgentKey]:

@@ -6,18 +6,20 @@ through its inbox, so that it can keep what it has; one that has not begun is en
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
-from bridge.starter import SENDER, tell
+from bridge.endings import announce, end_by_force
+from bridge.telling import SENDER, tell
 from ledger.intake import QueuedStop, stop_queued_turn
 from ledger.lease import Lease
 from ledger.pool import Pool
-from ledger.turns import Ending, FinishedTurn, fallback_card, fence, finish_turn, mark_announced
+from ledger.turns import Ending, fallback_card, finish_turn, mark_announced
 from ledger.views import locate_turn
 from ledger.waiting import RequestedStop, request_stop
+from schema import headers
 from schema.errors import Refused, ServerUnavailable, StaleTurn
 from schema.events import Address, TaskEvent
 from schema.faults import Fault, hit
-from schema.headers import new_traceparent
 from schema.ids import AgentId, InboxId, ProjectId, uuid7
 from schema.inbox import StopReply, StopRequest
 from schema.ports import Publisher
@@ -61,32 +63,7 @@ async def stop_turn(pool: Pool, publisher: Publisher, project: ProjectId, reques
 
 async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> bool:
     """End a turn by force that was asked to stop; False if it was over by itself."""
-    try:
-        done = await fence(pool, turn, TurnStatus.CANCELED, STOPPED, _REASON)
-    except StaleTurn:
-        return False
-    await announce(pool, publisher, turn, done)
-    return True
-
-
-async def announce(pool: Pool, publisher: Publisher, turn: TurnRef, done: FinishedTurn) -> None:
-    """Publish the end of a turn that was ended here, and ring for the agent's next."""
-    address = _address(turn)
-    event = TaskEvent(
-        agent_turn_id=turn.agent_turn_id,
-        status=done.status,
-        output_box_id=done.output_box_id,
-        deliverable_card_id=done.deliverable_card_id,
-        tool_result_card_id=done.tool_result_card_id,
-        error=done.error,
-        error_code=done.error_code,
-        stats=done.stats,
-    )
-    messages = [address.task(event)]
-    if (lease := done.next_lease(turn, address.traceparent, 0)) is not None:
-        messages.append(lease.doorbell(SENDER, "next_turn"))
-    if await tell(publisher, *messages):
-        await pool.run(lambda conn: mark_announced(conn, [turn.agent_turn_id]))
+    return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, _REASON)
 
 
 async def _stop_queued(
@@ -98,7 +75,7 @@ async def _stop_queued(
     done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
     if done is None:
         return False
-    if await tell(publisher, _address(turn).task(_queued_event(request, done))):
+    if await tell(publisher, _address(turn, done.context_headers).task(_queued_event(request, done))):
         await pool.run(lambda conn: mark_announced(conn, [turn_id]))
     return True
 
@@ -125,7 +102,7 @@ async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, 
     if found.worker_target is None:
         return
     values = found.model_dump() | {"project_id": project, "agent_turn_id": request.agent_turn_id}
-    lease = Lease.model_validate(values | {"traceparent": found.traceparent or new_traceparent()})
+    lease = Lease.model_validate(values)
     await tell(publisher, lease.doorbell(SENDER, "stop"))
     hit(Fault.STOP_PUBLISHED)
 
@@ -144,7 +121,7 @@ def _unleased(project: ProjectId, found: RequestedStop, request: StopRequest) ->
             "profile_box_id": "",
             "context_box_id": "",
             "output_box_id": "",
-            "trace_id": (found.traceparent or new_traceparent()).split("-")[1],
+            "trace_id": found.context_headers.get(headers.TRACEPARENT, "--").split("-")[1],
         }
     )
 
@@ -160,15 +137,13 @@ def _queued_event(request: StopRequest, done: QueuedStop) -> TaskEvent:
     )
 
 
-def _address(turn: TurnRef) -> Address:
-    traceparent = f"00-{turn.trace_id}-{uuid7().replace('-', '')[16:]}-01" if turn.trace_id else new_traceparent()
+def _address(turn: TurnRef, context: Mapping[str, str]) -> Address:
     return Address(
         project_id=turn.project_id,
         channel_id=turn.channel_id,
         agent_id=turn.agent_id,
         agent_turn_id=turn.agent_turn_id,
         turn_epoch=turn.turn_epoch,
-        traceparent=traceparent,
-        recursion_depth=0,
+        context=context,
         sender=SENDER,
     )

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from bridge.service import VerbHandler, VerbRequest
-from bridge.starter import SENDER, tell
 from bridge.stopping import stop_turn
+from bridge.telling import SENDER, tell
 from ledger.cards import get_card
 from ledger.intake import enqueue
 from ledger.lease import Lease

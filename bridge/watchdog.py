@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from bridge.starter import SENDER, Starter, tell
+from bridge.starter import Starter
 from bridge.stopping import fence_stopped
+from bridge.telling import SENDER, tell
 from ledger.lease import AgentKey, dispatch_next
 from ledger.pool import Pool
 from ledger.sweep import (

@@ -19,6 +19,7 @@ from schema import headers
 from schema.base import Tolerant
 from schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
 from schema.errors import BadRequest, Refused
+from schema.headers import ContextHeaders
 from schema.ids import (
     AgentId,
     AgentTurnId,
@@ -77,9 +78,7 @@ class QueuedStop(Tolerant):
     status: TurnStatus
     deliverable_card_id: CardId
     output_box_id: BoxId
-    trace_id: str
-    traceparent: str
-    recursion_depth: int
+    context_headers: ContextHeaders
 
 
 async def enqueue(
@@ -206,8 +205,7 @@ def _lease(row: Row, command: Enqueue) -> Lease | None:
         inbox_id=row["leased_inbox_id"],
         turn_epoch=row["leased_epoch"],
         worker_target=row["worker_target"],
-        traceparent=command.context_headers[headers.TRACEPARENT],
-        recursion_depth=row["recursion_depth"],
+        context_headers=row["context_headers"],
     )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from ledger.queries import Connection, query
 from schema.base import Tolerant
 from schema.events import Address, Message
+from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
 from schema.states import MessageType
 from schema.turns import Ring, TurnRef
@@ -21,8 +22,7 @@ class Lease(Tolerant):
     inbox_id: InboxId
     turn_epoch: int
     worker_target: str
-    traceparent: str
-    recursion_depth: int
+    context_headers: ContextHeaders
 
     def address(self, sender: str) -> Address:
         """Whom messages about the leased turn are about."""
@@ -32,8 +32,7 @@ class Lease(Tolerant):
             agent_id=self.agent_id,
             agent_turn_id=self.agent_turn_id,
             turn_epoch=self.turn_epoch,
-            traceparent=self.traceparent,
-            recursion_depth=self.recursion_depth,
+            context=self.context_headers,
             sender=sender,
         )
 
@@ -61,8 +60,7 @@ class Claim(Tolerant):
     trace_id: str | None
     active_inbox_id: InboxId | None
     last_error: str | None
-    traceparent: str | None
-    recursion_depth: int
+    context_headers: ContextHeaders
 
     def turn(self) -> TurnRef:
         """The gate and boxes of the turn that the row is for; its `inbox_id` is the turn's own row."""

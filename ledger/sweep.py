@@ -10,7 +10,7 @@ from ledger.lease import AgentKey
 from ledger.queries import Connection, Row, query
 from schema.base import JsonObject, Tolerant
 from schema.events import Address, Message, TaskEvent
-from schema.headers import new_traceparent
+from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId, ToolCallId
 from schema.states import TurnStatus
 from schema.tools import ToolCommand
@@ -33,8 +33,7 @@ class Unannounced(Tolerant):
     error: str | None
     stats: Json[JsonObject]
     ended_at: datetime
-    traceparent: str | None
-    recursion_depth: int
+    context_headers: ContextHeaders
 
     def task_event(self, sender: str) -> Message:
         """The event, with the message id it always has."""
@@ -44,8 +43,7 @@ class Unannounced(Tolerant):
             agent_id=self.agent_id,
             agent_turn_id=self.agent_turn_id,
             turn_epoch=self.turn_epoch,
-            traceparent=self.traceparent or new_traceparent(),
-            recursion_depth=self.recursion_depth,
+            context=self.context_headers,
             sender=sender,
         )
         return address.task(TaskEvent.model_validate(self.model_dump(exclude={"stats"}) | {"stats": self.stats}))
@@ -104,8 +102,7 @@ class SilentCall(Tolerant):
     tool_call_id: ToolCallId
     repeat: int
     command: Json[ToolCommand] | None
-    traceparent: str | None
-    recursion_depth: int
+    context_headers: ContextHeaders
 
     def message(self, sender: str) -> Message | None:
         """The command, under a message id of its own; None if the step recorded none."""
@@ -117,8 +114,7 @@ class SilentCall(Tolerant):
             agent_id=self.agent_id,
             agent_turn_id=self.agent_turn_id,
             turn_epoch=self.turn_epoch,
-            traceparent=self.traceparent or new_traceparent(),
-            recursion_depth=self.recursion_depth,
+            context=self.context_headers,
             sender=sender,
         )
         return address.tool_command(self.command, self.step_id, self.repeat)

@@ -31,6 +31,7 @@ from schema.cards import (
     make_card,
 )
 from schema.errors import StaleTurn
+from schema.headers import ContextHeaders
 from schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, StepId, ToolCallId, step_id, turn_card_id
 from schema.profiles import RuntimeConfig
 from schema.states import HeadStatus, StepStatus, TurnStatus
@@ -57,13 +58,12 @@ class StepHead(Tolerant):
     step_attempt: int
     model_failures: int
     output_position: int
-    recursion_depth: int
     trace_id: str
     parent_step_id: str | None
     updated_at: datetime
     started_at: datetime
     enqueued_at: datetime
-    traceparent: str
+    context_headers: ContextHeaders
     runtime_config: RuntimeConfig
     profile_box_id: BoxId
     context_box_id: BoxId
@@ -130,6 +130,8 @@ class FinishedTurn(Tolerant):
     next_inbox_id: InboxId | None
     next_turn_id: AgentTurnId | None
     next_channel_id: ChannelId | None
+    context_headers: ContextHeaders
+    next_context_headers: ContextHeaders
     worker_target: str | None
 
     def outcome(self, turn: AgentTurnId) -> Outcome:
@@ -143,7 +145,7 @@ class FinishedTurn(Tolerant):
             tool_result_card_id=self.tool_result_card_id,
         )
 
-    def next_lease(self, turn: TurnRef, traceparent: str, depth: int) -> Lease | None:
+    def next_lease(self, turn: TurnRef) -> Lease | None:
         """The agent's next turn, if it was leased: somebody must ring."""
         if self.next_inbox_id is None or self.next_turn_id is None:
             return None
@@ -156,8 +158,7 @@ class FinishedTurn(Tolerant):
                 "inbox_id": self.next_inbox_id,
                 "turn_epoch": self.head_epoch,
                 "worker_target": self.worker_target or turn.worker_target,
-                "traceparent": traceparent,
-                "recursion_depth": depth,
+                "context_headers": self.next_context_headers,
             }
         )
 
@@ -186,8 +187,8 @@ class RecalledStep(Tolerant):
     worker_target: str | None
     resume_deadline: datetime | None
     waiting: list[ToolCallId]
-    traceparent: str | None
-    recursion_depth: int
+    context_headers: ContextHeaders
+    next_context_headers: ContextHeaders
 
     def finished(self) -> FinishedTurn | None:
         """The end of the turn as it is recorded; None while there is no outcome."""

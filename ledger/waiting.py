@@ -19,6 +19,7 @@ from schema import headers
 from schema.base import JsonObject, Tolerant
 from schema.cards import ToolError, ToolResultContent
 from schema.errors import Refused, StaleTurn
+from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId, uuid7
 from schema.inbox import RESULT_LIMIT_BYTES, ReportReply, ReportRequest
 from schema.states import HeadStatus, ReplyStatus, TurnStatus
@@ -55,6 +56,7 @@ class AppliedReports(Tolerant):
     deadline: datetime | None
     updated_at: datetime
     waiting: list[ToolCallId]
+    context_headers: ContextHeaders
     rows: Json[list[SettledRow]]
 
 
@@ -70,8 +72,7 @@ class RequestedStop(Tolerant):
     channel_id: ChannelId
     turn_epoch: int
     worker_target: str | None
-    traceparent: str | None
-    recursion_depth: int
+    context_headers: ContextHeaders
 
 
 class CallView(Tolerant):
@@ -147,7 +148,6 @@ def _ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") ->
     values |= {
         "project_id": project,
         "inbox_id": inbox_id,
-        "traceparent": row["traceparent"] or headers.new_traceparent(),
     }
     return Lease.model_validate(values)
 

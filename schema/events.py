@@ -1,6 +1,7 @@
 """Events and doorbells as messages ready to be published (protocol §5). Pure: built from rows, sent by a publisher."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -99,15 +100,14 @@ class Address:
     agent_id: AgentId
     agent_turn_id: AgentTurnId | None
     turn_epoch: int
-    traceparent: str
-    recursion_depth: int
+    context: Mapping[str, str]
+    """The turn's `context_headers`: trace, depth and lineage."""
     sender: str
 
     def headers(self, msg_type: str, **more: str) -> dict[str, str]:
         """The headers of §5 that every `cmd` and `evt` message carries."""
         result = {
-            headers.TRACEPARENT: headers.child_span(self.traceparent),
-            headers.DEPTH: str(self.recursion_depth),
+            **headers.carried(self.context),
             headers.PROJECT_ID: self.project_id,
             headers.CHANNEL_ID: self.channel_id,
             headers.AGENT_ID: self.agent_id,

@@ -1,8 +1,8 @@
 """Fault points: named places after each commit and each publish, where a test can make a process fail once.
 
-Off unless the environment asks: `TURNSTILE_FAULTS="step.committed=kill,claim.taken=throw"` and, for `once` to survive a
-restart, `TURNSTILE_FAULTS_DIR`, where a fault that struck leaves a file of its name. A production process never sets them;
-a point that is not armed costs a dictionary look-up.
+Off unless the environment asks: `TURNSTILE_FAULTS="step.committed=kill,claim.taken=throw"` and, so that a fault strikes
+once even across restarts, `TURNSTILE_FAULTS_DIR`, where it leaves a file of its name. A production process never sets
+them; a point that is not armed costs a dictionary look-up.
 """
 
 import os

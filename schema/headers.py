@@ -7,6 +7,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from typing import Annotated, cast
+
+from pydantic import BeforeValidator
 
 from schema.errors import BadRequest
 from schema.ids import token
@@ -72,6 +75,28 @@ def depth(incoming: Mapping[str, str]) -> int:
     if not value.isascii() or not value.isdigit() or int(value[:8]) > _DEPTH_LIMIT:
         raise BadRequest(f"{DEPTH} must be a whole number from 0, got {value[:20]!r}")
     return int(value)
+
+
+def _loaded(value: object) -> object:
+    """What a row holds, as headers: JSON text is read, nulls and strangers' numbers become text or nothing."""
+    loaded = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(loaded, dict):
+        return {}
+    named = cast("dict[str, object]", loaded)
+    return {name: str(each) for name, each in named.items() if each is not None}
+
+
+ContextHeaders = Annotated[dict[str, str], BeforeValidator(_loaded)]
+"""`context_headers` of a row: trace, depth and lineage of one turn."""
+
+
+def carried(context: Mapping[str, str]) -> dict[str, str]:
+    """What every message about a turn carries of its context: a child span, `tracestate`, lineage and depth (§5)."""
+    given = context.get(TRACEPARENT, "")
+    kept = {name: context[name] for name in (TRACESTATE, *_LINEAGE) if name in context}
+    kept[TRACEPARENT] = child_span(given) if _TRACEPARENT.match(given) else new_traceparent()
+    kept[DEPTH] = context.get(DEPTH, "0")
+    return kept
 
 
 def dumps(values: Mapping[str, str]) -> str:

@@ -80,11 +80,11 @@ mine AS (
 ),
 lease AS MATERIALIZED (
     SELECT o.inbox_id, o.agent_turn_id, o.channel_id, o.profile_box_id, o.context_box_id, o.output_box_id, o.trace_id,
-           o.parent_step_id, o.recursion_depth
+           o.parent_step_id, o.recursion_depth, o.context_headers
     FROM older o CROSS JOIN mine
     UNION ALL
     SELECT mine.inbox_id, mine.agent_turn_id, :channel_id, go.profile_box_id, go.context_box_id, go.output_box_id,
-           split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth
+           split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth, go.headers
     FROM mine CROSS JOIN go WHERE go.leases_mine
 ),
 counted AS (  -- every enqueue changes the head, or a finish that waits for us would not see our row
@@ -100,7 +100,7 @@ leased AS (
         waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
         output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
     FROM lease l WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, h.turn_epoch
+    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, h.turn_epoch
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
@@ -151,7 +151,7 @@ SELECT CASE
        coalesce(state.as_uuid(f.payload ->> 'context_box_id'), plan.context_box_id)::text AS context_box_id,
        coalesce(state.as_uuid(f.payload ->> 'output_box_id'), plan.output_box_id)::text AS output_box_id,
        split_part(coalesce(f.context_headers, :context_headers::jsonb) ->> 'traceparent', '-', 2) AS trace_id,
-       plan.depth AS recursion_depth, plan.worker_target, leased.inbox_id AS leased_inbox_id,
+       plan.worker_target, leased.context_headers, leased.inbox_id AS leased_inbox_id,
        leased.agent_turn_id AS leased_turn_id, leased.channel_id AS leased_channel_id, leased.turn_epoch AS leased_epoch
 FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN leased ON true;
 
@@ -207,6 +207,5 @@ boxed AS (
     SELECT o.output_box_id, coalesce((SELECT position FROM own), last.position + 1), :card_id FROM outcome o CROSS JOIN last
 )
 SELECT o.channel_id, o.inbox_id, o.status, o.deliverable_card_id, o.output_box_id::text AS output_box_id, o.trace_id,
-       t.context_headers ->> 'traceparent' AS traceparent,
-       coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       t.context_headers
 FROM outcome o CROSS JOIN target t;

@@ -35,8 +35,7 @@ moved AS (
     RETURNING i.inbox_id, i.context_headers
 )
 SELECT l.project_id, l.agent_id, l.active_inbox_id AS inbox_id, l.active_agent_turn_id AS agent_turn_id,
-       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers ->> 'traceparent' AS traceparent,
-       coalesce(state.as_count(m.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers
 FROM leased l JOIN moved m ON m.inbox_id = l.active_inbox_id
 JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.project_id;
 
@@ -86,9 +85,7 @@ marked AS (
 )
 SELECT m.verdict, m.inbox_id, m.project_id, m.agent_id, m.channel_id, m.message_type, m.correlation_id, m.agent_turn_id,
        m.turn_epoch, m.worker_target, m.profile_box_id::text AS profile_box_id, m.context_box_id::text AS context_box_id,
-       m.output_box_id::text AS output_box_id, m.trace_id, m.active_inbox_id, m.last_error,
-       m.context_headers ->> 'traceparent' AS traceparent,
-       coalesce(state.as_count(m.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       m.output_box_id::text AS output_box_id, m.trace_id, m.active_inbox_id, m.last_error, m.context_headers
 FROM marked m ORDER BY m.next_retry_at, m.created_at;
 
 -- name: release_claims :many

@@ -61,8 +61,7 @@ LIMIT :row_limit::int;
 -- Rule 'unannounced': outcomes whose task event is not known to be in the event stream, oldest first.
 SELECT o.agent_turn_id, o.project_id, o.agent_id, o.channel_id, o.turn_epoch, o.status, o.deliverable_card_id, o.tool_result_card_id,
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at,
-       i.context_headers ->> 'traceparent' AS traceparent,
-       coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       i.context_headers
 FROM state.turn_outcomes o
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 LEFT JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
@@ -125,4 +124,4 @@ RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.
           coalesce(h.active_channel_id, 'public') AS channel_id,
           greatest(1, floor(extract(epoch FROM now() - w.created_at) / greatest(:older_seconds::float8, 0.001)))::int AS repeat,
           (SELECT c FROM jsonb_array_elements(s.metadata -> 'commands') c WHERE c ->> 'tool_call_id' = w.tool_call_id) AS command,
-          i.context_headers ->> 'traceparent' AS traceparent, h.active_recursion_depth AS recursion_depth;
+          i.context_headers;

@@ -25,9 +25,9 @@ inbox AS (
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
            'model_failures', head.model_failures, 'output_position', head.output_position,
-           'recursion_depth', head.active_recursion_depth, 'trace_id', head.trace_id, 'parent_step_id', head.parent_step_id,
+           'trace_id', head.trace_id, 'parent_step_id', head.parent_step_id,
            'updated_at', head.updated_at, 'started_at', head.started_at, 'enqueued_at', i.created_at,
-           'traceparent', i.context_headers ->> 'traceparent', 'runtime_config', coalesce(i.payload -> 'runtime_config', '{}'),
+           'context_headers', i.context_headers, 'runtime_config', coalesce(i.payload -> 'runtime_config', '{}'),
            'profile_box_id', head.profile_box_id, 'context_box_id', head.context_box_id, 'output_box_id', head.output_box_id,
            'tools', CASE WHEN head.step_count = 0 THEN coalesce((
                SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
@@ -215,7 +215,7 @@ freed AS (
         waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
         output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
     FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id
+    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers
 ),
 pointed AS (
     INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
@@ -225,16 +225,19 @@ pointed AS (
 SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
        o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
        f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
+       f.context_headers AS next_context_headers, (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = o.inbox_id) AS context_headers,
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target
 FROM outcome o CROSS JOIN freed f
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM head WHERE NOT EXISTS (SELECT FROM go)
 UNION ALL
 SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
        o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END,
+       (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
+       (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = o.inbox_id),
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
@@ -252,8 +255,7 @@ SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_ca
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id, a.worker_target,
        ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
              AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
-       i.context_headers ->> 'traceparent' AS traceparent,
-       coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       i.context_headers, n.context_headers AS next_context_headers
 FROM (SELECT) AS always
 LEFT JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
 LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id
@@ -263,7 +265,8 @@ LEFT JOIN LATERAL (
       AND (:step::int = 0 OR t.step_id = :agent_turn_id || '-s' || :step::int)
     ORDER BY 2 DESC LIMIT 1) s ON true
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id
-LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :project_id;
+LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :project_id
+LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id;
 
 -- name: mark_announced :exec
 -- The task events of these turns are safe in the event stream.

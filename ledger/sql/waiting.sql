@@ -6,7 +6,7 @@
 -- verdict: accepted | duplicate (the first report's, nothing written) | again | the code of a refusal.
 WITH
 call AS MATERIALIZED (
-    SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers ->> 'traceparent' AS traceparent,
+    SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers,
            a.worker_target
     FROM state.turn_waiting_tools w
     LEFT JOIN state.execution_edges e ON e.correlation_id = w.tool_call_id AND e.project_id = w.project_id
@@ -72,8 +72,7 @@ edge AS (
 )
 SELECT CASE WHEN plan.verdict <> 'accepted' THEN plan.verdict WHEN inbox.inbox_id IS NULL THEN 'again' ELSE 'accepted' END AS verdict,
        coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, call.agent_id, call.agent_turn_id, call.turn_epoch, call.wait_status,
-       coalesce(call.channel_id, 'public') AS channel_id, call.worker_target, call.traceparent,
-       coalesce(call.recursion_depth, 0) AS recursion_depth
+       coalesce(call.channel_id, 'public') AS channel_id, call.worker_target, call.context_headers
 FROM plan LEFT JOIN call ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
 
 -- name: apply_reports :opt
@@ -175,11 +174,12 @@ settled AS (
 SELECT 'done' AS result, coalesce(m.status, go.status) AS status, coalesce(m.resume_deadline, go.resume_deadline) AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
+       (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
        coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error)) FROM settled s), '[]')
            AS rows
 FROM go LEFT JOIN moved m ON true
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 
 -- name: inject_timeouts :many
 -- At the deadline: a timeout card and inbox row for each call that still waits unreported; the deadline is cleared. The
@@ -290,8 +290,7 @@ edge AS (
 )
 SELECT CASE WHEN plan.verdict = 'accepted' AND inbox.inbox_id IS NULL THEN 'again' ELSE plan.verdict END AS verdict,
        coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, turn.agent_id, coalesce(turn.channel_id, 'public') AS channel_id,
-       coalesce(turn.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers ->> 'traceparent' AS traceparent,
-       coalesce(state.as_count(turn.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       coalesce(turn.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers
 FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
 
 -- name: describe_call :opt

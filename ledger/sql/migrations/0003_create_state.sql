@@ -130,7 +130,7 @@ SELECT i.inbox_id, i.project_id, i.agent_id, i.agent_turn_id, i.channel_id, i.cr
        state.as_uuid(i.payload ->> 'output_box_id') AS output_box_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
        i.context_headers ->> 'CG-Parent-Step-Id' AS parent_step_id,
-       coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth
+       coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0) AS recursion_depth, i.context_headers
 FROM state.agent_inbox i
 WHERE i.archived_at IS NULL AND i.next_retry_at = 'infinity' AND i.status = 'queued';
 

@@ -1,0 +1,55 @@
+"""Ends of turns that the bridge makes itself, told to the world (protocol §6, §8): event, doorbell, mark."""
+
+import logging
+
+from bridge.telling import SENDER, tell
+from ledger.pool import Pool
+from ledger.turns import FinishedTurn, fence, mark_announced
+from schema.errors import StaleTurn
+from schema.events import Address, TaskEvent
+from schema.ports import Publisher
+from schema.states import TurnStatus
+from schema.turns import TurnRef
+
+log = logging.getLogger(__name__)
+
+
+async def announce(pool: Pool, publisher: Publisher, turn: TurnRef, done: FinishedTurn) -> None:
+    """Publish the end of a turn that was ended here, and ring for the agent's next."""
+    address = Address(
+        project_id=turn.project_id,
+        channel_id=turn.channel_id,
+        agent_id=turn.agent_id,
+        agent_turn_id=turn.agent_turn_id,
+        turn_epoch=turn.turn_epoch,
+        context=done.context_headers,
+        sender=SENDER,
+    )
+    event = TaskEvent(
+        agent_turn_id=turn.agent_turn_id,
+        status=done.status,
+        output_box_id=done.output_box_id,
+        deliverable_card_id=done.deliverable_card_id,
+        tool_result_card_id=done.tool_result_card_id,
+        error=done.error,
+        error_code=done.error_code,
+        stats=done.stats,
+    )
+    messages = [address.task(event)]
+    if (lease := done.next_lease(turn)) is not None:
+        messages.append(lease.doorbell(SENDER, "next_turn"))
+    if await tell(publisher, *messages):
+        await pool.run(lambda conn: mark_announced(conn, [turn.agent_turn_id]))
+
+
+async def end_by_force(
+    pool: Pool, publisher: Publisher, turn: TurnRef, status: TurnStatus, error_code: str, reason: str
+) -> bool:
+    """Fence the turn and announce its end; False if it was over, or elsewhere, by itself."""
+    try:
+        done = await fence(pool, turn, status, error_code, reason)
+    except StaleTurn:
+        log.info("turn %s went on before it was fenced (%s)", turn.agent_turn_id, error_code)
+        return False
+    await announce(pool, publisher, turn, done)
+    return True
