@@ -8,16 +8,16 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker
 
 from activities.asking import StepLimits
-from activities.models import ModelRouter, ScriptedModel, load_scripts
 from activities.steps import StepActivities
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection, connect
@@ -35,10 +35,12 @@ from ledger.pool import Pool
 from schema import subjects
 from schema.errors import ServerUnavailable
 from turnstile.embedded import Endpoints
+from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
 from turnstile.settings import Settings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 Ready = Callable[[], None]
 _WAIT_SECONDS = 0.5
 
@@ -94,14 +96,10 @@ async def _run(
     settings: Settings, endpoints: Endpoints, stop: asyncio.Event, ready: Ready | None, *, worker: bool, bridge: bool
 ) -> None:
     async with AsyncExitStack() as stack:
-        size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
-        pool = await stack.enter_async_context(
-            _pool(settings, endpoints, size, _instance(worker=worker, bridge=bridge))
-        )
-        conn = await stack.enter_async_context(_nats(endpoints, _instance(worker=worker, bridge=bridge)))
-        steps = _steps(settings, pool, conn, stack) if worker else None
-        client = await _client(endpoints, turnstile_plugin(steps))
-        await declare_search_attributes(client)
+        opened = await _unless_told(stop, _open(settings, endpoints, stack, worker=worker, bridge=bridge))
+        if opened is None:
+            return
+        pool, conn, client = opened
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             if worker:
@@ -114,6 +112,32 @@ async def _run(
             running.append(group.create_task(_watch_connection(conn, stop)))
             if ready is not None:
                 ready()
+
+
+async def _open(
+    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
+) -> tuple[Pool, NatsConnection, Client]:
+    """The three servers, each waited for; `stack` closes what is open."""
+    name = _instance(worker=worker, bridge=bridge)
+    size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
+    pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
+    conn = await stack.enter_async_context(_nats(endpoints, name))
+    client = await _client(endpoints, turnstile_plugin(_steps(settings, pool, conn, stack) if worker else None))
+    await declare_search_attributes(client)
+    return pool, conn, client
+
+
+async def _unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
+    """What `opening` returns; None if `stop` comes while it still waits for a server."""
+    task, told = asyncio.create_task(opening), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    return None if task.cancelled() else task.result()
 
 
 async def _bridge(
@@ -166,9 +190,10 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 
 
 def _steps(settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack) -> StepActivities:
-    scripts = load_scripts(settings.model.scripts)
-    model = ModelRouter({"scripted": ScriptedModel(scripts)})
+    real = real_model(settings.model)
+    model = route_models(settings.model, real)
     stack.push_async_callback(model.close)
+    stack.callback(asyncio.create_task(warm_up(pool, real), name="warm-up").cancel)
     limits = StepLimits(
         max_steps=settings.worker.max_steps,
         model_timeout_seconds=settings.model.timeout_seconds,
