@@ -5,19 +5,20 @@ something it cannot mend has happened, never half.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker
 
 from activities.asking import StepLimits
-from activities.models import ModelRouter, ScriptedModel, load_scripts
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from bridge.commands import DurableCommands
@@ -33,15 +34,19 @@ from bridge.watchdog import Watchdog, WatchdogTimes
 from ledger.cards import BoxCache
 from ledger.migrate import MigrationError, migrate, pending
 from ledger.pool import Pool
+from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ServerUnavailable
 from turnstile.embedded import Endpoints
+from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
 from turnstile.settings import Settings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 Ready = Callable[[], None]
 _WAIT_SECONDS = 0.5
+_SIGN_ON_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +100,10 @@ async def _run(
     settings: Settings, endpoints: Endpoints, stop: asyncio.Event, ready: Ready | None, *, worker: bool, bridge: bool
 ) -> None:
     async with AsyncExitStack() as stack:
-        size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
-        pool = await stack.enter_async_context(
-            _pool(settings, endpoints, size, _instance(worker=worker, bridge=bridge))
-        )
-        conn = await stack.enter_async_context(_nats(endpoints, _instance(worker=worker, bridge=bridge)))
-        steps, settle = _activities(settings, pool, conn, stack) if worker else (None, None)
-        client = await _client(endpoints, turnstile_plugin(steps, settle))
-        await declare_search_attributes(client)
+        opened = await _unless_told(stop, _open(settings, endpoints, stack, worker=worker, bridge=bridge))
+        if opened is None:
+            return
+        pool, conn, client = opened
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             if worker:
@@ -110,11 +111,39 @@ async def _run(
                     client, settings.worker.worker_targets, max_concurrency=settings.worker.max_concurrency
                 )
                 running += [group.create_task(_work(each, stop)) for each in workers]
+                running.append(group.create_task(_sign_on(pool, client.identity, settings.worker.worker_targets, stop)))
             if bridge:
                 running += await _bridge(settings, pool, conn, client, stop, group)
             running.append(group.create_task(_watch_connection(conn, stop)))
             if ready is not None:
                 ready()
+
+
+async def _open(
+    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
+) -> tuple[Pool, NatsConnection, Client]:
+    """The three servers, each waited for; `stack` closes what is open."""
+    name = _instance(worker=worker, bridge=bridge)
+    size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
+    pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
+    conn = await stack.enter_async_context(_nats(endpoints, name))
+    steps, settle = _activities(settings, pool, conn, stack) if worker else (None, None)
+    client = await _client(endpoints, turnstile_plugin(steps, settle))
+    await declare_search_attributes(client)
+    return pool, conn, client
+
+
+async def _unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
+    """What `opening` returns; None if `stop` comes while it still waits for a server."""
+    task, told = asyncio.create_task(opening), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    return None if task.cancelled() else task.result()
 
 
 async def _bridge(
@@ -157,6 +186,17 @@ async def _work(worker: Worker, stop: asyncio.Event) -> None:
         await stop.wait()
 
 
+async def _sign_on(pool: Pool, instance: str, worker_targets: Sequence[str], stop: asyncio.Event) -> None:
+    """Say in `state.workers`, now and then, that this worker serves its targets."""
+    while not stop.is_set():
+        try:
+            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets))
+        except ServerUnavailable as error:
+            log.warning("not signed on: %s", error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
+
+
 async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
     closed, told = asyncio.create_task(conn.closed.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([closed, told], return_when=asyncio.FIRST_COMPLETED)
@@ -169,9 +209,10 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 def _activities(
     settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack
 ) -> tuple[StepActivities, SettleActivities]:
-    scripts = load_scripts(settings.model.scripts)
-    model = ModelRouter({"scripted": ScriptedModel(scripts)})
+    real = real_model(settings.model)
+    model = route_models(settings.model, real)
     stack.push_async_callback(model.close)
+    stack.callback(asyncio.create_task(warm_up(pool, real), name="warm-up").cancel)
     limits = StepLimits(
         max_steps=settings.worker.max_steps,
         model_timeout_seconds=settings.model.timeout_seconds,

@@ -44,7 +44,9 @@ async def check_scripted(profile: Profile, scripts: Sequence[Path]) -> None:
     try:
         await ScriptedModel(load_scripts(scripts)).check(profile.llm_config.model)
     except ModelError as error:
-        raise ModelError(error.code, f"profile {profile.name}: {error}", retryable=False) from None
+        raise ModelError(
+            error.code, f"profile {profile.name}: {error} (--no-check stores it anyway)", retryable=False
+        ) from None
 
 
 def _problem(error: ErrorDetails) -> str:

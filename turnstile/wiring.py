@@ -1,6 +1,7 @@
 """Which servers a command talks to: the addresses in the settings, else those a running `turnstile up` announces."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -77,3 +78,11 @@ def nothing_runs(data: Path | None, missing: list[str]) -> ConfigError:
     where = f"in {data}" if data is not None else f"here (no {DEFAULT_DATA} with servers in this directory or above)"
     keys = " and ".join(missing)
     return ConfigError(f"nothing is running {where}: start `turnstile up`, pass --data DIR of one, or set {keys}")
+
+
+def without_password(url: str) -> str:
+    """The address with its user and without password or parameters."""
+    split = urlsplit(url)
+    # a NATS URL may hold a token in place of user and password
+    user = f"{split.username}@" if split.username and split.password else ""
+    return f"{split.scheme}://{user}{split.hostname}{f':{split.port}' if split.port else ''}{split.path}"

@@ -11,14 +11,11 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-if TYPE_CHECKING:
-    from turnstile.cli.session import Session
-
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Awaitable[None]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ _OPTIONS: dict[str, tuple[object, object]] = {
     "config": (
         Annotated[
             Path | None,
-            typer.Option(help="Settings file instead of ./config.toml.", metavar="FILE", rich_help_panel=_SHARED),
+            typer.Option(help="Settings file, instead of ./config.toml.", metavar="FILE", rich_help_panel=_SHARED),
         ],
         None,
     ),
@@ -56,14 +53,14 @@ _OPTIONS: dict[str, tuple[object, object]] = {
     "project": (
         Annotated[
             str | None,
-            typer.Option(help="Project, instead of [protocol].default_project.", rich_help_panel=_SHARED),
+            typer.Option(help="Project, instead of the settings' default_project.", rich_help_panel=_SHARED),
         ],
         None,
     ),
     "channel": (
         Annotated[
             str | None,
-            typer.Option(help="Channel, instead of [protocol].default_channel.", rich_help_panel=_SHARED),
+            typer.Option(help="Channel, instead of the settings' default_channel.", rich_help_panel=_SHARED),
         ],
         None,
     ),
@@ -77,15 +74,22 @@ _OPTIONS: dict[str, tuple[object, object]] = {
     ),
 }
 
-_Function = Callable[Concatenate["Session", P], Awaitable[None]]
-
 
 def command(
-    app: typer.Typer, name: str, *, project: bool = False, channel: bool = False, serves: bool = False
-) -> Callable[[_Function[P]], _Function[P]]:
-    """Register the function below as a command of `app`, with `--project` and `--channel` if asked for."""
+    app: typer.Typer,
+    name: str,
+    *,
+    project: bool = False,
+    channel: bool = False,
+    serves: bool = False,
+    quiet: bool = False,
+) -> Callable[[F], F]:
+    """Register the function below as a command of `app`, with `--project` and `--channel` if asked for.
 
-    def register(function: _Function[P]) -> _Function[P]:
+    What is `quiet`, or does not serve, logs warnings only.
+    """
+
+    def register(function: F) -> F:
         left_out = {each for each, wanted in (("project", project), ("channel", channel)) if not wanted}
         shared = {each: option for each, option in _OPTIONS.items() if each not in left_out}
         own = list(inspect.signature(function).parameters.values())[1:]
@@ -98,7 +102,7 @@ def command(
             from turnstile.cli.run import run_command
 
             options = Options(**{each: values.pop(each) for each in shared})
-            run_command(lambda session: function(session, **values), options, serves=serves)
+            run_command(lambda session: function(session, **values), options, serves=serves, quiet=quiet)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         run.__signature__ = inspect.Signature([*(each.replace(kind=keyword) for each in own), *added])  # pyright: ignore[reportFunctionMemberAccess] -- what typer reads

@@ -5,7 +5,9 @@ With `--json` the error is the JSON document on standard output, `{"error": {"co
 is there always parses; else it is text on standard error.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from schema.errors import BadRequest, ConfigError, ServerUnavailable, TurnstileError
 
@@ -17,14 +19,14 @@ INTERRUPTED = 130
 
 _HINTS = {
     "unknown_project": "`turnstile profile put FILE` makes the project; --project names another one",
-    "unknown_agent": "`turnstile agent list` shows the agents, `turnstile agent add` adds one; --project names another project",
+    "unknown_agent": "`turnstile agent list` shows the agents, `turnstile agent add` adds one",
     "unknown_profile": "`turnstile profile list` shows the profiles, `turnstile profile put FILE` adds one",
     "unknown_turn": "`turnstile turn list` shows the turns; --project names another project",
     "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
     "not_migrated": "`turnstile migrate` brings it up to date",
-    "model_unknown": "a scripted model comes from a file named in [model].scripts; --no-check stores the profile anyway",
-    "no_bridge": "start one with `turnstile bridge` or `turnstile up`; `enqueue --direct` writes the ledger without one",
-    "server_unavailable": "see that it runs and that the address in the settings is right",
+    "model_unknown": "scripted models are the built-in ones and those of the files in [model].scripts",
+    "no_bridge": "start `turnstile bridge` or `turnstile up`; `enqueue --direct` does without",
+    "server_unavailable": "see that it runs and that its address is right; `enqueue --direct` needs the database alone",
 }
 
 
@@ -63,6 +65,8 @@ class Failure:
 def failure_of(error: BaseException) -> Failure:
     """What to say about an error and how to exit. What nobody raised on purpose is `internal_error`."""
     match error:
+        case BaseExceptionGroup():
+            return failure_of(_chosen(error))
         case ServerUnavailable():
             return _told(error, UNAVAILABLE)
         case ConfigError() | BadRequest():
@@ -72,6 +76,20 @@ def failure_of(error: BaseException) -> Failure:
         case _:
             message = f"{type(error).__name__}: {error}"
             return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)
+
+
+def _chosen(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error among tasks that failed together that was raised on purpose, else the first."""
+    leaves = list(_leaves(group))
+    return next((each for each in leaves if isinstance(each, TurnstileError)), leaves[0])
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", each))
+        else:
+            yield each
 
 
 def _told(error: TurnstileError, exit_code: int) -> Failure:

@@ -1,4 +1,4 @@
-"""Names given on the command line, looked up in the ledger; what is not there is a `Refused` with the protocol's code."""
+"""Names from the command line, looked up in the ledger; what is not there is `Refused` with the protocol's code."""
 
 from ledger.pool import Pool
 from ledger.roster import list_agents

@@ -90,7 +90,9 @@ class Output:
 
     def facts(self, title: str, facts: Mapping[str, object]) -> None:
         """Names and values below each other, without those that are None or empty."""
-        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+        table = Table(
+            title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
+        )
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in facts.items():

@@ -10,6 +10,8 @@ import typer
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from turnstile.cli.session import Session
 
 app = typer.Typer()
@@ -29,7 +31,7 @@ async def put(
     if check:
         for profile in profiles:
             await check_scripted(profile, session.settings.model.scripts)
-    stored: list[dict[str, str | int | bool]] = []
+    stored: list[JsonValue] = []
     async with session.ledger() as pool:
         for profile in profiles:
             box, created, agents = await put_profile(pool, session.project, profile)
@@ -38,7 +40,7 @@ async def put(
                 verb = "added" if created else f"replaced, with {agents} agents on it"
                 session.out.line(f"profile {profile.name} {verb} (box {box})")
     if session.out.as_json:
-        session.out.document([*stored])
+        session.out.document(stored)
 
 
 @command(app, "list", project=True)

@@ -15,26 +15,28 @@ from turnstile.settings import load_settings
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool) -> None:
+def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, quiet: bool) -> None:
     """Run it and end the process with its exit code, if that is not 0."""
     out = Output(as_json=options.as_json, verbose=options.verbose)
     try:
         settings = load_settings(options.config)
-        out.log_to(settings.observability.log_level if serves else "warning")
-        asyncio.run(_with_signals(command, Session(settings, options, out), serves=serves))
+        out.log_to(settings.observability.log_level if serves and not quiet else "warning")
+        exit_code = asyncio.run(_with_signals(command, Session(settings, options, out), serves=serves))
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except asyncio.CancelledError:
         raise SystemExit(INTERRUPTED) from None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- the last one to tell what went wrong
         out.trace()
         failure = failure_of(error)
         out.failure(failure)
         raise SystemExit(failure.exit_code) from None
+    if exit_code:
+        raise SystemExit(exit_code)
 
 
-async def _with_signals(command: Callable[[Session], Awaitable[None]], session: Session, *, serves: bool) -> None:
+async def _with_signals(command: Callable[[Session], Awaitable[None]], session: Session, *, serves: bool) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(command(session))
 
@@ -51,3 +53,4 @@ async def _with_signals(command: Callable[[Session], Awaitable[None]], session: 
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             loop.add_signal_handler(number, on_signal)
     await task
+    return session.exit_code

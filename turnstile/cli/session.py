@@ -1,16 +1,14 @@
 """What a command works with: settings, output, and the ledger and NATS opened on demand.
 
 A server that is away is waited for, with a line that says which; a command that only asks gives up after
-`[database].patience_seconds`.
+`patience_seconds` of `[database]` or `[nats]`.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from bridge.client import BridgeClient
-from bridge.connection import NatsConnection, connect
 from ledger.migrate import pending
 from ledger.pool import Pool
 from schema.errors import ServerUnavailable
@@ -20,6 +18,10 @@ from turnstile.cli.command import Options
 from turnstile.cli.errors import NotMigrated
 from turnstile.cli.output import Output
 from turnstile.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.client import BridgeClient
+    from bridge.connection import NatsConnection
 
 T = TypeVar("T")
 
@@ -32,6 +34,9 @@ class Session:
         self.options = options
         self.out = out
         self.stop = asyncio.Event()
+        """Set by the first signal."""
+        self.exit_code = 0
+        """Of a command that ends without an error."""
 
     @property
     def project(self) -> ProjectId:
@@ -52,29 +57,36 @@ class Session:
         try:
             await patiently(pool.open, patience, self.out.remark)
             if missing := await pending(pool):
-                raise NotMigrated(f"the database at {pool.server} lacks {len(missing)} migrations, the first {missing[0]}")
+                raise NotMigrated(
+                    f"the database at {pool.server} lacks {len(missing)} migrations, the first {missing[0]}"
+                )
             yield pool
         finally:
             await pool.close()
 
     @asynccontextmanager
-    async def nats(self) -> AsyncGenerator[NatsConnection]:
+    async def nats(self) -> AsyncGenerator["NatsConnection"]:
         """A connection to NATS; raises `ServerUnavailable`, or `ConfigError` if it refuses the login."""
-        patience = self.settings.database.patience_seconds
+        from bridge.connection import connect  # noqa: PLC0415 -- a third of the start of commands that only read
+
+        patience = self.settings.nats.patience_seconds
         url = wiring.nats_url(self.settings, self.options.data)
         try:
             async with asyncio.timeout(patience):
                 conn = await connect(url, name="turnstile cli", on_wait=self.out.remark)
         except TimeoutError:
-            raise ServerUnavailable(f"no answer from NATS in {patience:g} s") from None
+            shown = ", ".join(wiring.without_password(each) for each in url.split(","))
+            raise ServerUnavailable(f"no answer from NATS at {shown} in {patience:g} s") from None
         try:
             yield conn
         finally:
             await conn.close()
 
     @asynccontextmanager
-    async def bridge(self) -> AsyncGenerator[BridgeClient]:
+    async def bridge(self) -> AsyncGenerator["BridgeClient"]:
         """A client of the project's channel, over `nats`."""
+        from bridge.client import BridgeClient  # noqa: PLC0415 -- as in `nats`
+
         project, channel = self.project, self.channel
         async with self.nats() as conn:
             yield BridgeClient(conn, project, channel)

@@ -103,8 +103,8 @@ def print_report(out: Output, report: TurnReport, link: str | None) -> None:
 def print_timeline(out: Output, report: TurnReport) -> None:
     """When what happened, from the enqueue on."""
     start = report.turn.created_at
-    rows = [(duration(start, moment), what, detail) for moment, what, detail in sorted(_moments(report), key=_moment)]
-    out.table("timeline", ["after", "what", "detail"], rows)
+    rows = [(duration(start, moment), what, took, detail) for moment, what, took, detail in _moments(report)]
+    out.table("timeline", ["after", "what", "took", "detail"], rows)
 
 
 def print_deliverable(out: Output, report: TurnReport) -> None:
@@ -119,24 +119,20 @@ def print_deliverable(out: Output, report: TurnReport) -> None:
     out.line(value if isinstance(value, str) else JSON.from_data(value).text.plain)
 
 
-def _moments(report: TurnReport) -> list[tuple[datetime, str, str]]:
+def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
+    """Moments in the order of the protocol (§7): clocks of worker and database may differ by some milliseconds."""
     turn = report.turn
-    moments = [(turn.created_at, "enqueued", "")]
+    moments = [(turn.created_at, "enqueued", "", "")]
     if turn.started_at:
-        moments.append((turn.started_at, "started", f"epoch {turn.turn_epoch}"))
+        moments.append((turn.started_at, "started", "", f"epoch {turn.turn_epoch}"))
     for number, step in enumerate(report.steps, 1):
-        moments.append((step.started_at, f"step {number} began", ""))
-        if step.ended_at:
-            moments.append((step.ended_at, f"step {number} {step.status}", _step_detail(step)))
+        took = duration(step.started_at, step.ended_at)
+        moments.append((step.ended_at or step.started_at, f"step {number} {step.status}", took, _step_detail(step)))
     if turn.ended_at:
-        moments.append((turn.ended_at, f"ended: {turn.status}", turn.error_code or ""))
+        moments.append((turn.ended_at, f"ended: {turn.status}", "", turn.error_code or ""))
     if turn.announced_at:
-        moments.append((turn.announced_at, "announced", "task event acknowledged by NATS"))
+        moments.append((turn.announced_at, "announced", "", "task event acknowledged by NATS"))
     return moments
-
-
-def _moment(entry: tuple[datetime, str, str]) -> datetime:
-    return entry[0]
 
 
 def duration(start: datetime, end: datetime | None) -> str:

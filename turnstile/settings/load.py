@@ -70,7 +70,8 @@ def _unknown_variables() -> Iterator[str]:
         if section not in sections:
             yield f"{variable}: there is no section {section!r}; {_allowed(section, sections)}"
         elif not key:
-            yield f"{variable}: name a key too, such as {variable}__{next(iter(sections[section].model_fields)).upper()}"
+            first = next(iter(sections[section].model_fields)).upper()
+            yield f"{variable}: name a key too, such as {variable}__{first}"
 
 
 def _allowed(word: str, known: Iterable[str]) -> str:
@@ -108,10 +109,10 @@ def _origin(location: tuple[str, ...], file: Path) -> str:
 def _range(location: tuple[str, ...]) -> str:
     """` (allowed: 1 to 1000)` for a number with bounds."""
     field = _sections()[location[0]].model_fields.get(location[1]) if len(location) > 1 else None
-    if field is None or field.annotation not in (int, float):
+    if field is None:
         return ""
     low = next((str(m.ge) for m in field.metadata if isinstance(m, Ge)), None)
     low = low or next((f"more than {m.gt}" for m in field.metadata if isinstance(m, Gt)), None)
     high = next((m.le for m in field.metadata if isinstance(m, Le)), None)
     high = high or next((f"less than {m.lt}" for m in field.metadata if isinstance(m, Lt)), None)
-    return f" (allowed: {low} to {high})"
+    return f" (allowed: {low} to {high})" if low and high else ""

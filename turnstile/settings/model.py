@@ -1,4 +1,4 @@
-"""Every setting with its default and its bounds. `config.example.toml` says what each is for; a test holds the two equal.
+"""Every setting with its default and its bounds; `config.example.toml` says what each is for, held equal by a test.
 
 Constructing `Settings` reads the environment, so only `load_settings` does it, once. An address left empty means the
 embedded server, or the one that a running `turnstile up` announces.
@@ -69,7 +69,10 @@ class DatabaseSettings(Strict):
 class NatsSettings(Strict):
     """`[nats]`: a server with JetStream."""
 
-    servers: Annotated[list[str], BeforeValidator(_listed), Field(max_length=32, repr=False)] = []
+    servers: Annotated[list[str], BeforeValidator(_listed)] = Field(
+        default_factory=list[str], max_length=32, repr=False
+    )
+    patience_seconds: Seconds = 20.0
 
     @property
     def url(self) -> str:
@@ -88,9 +91,9 @@ class TemporalSettings(Strict):
 class WorkerSettings(Strict):
     """`[worker]`: what runs turns."""
 
-    worker_targets: Annotated[
-        list[Token], BeforeValidator(_listed), AfterValidator(_distinct), Field(min_length=1, max_length=256)
-    ] = [DEFAULT_WORKER_TARGET]
+    worker_targets: Annotated[list[Token], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
+        default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256
+    )
     max_concurrency: int = Field(default=100, ge=1, le=10_000)
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
     max_step_attempts: int = Field(default=25, ge=1, le=1000)
@@ -128,7 +131,11 @@ class ModelSettings(Strict):
     model_attempts: int = Field(default=4, ge=1, le=100)
     retry_initial_seconds: Annotated[float, Field(ge=0.01, le=600, allow_inf_nan=False)] = 1.0
     retry_max_seconds: Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)] = 30.0
-    scripts: Annotated[list[Path], BeforeValidator(_listed), Field(max_length=256)] = []
+    scripts: Annotated[list[Path], BeforeValidator(_listed)] = Field(default_factory=list[Path], max_length=256)
+    api_key_files: dict[str, Path] = Field(default_factory=dict[str, Path], max_length=256)
+    api_bases: dict[str, Annotated[str, AfterValidator(_starts_with("http://", "https://"))]] = Field(
+        default_factory=dict[str, str], max_length=256
+    )
 
     @model_validator(mode="after")
     def _delays_in_order(self) -> Self:

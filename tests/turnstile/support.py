@@ -1,0 +1,77 @@
+"""`turnstile` as a process."""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.conditions import until
+
+PROGRAM = Path(sys.executable).with_name("turnstile")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.upper().startswith("TURNSTILE__")}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """What it printed, which must be one JSON document."""
+        return json.loads(self.out)
+
+
+async def launch(*arguments: str | Path, cwd: Path, **variables: str) -> asyncio.subprocess.Process:
+    """The process, its output in pipes."""
+    pipe = asyncio.subprocess.PIPE
+    environment = ENVIRONMENT | variables
+    return await asyncio.create_subprocess_exec(
+        PROGRAM, *arguments, cwd=cwd, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    )
+
+
+async def turnstile(*arguments: str | Path, cwd: Path, **variables: str) -> Ran:
+    """Run a command to its end."""
+    process = await launch(*arguments, cwd=cwd, **variables)
+    async with asyncio.timeout(40):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
+
+
+async def read_until(stream: asyncio.StreamReader | None, words: str, timeout: float = 30.0) -> str:
+    """What it prints up to a line with the words."""
+    assert stream is not None
+    text = ""
+    async with asyncio.timeout(timeout):
+        while words not in text:
+            line = await stream.readline()
+            assert line, f"ended without {words!r}: {text}"
+            text += line.decode()
+    return text
+
+
+async def processes_of(data: Path) -> list[tuple[int, str]]:
+    """Id and command line of all processes that name the directory."""
+    listing = await asyncio.create_subprocess_exec(
+        "ps", "-ww", "-eo", "pid=,stat=,args=", stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await listing.communicate()
+    rows = (line.split(None, 2) for line in out.decode().splitlines())
+    alive = (row for row in rows if len(row) == 3 and not row[1].startswith("Z"))
+    return [(int(pid), command) for pid, _, command in alive if str(data) in command]
+
+
+async def until_gone(data: Path) -> None:
+    """Returns when no process names the directory."""
+
+    async def gone() -> bool:
+        return not await processes_of(data)
+
+    await until(gone, 15, f"nothing runs on {data}", pause=0.05)

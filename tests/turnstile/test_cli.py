@@ -1,0 +1,140 @@
+"""The command line against a running `turnstile up`: one for all tests here, found through --data or the directory."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.turnstile.support import launch, read_until, turnstile, until_gone
+
+PROFILES = sorted((Path(__file__).parents[2] / "examples" / "profiles").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
+    """A directory in which `turnstile up` runs, with the two agents of the examples."""
+    home = tmp_path_factory.mktemp("up")
+    process = await launch("up", cwd=home, TURNSTILE__BRIDGE__PENDING_WAKEUP_SECONDS="0.5")
+    told = await read_until(process.stdout, "serves")
+    assert "Web UI" in told
+    assert "postgresql://turnstile@127.0.0.1" in told  # the password is left out
+    assert (await turnstile("profile", "put", *PROFILES, cwd=home)).code == 0
+    adding = [turnstile("agent", "add", name, "--profile", name, cwd=home) for name in ("guide", "echo")]
+    assert [added.code for added in await asyncio.gather(*adding)] == [0, 0]
+    yield home
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(15):
+        assert await process.wait() == 0
+    await until_gone(home / ".turnstile")
+
+
+async def test_a_second_up_says_who_holds_the_data(home: Path) -> None:
+    ran = await turnstile("up", "--json", cwd=home)
+    assert ran.code == 1
+    error = ran.json()["error"]
+    assert error["code"] == "data_directory_held"
+    assert "is held by process" in error["message"]
+
+
+async def test_enqueue_streams_and_delivers(home: Path) -> None:
+    ran = await turnstile("enqueue", "guide", "what is this?", "--wait", cwd=home)
+    assert ran.code == 0, ran.err
+    streamed, _, delivered = ran.out.partition("deliverable (card ")
+    for text in (streamed, delivered):
+        assert "Hello! You asked: what is this?" in text
+
+
+async def test_a_turn_is_shown_listed_and_watched(home: Path) -> None:
+    below = home / "some" / "where"
+    below.mkdir(parents=True)
+    reply = (await turnstile("enqueue", "echo", "hi", "--correlation-id", "c1", "--json", cwd=below)).json()
+    again = (await turnstile("enqueue", "echo", "hi", "--correlation-id", "c1", "--json", cwd=home)).json()
+    turn = reply["agent_turn_id"]
+    assert (again["agent_turn_id"], again["duplicate"]) == (turn, True)
+    watched = await turnstile("watch", turn, cwd=home)
+    assert watched.code == 0
+    assert "ended: success" in watched.out
+    told = (await turnstile("turn", "show", turn, cwd=home)).out
+    for part in (turn, "step 1 completed", "You said: hi", f"/namespaces/default/workflows/turn-{turn}"):
+        assert part in told
+    shown = (await turnstile("turn", "show", turn, "--json", cwd=home)).json()
+    assert (shown["status"], shown["deliverable"], len(shown["step_list"])) == ("success", "You said: hi", 1)
+    listed = (await turnstile("turn", "list", "--agent", "echo", "--json", cwd=home)).json()
+    assert turn in [each["agent_turn_id"] for each in listed]
+    rows = (await turnstile("inbox", "list", "--status", "consumed", "--json", cwd=home)).json()
+    assert turn in [each["agent_turn_id"] for each in rows]
+
+
+async def test_watch_an_agent_until_interrupted(home: Path) -> None:
+    watching = await launch("watch", "guide", cwd=home)
+    await read_until(watching.stderr, "watching agent guide")
+    await turnstile("enqueue", "guide", "watched", cwd=home)
+    told = await read_until(watching.stdout, "task turn")
+    assert "Hello! You asked: watched" in told
+    assert "running, epoch" in told
+    watching.send_signal(signal.SIGINT)
+    async with asyncio.timeout(10):
+        assert await watching.wait() == 130
+
+
+async def test_direct_needs_no_nats(home: Path) -> None:
+    (home / "away.toml").write_text('[nats]\nservers = "nats://127.0.0.1:1"\npatience_seconds = 1.3\n')
+    away = await turnstile("enqueue", "echo", "hi", "--config", "away.toml", cwd=home)
+    assert away.code == 3
+    assert "waiting for NATS at nats://127.0.0.1:1" in away.err
+    assert "(server_unavailable)" in away.err
+    ran = await turnstile("enqueue", "echo", "direct", "--direct", "--wait", "--config", "away.toml", cwd=home)
+    assert ran.code == 0, ran.err
+    assert "You said: direct" in ran.out
+
+
+async def test_a_turn_that_fails_exits_1(home: Path) -> None:
+    asked = ("enqueue", "echo", "hi", "--model", "scripted/nope", "--wait")
+    said, as_json = await asyncio.gather(turnstile(*asked, cwd=home), turnstile(*asked, "--json", cwd=home))
+    assert (said.code, as_json.code) == (1, 1)
+    assert "(model_unknown)" in said.err
+    assert as_json.json()["error_code"] == "model_unknown"
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "code"),
+    [
+        (["enqueue", "nobody", "hi"], 1, "unknown_agent"),
+        (["enqueue", "echo", "hi", "--project", "nope"], 1, "unknown_project"),
+        (["enqueue", "echo", "hi", "--profile", "nope"], 1, "unknown_profile"),
+        (["enqueue", "a.b", "hi"], 2, "bad_request"),
+        (["agent", "add", "echo", "--profile", "echo"], 1, "agent_exists"),
+        (["turn", "show", "nope"], 1, "unknown_turn"),
+        (["watch", "nope"], 1, "unknown_agent"),
+        (["inbox", "list", "--status", "nope"], 2, "usage"),
+        (["profile", "put", "nope.yaml"], 2, "config_error"),
+        (["turn", "list", "--data", "nope"], 2, "config_error"),
+    ],
+)
+async def test_bad_input_has_a_code(home: Path, command: list[str], exit_code: int, code: str) -> None:
+    ran = await turnstile(*command, "--json", cwd=home)
+    assert (ran.code, ran.json()["error"]["code"]) == (exit_code, code)
+
+
+async def test_an_error_for_people_is_one_line_and_a_hint(home: Path) -> None:
+    ran = await turnstile("enqueue", "nobody", "hi", cwd=home)
+    assert (ran.code, ran.out) == (1, "")
+    error, hint = ran.err.splitlines()
+    assert error == "error: the project has no such agent: add it first (unknown_agent)"
+    assert hint.startswith("hint:  `turnstile agent list` shows the agents")
+
+
+async def test_migrate_is_idempotent(home: Path) -> None:
+    report = (await turnstile("migrate", "--json", cwd=home)).json()
+    assert report["migrations"] == []
+    assert "cg_evt_v1r4" in report["streams"]
+
+
+async def test_a_database_without_migrations_is_named(home: Path, database_url: str, bare_database_url: str) -> None:
+    url = bare_database_url
+    ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=url)
+    assert (ran.code, ran.json()["error"]["code"]) == (1, "not_migrated")
+    ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=database_url)
+    assert (ran.code, ran.json()) == (0, [])

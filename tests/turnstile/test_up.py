@@ -1,0 +1,93 @@
+"""`up` and `demo` as processes: what starts, ends; what dies, is started again once; nothing is left running."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.turnstile.support import PROGRAM, launch, processes_of, read_until, turnstile, until_gone
+
+
+async def test_help_is_fast() -> None:
+    times: list[float] = []
+    for _ in range(3):
+        started = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(PROGRAM, "--help", stdout=asyncio.subprocess.DEVNULL)
+        assert await process.wait() == 0
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.8  # 0.4 on a machine with nothing else to do
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "{'temporalio', 'asyncpg', 'nats', 'pydantic_settings', 'litellm'}"
+    code = f"import sys, turnstile.cli.app; print(sorted({heavy} & set(sys.modules)))"
+    ran = subprocess.run([PROGRAM.with_name("python"), "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+async def test_the_demo_shows_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    ran = await turnstile(
+        "demo", cwd=tmp_path, TMPDIR=str(tmp_path), TURNSTILE__DATABASE__URL="postgresql://elsewhere/x"
+    )
+    assert ran.code == 0, ran.err
+    for part in (
+        "Postgres decided that this turn is yours",
+        "timeline",
+        "You said: Thank you, guide.",
+        "/workflows/turn-",
+    ):
+        assert part in ran.out
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 -- pathlib's twin is barred from async functions
+    assert await processes_of(tmp_path) == []
+
+
+async def test_a_kept_demo_stays_up_until_killed_and_its_data_starts_again(tmp_path: Path) -> None:
+    process = await launch("demo", "--keep", "--json", cwd=tmp_path)
+    await read_until(process.stderr, "staying up")
+    assert (await turnstile("enqueue", "echo", "hi", "--wait", cwd=tmp_path)).code == 0
+    process.kill()
+    out, _ = await process.communicate()
+    assert [turn["status"] for turn in json.loads(out)["turns"]] == ["success", "success"]
+    await until_gone(tmp_path)
+    assert "nothing is running here" in (await turnstile("turn", "list", cwd=tmp_path)).err
+    process = await launch("up", "--json", cwd=tmp_path)
+    assert process.stdout is not None
+    places = json.loads(await process.stdout.readline())
+    assert places["embedded"] == ["postgres", "nats", "temporal"]
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 0
+    await until_gone(tmp_path)
+
+
+async def kill_nats(data: Path) -> None:
+    """SIGKILL, by its id, for the NATS server of this directory."""
+    [pid] = [pid for pid, command in await processes_of(data) if "nats-server -c" in command]
+    os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_server_that_dies_is_started_again_once(tmp_path: Path) -> None:
+    process = await launch("up", cwd=tmp_path)
+    await read_until(process.stdout, "serves")
+    await kill_nats(tmp_path / ".turnstile")
+    told = await read_until(process.stderr, "nats answers again")
+    assert "nats died: it was ended by SIGKILL" in told
+    assert "Server is ready" in told  # the tail of its log
+    await kill_nats(tmp_path / ".turnstile")
+    async with asyncio.timeout(20):
+        _, err = await process.communicate()
+    assert process.returncode == 1
+    assert b"(server_died)" in err
+    await until_gone(tmp_path)
+
+
+async def test_a_stop_during_the_start(tmp_path: Path) -> None:
+    process = await launch("up", cwd=tmp_path)
+    await read_until(process.stderr, "starting in")
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(15):
+        await process.communicate()
+    assert process.returncode == 0
+    await until_gone(tmp_path)

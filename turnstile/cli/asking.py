@@ -1,0 +1,152 @@
+"""`enqueue`: over NATS, where a bridge answers, or straight into the ledger; and what became of it, with `--wait`.
+
+A bridge is waited for before anything is sent, so that the request itself is sent once. Subscribed before it, so that
+no event of the turn is missed.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from pydantic import JsonValue, ValidationError
+
+from bridge.client import BridgeClient
+from ledger import intake
+from ledger.pool import Pool
+from schema.errors import BadRequest, Refused, ServerUnavailable
+from schema.ids import AgentTurnId
+from schema.inbox import EnqueueReply, EnqueueRequest
+from schema.states import ReplyStatus, TurnStatus
+from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
+from turnstile.cli.follow import follow_turn, telling_outages, wait_turn
+from turnstile.cli.live import LiveView
+from turnstile.cli.session import Session, patiently
+from turnstile.cli.turn_report import document_of, link_of, print_deliverable, read_report
+
+_SENDER = "turnstile.cli"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `enqueue` was given."""
+
+    agent: str
+    text: str
+    correlation_id: str | None = None
+    fields: str | None = None
+    profile: str | None = None
+    model: str | None = None
+    context_box_id: str | None = None
+
+
+async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
+    """Enqueue it and print the reply; with `wait` follow the turn, raising `CommandFailed` if it does not succeed."""
+    request = request_of(question)
+    if direct:
+        async with session.ledger() as pool:
+            reply = await _enqueue_directly(session, pool, request)
+            _print_reply(session, reply, wait=wait)
+            if wait:
+                await wait_turn(session, pool, turn_of(reply))
+                await tell_end(session, pool, turn_of(reply))
+    elif wait:
+        async with session.ledger() as pool:
+            turn = await ask_and_follow(session, pool, request)
+            await tell_end(session, pool, turn)
+    else:
+        async with session.bridge() as client:
+            _print_reply(session, await enqueue(session, client, request), wait=False)
+
+
+async def ask_and_follow(session: Session, pool: Pool, request: EnqueueRequest) -> AgentTurnId:
+    """Enqueue over NATS and show the turn live until it has ended; returns its id."""
+    async with session.nats() as conn:
+        client = BridgeClient(conn, session.project, session.channel)
+        async with client.watching(request.agent_id, include_chunks=True) as events:
+            reply = await enqueue(session, client, request)
+            _print_reply(session, reply, wait=True)
+            turn = turn_of(reply)
+            # one document with --json, so what streams is not shown there
+            view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
+            with telling_outages(session, conn):
+                await follow_turn(session, pool, turn, events, view)
+            return turn
+
+
+async def enqueue(session: Session, client: BridgeClient, request: EnqueueRequest) -> EnqueueReply:
+    """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
+    try:
+        patience = session.settings.nats.patience_seconds
+        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
+    except ServerUnavailable as error:
+        raise NoBridge(str(error)) from None
+    try:
+        answer = await client.request("enqueue", request, headers={"CG-Sender": _SENDER})
+    except ServerUnavailable as error:
+        raise ServerUnavailable(
+            f"{error}; it may have been accepted: look at `turnstile turn list`. "
+            "With a --correlation-id a request can be repeated safely"
+        ) from None
+    reply = EnqueueReply.model_validate(answer)
+    if reply.status is ReplyStatus.ACCEPTED:
+        return reply
+    message = reply.error or f"the bridge answered {reply.status}"
+    if reply.error_code == ServerUnavailable.code:
+        raise ServerUnavailable(message)
+    raise Refused(reply.error_code or str(reply.status), message)
+
+
+async def tell_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:
+    """Print the deliverable of a turn that has ended; raises `CommandFailed` unless it succeeded."""
+    report = await read_report(pool, session, turn)
+    view = report.turn
+    if session.out.as_json:
+        session.out.document(document_of(report, link_of(session, turn)))
+        session.exit_code = 0 if view.status == TurnStatus.SUCCESS else REFUSED
+        return
+    print_deliverable(session.out, report)
+    if view.status != TurnStatus.SUCCESS:
+        why = f": {view.error}" if view.error else ""
+        raise CommandFailed(view.error_code or "turn_failed", f"turn {turn} ended as {view.status}{why}")
+
+
+def request_of(question: Question) -> EnqueueRequest:
+    """The request; raises `BadRequest` naming the option that is wrong."""
+    text = sys.stdin.read() if question.text == "-" else question.text
+    given: dict[str, JsonValue] = {"agent_id": question.agent, "instruction": text}
+    if question.correlation_id is not None:
+        given["correlation_id"] = question.correlation_id
+    if question.profile is not None:
+        given["profile_name"] = question.profile
+    if question.context_box_id is not None:
+        given["context_box_id"] = question.context_box_id
+    if question.model is not None:
+        given["runtime_config"] = {"model": question.model}
+    if question.fields is not None:
+        given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
+    try:
+        return EnqueueRequest.model_validate(given)
+    except ValidationError as error:
+        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
+        raise BadRequest("; ".join(told)) from None
+
+
+def turn_of(reply: EnqueueReply) -> AgentTurnId:
+    """The turn that an accepted request made."""
+    if reply.agent_turn_id is None:
+        raise Refused("internal_error", "the bridge accepted the request and named no turn")
+    return reply.agent_turn_id
+
+
+async def _enqueue_directly(session: Session, pool: Pool, request: EnqueueRequest) -> EnqueueReply:
+    limit = session.settings.protocol.max_recursion_depth
+    done = await intake.enqueue(pool, session.project, session.channel, request, {}, depth_limit=limit, sender=_SENDER)
+    return done.reply
+
+
+def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:
+    if session.out.as_json:
+        if not wait:
+            session.out.document(reply)
+        return
+    again = ", as before" if reply.duplicate else ""
+    session.out.line(f"turn {reply.agent_turn_id} is {reply.inbox_status}{again}", style="dim" if wait else "")

@@ -1,0 +1,91 @@
+"""`turnstile up`, `demo`, `migrate`, `worker` and `bridge`: what runs."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands to the top level."""
+    command(root, "up", serves=True)(up)
+    command(root, "demo", serves=True, quiet=True)(demo)
+    command(root, "migrate")(migrate)
+    command(root, "worker", serves=True)(worker)
+    command(root, "bridge", serves=True)(bridge)
+
+
+async def up(session: "Session") -> None:
+    """Start everything here: the embedded servers, migrations, worker and bridge, until Ctrl-C.
+
+    Servers whose address is set are used instead. The other commands find what runs by --data or the working directory.
+    """
+    from turnstile.cli.places import print_places
+    from turnstile.embedded import DEFAULT_DATA
+    from turnstile.up import run_up
+
+    data = session.options.data or DEFAULT_DATA
+    session.out.remark(f"starting in {data.absolute()}")
+    await run_up(
+        session.settings,
+        data,
+        session.stop,
+        say=session.out.remark,
+        ready=lambda running: print_places(session.out, session.settings, data, running),
+    )
+
+
+async def demo(
+    session: "Session",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+    ] = False,
+    model: Annotated[
+        str, typer.Option(help="Model to ask; the default needs no key and no network.", metavar="ID")
+    ] = "scripted/demo",
+) -> None:
+    """Start everything, let two agents answer, show what happened, and leave nothing running."""
+    from turnstile.demo import run_demo
+
+    await run_demo(session, keep=keep, model=model)
+
+
+async def migrate(session: "Session") -> None:
+    """Bring the database, the NATS streams and Temporal's search attributes up to date; repeating it is harmless."""
+    from turnstile import wiring
+    from turnstile.cli.places import print_migration
+    from turnstile.processes import migrate_all
+
+    endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
+    report = await migrate_all(session.settings, endpoints)
+    print_migration(session.out, report)
+
+
+async def worker(session: "Session") -> None:
+    """Run turns: a Temporal worker for the settings' worker_targets."""
+    from turnstile import wiring
+    from turnstile.processes import run_worker
+
+    endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
+    targets = ", ".join(session.settings.worker.worker_targets)
+    await run_worker(
+        session.settings, endpoints, session.stop, ready=lambda: session.out.remark(f"worker serves {targets}")
+    )
+
+
+async def bridge(session: "Session") -> None:
+    """Answer requests and ring for turns: doorbells, verbs and the safety net."""
+    from turnstile import wiring
+    from turnstile.processes import run_bridge
+
+    endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
+    targets = ", ".join(session.settings.worker.worker_targets)
+    await run_bridge(
+        session.settings, endpoints, session.stop, ready=lambda: session.out.remark(f"bridge serves {targets}")
+    )

@@ -1,0 +1,131 @@
+"""`turnstile up`: the embedded servers, the migrations, worker and bridge, in one process, until it is told to stop.
+
+A server that dies is started again once, on the same data and port: worker and bridge wait for it and go on, and no
+turn is lost. When the same one dies again, something is wrong that a restart does not mend, so everything stops with
+an error that shows its log. Whichever way this process ends, the servers end with it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from schema.errors import TurnstileError
+from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.processes import MigrationReport, migrate_all, run_both
+from turnstile.settings import Settings
+from turnstile.wiring import NAMESPACE
+
+T = TypeVar("T")
+
+
+class ServerDied(TurnstileError):
+    """An embedded server ended twice."""
+
+    code: str = "server_died"
+
+
+class Stopped(Exception):
+    """Told to stop before everything was up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What is up, and where."""
+
+    endpoints: Endpoints
+    embedded: tuple[str, ...]
+    migrated: MigrationReport
+
+
+async def run_up(
+    settings: Settings,
+    data: Path,
+    stop: asyncio.Event,
+    *,
+    say: Callable[[str], None],
+    ready: Callable[[Running], None],
+) -> None:
+    """Run until `stop` is set, then drain; `ready` is called once all serve.
+
+    Raises `EmbeddedError` (another `up` holds the data, a server does not start), `ServerDied`, and what
+    `turnstile.processes` raises.
+    """
+    servers = EmbeddedServers(
+        data,
+        database_url=settings.database.url or None,
+        nats_url=settings.nats.url or None,
+        temporal_address=settings.temporal.address or None,
+        temporal_namespace=settings.temporal.namespace or NAMESPACE,
+    )
+    try:
+        async with AsyncExitStack() as resources:
+            endpoints = await unless(stop, servers.start())
+            resources.push_async_callback(servers.stop)
+            migrated = await unless(stop, migrate_all(settings, endpoints))
+            running = Running(endpoints, servers.embedded, migrated)
+            await _serve(settings, servers, stop, say, lambda: ready(running))
+    except Stopped:
+        return
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; cancels it and raises `Stopped` if `stop` is set first."""
+    task = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Stopped
+    finally:
+        for each in (task, stopping):
+            each.cancel()
+        await asyncio.wait({task, stopping})
+
+
+async def _serve(
+    settings: Settings,
+    servers: EmbeddedServers,
+    stop: asyncio.Event,
+    say: Callable[[str], None],
+    ready: Callable[[], None],
+) -> None:
+    halt = asyncio.Event()
+    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready))
+    guard = asyncio.create_task(_guard(servers, say))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({program, guard, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        halt.set()
+        guard.cancel()
+        stopping.cancel()
+        await asyncio.wait({program, guard, stopping})
+    if not guard.cancelled():
+        guard.result()
+    program.result()
+
+
+async def _guard(servers: EmbeddedServers, say: Callable[[str], None]) -> None:
+    """Start each server that dies again, once; raises `ServerDied` the second time."""
+    restarted: set[str] = set()
+    while True:
+        failure = await servers.wait_failed()
+        if failure.server in restarted:
+            raise ServerDied(
+                _died(failure, "It had been started again once before, so everything stops.")
+                + "\nMend what they name and start again: the data is untouched. "
+                f"Or set the address of a {failure.server} server of your own."
+            )
+        restarted.add(failure.server)
+        say(_died(failure, "Starting it again on the same data; turns go on when it answers."))
+        await servers.restart(cast("ServerName", failure.server))
+        say(f"{failure.server} answers again")
+
+
+def _died(failure: ServerFailure, what: str) -> str:
+    quoted = "\n".join(f"    {line}" for line in failure.tail.splitlines()) or "    (nothing was logged)"
+    return f"{failure.server} died: {failure.reason}. {what}\nThe last lines of {failure.log}:\n{quoted}"
