@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli import agents, inbox, profiles, servers, turns, watch
+from turnstile.cli import agents, inbox, profiles, servers, tools, turns, watch
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ servers.register(app)
 for name, noun, what in (
     ("profile", profiles, "Profiles: what an agent is."),
     ("agent", agents, "Agents: who can be asked."),
+    ("tool", tools, "Tools: what agents can call."),
     ("turn", turns, "Turns: what was asked, and where it stands."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
 ):

@@ -14,7 +14,7 @@ from ledger import intake
 from ledger.pool import Pool
 from schema.errors import BadRequest, Refused, ServerUnavailable
 from schema.ids import AgentTurnId
-from schema.inbox import EnqueueReply, EnqueueRequest
+from schema.inbox import EnqueueReply, EnqueueRequest, StopReply
 from schema.states import ReplyStatus, TurnStatus
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.follow import follow_turn, telling_outages, wait_turn
@@ -93,6 +93,21 @@ async def enqueue(session: Session, client: BridgeClient, request: EnqueueReques
     if reply.error_code == ServerUnavailable.code:
         raise ServerUnavailable(message)
     raise Refused(reply.error_code or str(reply.status), message)
+
+
+async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
+    """Ask the bridge to end the turn; raises `Refused` with its code, or `NoBridge`."""
+    async with session.bridge() as client:
+        try:
+            patience = session.settings.nats.patience_seconds
+            request = {"agent_turn_id": turn, "reason": reason}
+            answer = await patiently(lambda: client.request("stop", request), patience, session.out.remark)
+        except ServerUnavailable as error:
+            raise NoBridge(str(error)) from None
+    reply = StopReply.model_validate(answer)
+    if reply.status is not ReplyStatus.ACCEPTED:
+        raise Refused(reply.error_code or str(reply.status), reply.error or f"the bridge answered {reply.status}")
+    return reply
 
 
 async def tell_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:

@@ -25,7 +25,7 @@ async def put(
 ) -> None:
     """Store profiles from YAML files. Agents take the new version with their next turn."""
     from ledger.roster import put_profile
-    from turnstile.profile_files import check_scripted, read_profile
+    from turnstile.yaml_files import check_scripted, read_profile
 
     profiles = [read_profile(file) for file in files]
     if check:

@@ -1,4 +1,4 @@
-"""`turnstile enqueue`, and `turnstile turn`: show and list."""
+"""`turnstile enqueue`, and `turnstile turn`: show, list and stop."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -60,6 +60,22 @@ async def show_all(
             "correlation": lambda row: None if row.correlation_id == row.agent_turn_id else row.correlation_id,
         },
     )
+
+
+@command(app, "stop", project=True, channel=True)
+async def stop(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The turn's id.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+) -> None:
+    """End a turn: it keeps what it has and is delivered as canceled."""
+    from turnstile.cli.asking import stop_turn
+
+    reply = await stop_turn(session, turn, reason)
+    if session.out.as_json:
+        session.out.document(reply)
+    else:
+        session.out.line(f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
 
 
 def register(root: typer.Typer) -> None:
