@@ -3,8 +3,9 @@
 One request for `batch` messages is outstanding at any time; what has arrived is handed over at once as one batch, and
 what arrives meanwhile is the next, so a single doorbell waits for no timer and many fold by themselves. A broken
 consumer, a missing stream, silence or a reconnect end the request: it is declared and asked for again, after 0.05 to
-1 s. Never more than two batches are held. A batch whose handler fails stays unacknowledged and comes again after the
-consumer's ack_wait. It does not acknowledge: the handler does.
+1 s. Never more than two batches are held; with `room`, no more than the handler says it can start at once, so that a
+message waits in the consumer, where any replica can take it. A batch whose handler fails stays unacknowledged and comes
+again after the consumer's ack_wait. It does not acknowledge: the handler does.
 """
 
 import asyncio
@@ -65,8 +66,17 @@ class _Request:
                 self.broken = f"{status} {headers.get('Description', '')}".strip()
 
 
+def _ask(batch: int) -> bytes:
+    return encode(
+        {"batch": batch, "expires": _EXPIRES_SECONDS * _SECOND, "idle_heartbeat": _HEARTBEAT_SECONDS * _SECOND}
+    )
+
+
 class ContinuousPull:
-    """Batches of one consumer's messages. `ensure` declares its stream and consumer, idempotently."""
+    """Batches of one consumer's messages. `ensure` declares its stream and consumer, idempotently.
+
+    `room` tells how many messages the handler can start now; where it was 0, call `wake` once it is not.
+    """
 
     def __init__(
         self,
@@ -76,6 +86,7 @@ class ContinuousPull:
         ensure: Callable[[], Awaitable[None]],
         *,
         batch: int = 256,
+        room: Callable[[], int] | None = None,
     ) -> None:
         self.rebuilds = 0
         self.delivered = 0
@@ -84,13 +95,7 @@ class ContinuousPull:
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._ensure = ensure
         self._batch = batch
-        self._ask = encode(
-            {
-                "batch": batch,
-                "expires": _EXPIRES_SECONDS * _SECOND,
-                "idle_heartbeat": _HEARTBEAT_SECONDS * _SECOND,
-            }
-        )
+        self._room = room
         self._arrived: list[Msg] = []
         self._ready = asyncio.Event()
         self._turn = asyncio.Event()
@@ -117,6 +122,10 @@ class ContinuousPull:
             forget()
             await asyncio.wait({feeder})
         await feeder
+
+    def wake(self) -> None:
+        """There may be room again."""
+        self._turn.set()
 
     async def _heed(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -173,10 +182,10 @@ class ContinuousPull:
                 self._turn.clear()
                 if self._conn.reconnects != reconnects or self._conn.closed.is_set():
                     request.broken = "reconnected"
-                elif request.left == 0 and len(self._arrived) < self._batch:
-                    request.left = self._batch
+                elif request.left == 0 and (wanted := self._wanted()) > 0:
+                    request.left = wanted
                     request.heard = asyncio.get_running_loop().time()
-                    await self._conn.send(self._subject, self._ask, reply=subscription.subject)
+                    await self._conn.send(self._subject, _ask(wanted), reply=subscription.subject)
                 else:
                     await self._watch(request)
         finally:
@@ -185,6 +194,12 @@ class ContinuousPull:
             else:
                 await self._conn.unsubscribe(subscription)
         return request
+
+    def _wanted(self) -> int:
+        """How many messages to ask for now."""
+        if len(self._arrived) >= self._batch:
+            return 0
+        return self._batch if self._room is None else min(self._batch, self._room() - len(self._arrived))
 
     async def _watch(self, request: _Request) -> None:
         """Wait until there is something to do; silence while a request is out breaks it."""

@@ -1,4 +1,4 @@
-"""Profiles and tools from YAML files. What is wrong with one is a `ConfigError` naming file, key and what is allowed."""
+"""Profiles and tools from YAML files. What is wrong is a `ConfigError` naming file, key and what is allowed."""
 
 import difflib
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ import pytest
 
 from schema.errors import ConfigError, ModelError
 from turnstile.demo import demo_profiles
-from turnstile.profile_files import check_scripted, read_profile
+from turnstile.yaml_files import check_scripted, read_profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "profiles"
 

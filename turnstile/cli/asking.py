@@ -12,6 +12,7 @@ from pydantic import JsonValue, ValidationError
 from bridge.client import BridgeClient
 from ledger import intake
 from ledger.pool import Pool
+from schema.base import JsonObject
 from schema.errors import BadRequest, Refused, ServerUnavailable
 from schema.ids import AgentTurnId
 from schema.inbox import EnqueueReply, EnqueueRequest, StopReply
@@ -100,7 +101,7 @@ async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
     async with session.bridge() as client:
         try:
             patience = session.settings.nats.patience_seconds
-            request = {"agent_turn_id": turn, "reason": reason}
+            request: JsonObject = {"agent_turn_id": turn, "reason": reason}
             answer = await patiently(lambda: client.request("stop", request), patience, session.out.remark)
         except ServerUnavailable as error:
             raise NoBridge(str(error)) from None
