@@ -82,4 +82,4 @@ SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_
 FROM resource.project_agents a
 LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p.project_id = a.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
-WHERE a.project_id = :project_id ORDER BY a.agent_id;
+WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;
