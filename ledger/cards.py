@@ -103,3 +103,8 @@ async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Ca
     if not rows:
         return None
     return [card_of(row) for row in rows if row["card_id"] is not None]
+
+
+async def make_box(conn: Connection, project: ProjectId, box: BoxId, cards: Sequence[Card]) -> None:
+    """A new box with these new cards, for callers that pack a context of their own."""
+    await query("make_box").many(conn, project_id=project, box_id=box, **card_columns(cards))

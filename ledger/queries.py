@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, cast
 Mode = Literal["one", "opt", "many", "exec"]
 
 _HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
-_COMMENT = re.compile(r"--[^\n]*")
+_PIECE = re.compile(r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b")
+"""A quoted text, which stays; a comment, which goes; a parameter, which gets its number."""
 
 Row = Mapping[str, Any]
 """A row by column name; every caller validates it into a model."""
@@ -69,14 +69,17 @@ def parse(text: str) -> dict[str, Query]:
 
 def _query(header: re.Match[str], body: str) -> Query:
     purpose = " ".join(line[3:] for line in body.strip().splitlines() if line.startswith("-- "))
-    sql = _COMMENT.sub("", body).strip().rstrip(";")
     numbers: dict[str, int] = {}
 
     def number(found: re.Match[str]) -> str:
-        return f"${numbers.setdefault(found[1], len(numbers) + 1)}"
+        if found["comment"]:
+            return ""
+        if (parameter := found["parameter"]) is None:
+            return found[0]
+        return f"${numbers.setdefault(parameter, len(numbers) + 1)}"
 
-    numbered = _PARAMETER.sub(number, sql)
-    return Query(header["name"], cast("Mode", header["mode"]), numbered, tuple(numbers), purpose)
+    sql = _PIECE.sub(number, body).strip().rstrip(";")
+    return Query(header["name"], cast("Mode", header["mode"]), sql, tuple(numbers), purpose)
 
 
 @functools.cache

@@ -1,9 +1,8 @@
-"""Real servers for the whole suite: one set a session, and a database of its own, cloned from a migrated one, a test."""
+"""Real servers for the whole suite: one set a session, and a database for every test, cloned from a migrated one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
-import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -31,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def hammer_seconds(request: pytest.FixtureRequest) -> float:
     """What `--hammer-seconds` says."""
-    return request.config.getoption("--hammer-seconds")
+    return float(str(request.config.getoption("--hammer-seconds")))
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +45,7 @@ class Databases:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._pool = Pool(self.url("postgres"), size=1)
 
     def url(self, name: str) -> str:
         """The address of a database."""
@@ -53,11 +53,12 @@ class Databases:
 
     async def execute(self, statement: str) -> None:
         """Run a statement that concerns the whole server."""
-        conn = await asyncpg.connect(self.url("postgres"))
-        try:
+        async with self._pool.connection() as conn:
             await conn.execute(statement)
-        finally:
-            await conn.close()
+
+    async def close(self) -> None:
+        """The server itself goes on."""
+        await self._pool.close()
 
     async def create(self, template: str = "template0") -> str:
         """A new database; returns its name."""
@@ -71,9 +72,13 @@ class Databases:
 
 
 @pytest.fixture(scope="session")
-def databases(servers: Endpoints) -> Databases:
-    """The session's server as a place for databases."""
-    return Databases(servers.database_url)
+async def databases(servers: Endpoints) -> AsyncIterator[Databases]:
+    """The session's server as a place for databases. It need not survive the machine, so it does not wait for disks."""
+    found = Databases(servers.database_url)
+    await found.execute("ALTER SYSTEM SET fsync = off")
+    await found.execute("SELECT pg_reload_conf()")
+    yield found
+    await found.close()
 
 
 @pytest.fixture(scope="session")

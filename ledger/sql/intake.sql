@@ -15,7 +15,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
            CASE
                WHEN f.inbox_id IS NOT NULL AND f.request_digest IS NOT DISTINCT FROM :request_digest THEN 'duplicate'
                WHEN f.inbox_id IS NOT NULL THEN 'correlation_conflict'
-               WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id = :project_id)
+               WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id COLLATE "C" = :project_id)
                     AND NOT EXISTS (SELECT FROM resource.profiles WHERE project_id = :project_id) THEN 'unknown_project'
                WHEN a.agent_id IS NULL THEN 'unknown_agent'
                WHEN a.status <> 'active' THEN 'agent_inactive'
@@ -51,8 +51,7 @@ older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits al
     SELECT q.* FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
-          AND NOT EXISTS (SELECT FROM state.agent_state_head busy
-                          WHERE busy.output_box_id = q.output_box_id AND busy.agent_id <> :agent_id)
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
     WHERE head.status = 'idle'
 ),

@@ -100,3 +100,4 @@ WHERE t.project_id = :project_id ORDER BY t.tool_name;
 -- name: remove_tool :opt
 -- Takes a tool away; turns in hand keep what they pinned.
 DELETE FROM resource.tools t WHERE t.project_id = :project_id AND t.tool_name = :tool_name RETURNING t.tool_name;
+WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;

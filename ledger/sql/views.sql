@@ -27,7 +27,7 @@ FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
     AND h.active_agent_turn_id = i.agent_turn_id
-WHERE i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action') AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN ('turn', 'ui_action') AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
 
 -- name: list_steps :many
@@ -41,7 +41,7 @@ SELECT i.inbox_id, i.agent_id, i.message_type, i.status, i.correlation_id, i.age
        CASE WHEN i.next_retry_at < 'infinity' THEN i.next_retry_at END AS next_retry_at, i.defer_reason, i.last_error, i.created_at,
        i.archived_at
 FROM state.agent_inbox i
-WHERE i.project_id = :project_id AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+WHERE i.project_id COLLATE "C" = :project_id AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
   AND (:status::text IS NULL OR i.status = :status)
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
 

@@ -1,18 +1,31 @@
 """State built through the ledger's own functions, in the few words a test needs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from ledger.cards import BoxCache
 from ledger.intake import Enqueue, Enqueued, QueuedStop, _cards, enqueue, enqueue_turn, stop_queued_turn
-from ledger.lease import Claim, Lease, claim_inbox
+from ledger.lease import AgentKey, Claim, Lease, claim_inbox, dispatch_next
 from ledger.pool import Pool
 from ledger.queries import Connection
 from ledger.roster import add_agent, put_profile
-from ledger.turns import BegunStep, CommittedStep, Ending, FinishedTurn, StepRecord, begin_step, commit_step, finish_turn
-from schema.cards import Card, CardType, Role, TextContent, make_card
+from ledger.sweep import list_stranded, release_stale_claims
+from ledger.turns import (
+    BegunStep,
+    CommittedStep,
+    Ending,
+    FinishedTurn,
+    StepRecord,
+    begin_step,
+    commit_step,
+    finish_turn,
+    mark_announced,
+)
+from ledger.views import locate_turn
 from schema import headers
+from schema.cards import Card, CardType, Role, TextContent, make_card
 from schema.ids import (
     AgentId,
     AgentTurnId,
@@ -46,11 +59,13 @@ def profile(name: str = "helper", **more: Any) -> Profile:
     return Profile(name=name, llm_config=LlmConfig(model="scripted/echo"), **more)
 
 
-async def add_agents(pool: Pool, *agents: AgentId, project: ProjectId = PROJECT, worker_target: str | None = None) -> None:
+async def add_agents(
+    pool: Pool, *agents: AgentId, project: ProjectId = PROJECT, worker_target: str | None = None
+) -> None:
     """The profile `helper`, and agents that have it."""
-    await put_profile(pool, project, profile())
+    await put_profile(pool, PROJECT, profile())
     for agent in agents:
-        await add_agent(pool, project, agent, "helper", worker_target=worker_target)
+        await add_agent(pool, PROJECT, agent, "helper", worker_target=worker_target)
 
 
 async def ask(
@@ -145,6 +160,16 @@ def last_record(turn: TurnRef, step: int) -> StepRecord:
     return StepRecord(step, {"next": "end"}, cards, [], STARTED)
 
 
+async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[Lease]:
+    """dispatch_next."""
+    return await pool.run(lambda conn: dispatch_next(conn, keys))
+
+
+async def announce(pool: Pool, turns: Sequence[AgentTurnId]) -> None:
+    """mark_announced."""
+    await pool.run(lambda conn: mark_announced(conn, turns))
+
+
 async def begin(pool: Pool, turn: TurnRef, step: int = 1, cache: BoxCache | None = None) -> BegunStep:
     """begin_step, with an empty cache if none is given."""
     known = cache if cache is not None else BoxCache(0)
@@ -173,6 +198,29 @@ async def play(pool: Pool, agent: AgentId = ALICE) -> TurnRef:
     await begin(pool, turn)
     await finish(pool, turn)
     return turn
+
+
+async def drain(pool: Pool) -> None:
+    """Play every turn that is left to its end, as a worker does that finds it anywhere."""
+    while True:
+        await pool.run(lambda conn: release_stale_claims(conn, [TARGET], older_seconds=0, row_limit=500))
+        await dispatch(pool, await pool.run(lambda conn: list_stranded(conn, [TARGET], row_limit=50)))
+        live = await rows(
+            pool, "SELECT agent_id, active_agent_turn_id FROM state.agent_state_head WHERE status <> 'idle'"
+        )
+        if not live and not await value(pool, "SELECT count(*) FROM state.queued_turns"):
+            return
+        for row in live:
+            await claim(pool, row["agent_id"], row_limit=500)
+            turn = await locate(pool, row["active_agent_turn_id"])
+            assert turn is not None
+            begun = await begin(pool, turn, 0)
+            await finish(pool, turn, begun.head.step_count + 1)
+
+
+async def locate(pool: Pool, turn: AgentTurnId) -> TurnRef | None:
+    """locate_turn."""
+    return await pool.run(lambda conn: locate_turn(conn, PROJECT, turn))
 
 
 @dataclass(frozen=True)
@@ -227,21 +275,23 @@ async def value(pool: Pool, statement: str, *args: Any) -> Any:
 
 async def head(pool: Pool, agent: AgentId = ALICE, project: ProjectId = PROJECT) -> dict[str, Any]:
     """The agent's head row."""
-    [row] = await rows(pool, "SELECT * FROM state.agent_state_head WHERE agent_id = $1 AND project_id = $2", agent, project)
+    [row] = await rows(
+        pool, "SELECT * FROM state.agent_state_head WHERE agent_id = $1 AND project_id = $2", agent, project
+    )
     return row
 
 
-async def stop_on(conn: Connection, agent: AgentId, queued: Enqueued) -> QueuedStop | None:
+async def stop_on(conn: Connection, agent: AgentId, turn: AgentTurnId | Enqueued) -> QueuedStop | None:
     """stop_queued_turn with the deliverable that a stop makes, on this connection."""
-    turn = queued.reply.agent_turn_id
-    assert turn is not None
+    name = turn.reply.agent_turn_id if isinstance(turn, Enqueued) else turn
+    assert name is not None
+    content = TextContent(text="stopped")
     deliverable = make_card(
-        turn_card_id(turn, "deliverable"), CardType.DELIVERABLE, Role.ASSISTANT, TextContent(text="stopped"),
-        author="system", turn=turn, partial=True,
+        turn_card_id(name, "deliverable"), CardType.DELIVERABLE, Role.ASSISTANT, content, author="system", turn=name
     )
-    return await stop_queued_turn(conn, PROJECT, agent, turn, deliverable, "stopped")
+    return await stop_queued_turn(conn, PROJECT, agent, name, deliverable, "stopped")
 
 
-async def stop(pool: Pool, agent: AgentId, queued: Enqueued) -> QueuedStop | None:
+async def stop(pool: Pool, agent: AgentId, turn: AgentTurnId | Enqueued) -> QueuedStop | None:
     """stop_queued_turn."""
-    return await pool.run(lambda conn: stop_on(conn, agent, queued))
+    return await pool.run(lambda conn: stop_on(conn, agent, turn))

@@ -19,7 +19,7 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_ba
 async def until_waiting(pool: Pool, clients: int = 1) -> None:
     """Returns when so many connections of this database wait for a lock."""
     async with asyncio.timeout(5), pool.connection() as conn:
-        while (await conn.fetch(_WAITERS))[0]["waiting"] < clients:
+        while (await conn.fetch(_WAITERS))[0]["waiting"] < clients:  # noqa: ASYNC110 -- the server sets no event
             await asyncio.sleep(0.002)
 
 
@@ -30,16 +30,16 @@ async def in_flight(pool: Pool, transition: Callable[[Connection], Awaitable[T]]
         yield await transition(conn)
 
 
-async def overtaken(
-    pool: Pool, first: Callable[[Connection], Awaitable[Any]], second: Coroutine[Any, Any, T], *more: Coroutine[Any, Any, T]
-) -> list[T]:
-    """Run `first`; start the others, which must come to wait for it; commit `first`; give what the others answered."""
-    async with in_flight(pool, first):
-        tasks = [asyncio.create_task(each) for each in (second, *more)]
-        try:
-            await until_waiting(pool, len(tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
-    return [await task for task in tasks]
+async def overtaken(pool: Pool, first: Callable[[Connection], Awaitable[Any]], second: Coroutine[Any, Any, T]) -> T:
+    """Run `first`; start `second`, which must come to wait for it; commit `first`; give what `second` answered."""
+    task: asyncio.Future[T] | None = None
+    try:
+        async with in_flight(pool, first):
+            task = asyncio.ensure_future(second)
+            await until_waiting(pool)
+        return await task
+    finally:
+        if task is None:
+            second.close()
+        else:
+            task.cancel()

@@ -26,7 +26,8 @@ CREATE TABLE resource.project_agents (
     last_seen_at   timestamptz,
     PRIMARY KEY (agent_id, project_id)
 );
-CREATE INDEX project_agents_project ON resource.project_agents (project_id);
+-- For lists. Its collation keeps it from the statements that name an agent, which would use it by its project.
+CREATE INDEX project_agents_project ON resource.project_agents (project_id COLLATE "C");
 CREATE INDEX project_agents_profile ON resource.project_agents (profile_box_id);
 
 CREATE TABLE resource.tools (

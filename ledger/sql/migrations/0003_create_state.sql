@@ -94,7 +94,8 @@ CREATE UNIQUE INDEX inbox_correlation ON state.agent_inbox (correlation_id, proj
 CREATE INDEX inbox_live ON state.agent_inbox (agent_id, project_id, next_retry_at, created_at) WHERE archived_at IS NULL;
 CREATE INDEX inbox_due ON state.agent_inbox (next_retry_at) WHERE archived_at IS NULL;
 CREATE INDEX inbox_turn ON state.agent_inbox (agent_turn_id);
-CREATE INDEX inbox_created ON state.agent_inbox (project_id, created_at);
+-- For the lists that people read. Its collation keeps it from the other statements, which would use it by its project.
+CREATE INDEX inbox_created ON state.agent_inbox (project_id COLLATE "C", created_at);
 
 -- What a v1r4 writer leaves out, or writes as null: it keeps ids in the payload and knows no retry clock.
 CREATE FUNCTION state.fill_inbox() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -1,0 +1,37 @@
+-- What models cost, summed for people, and which models there are; nothing here decides anything.
+
+-- name: sum_usage :many
+-- The attempts of a project's steps since a moment, by agent, model or day; the last row, without a name, is the sum of all.
+WITH attempts AS (
+    SELECT s.agent_id, s.agent_turn_id, s.step_id, a.attempt, a.attempt -> 'usage' AS counts, s.started_at,
+           CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
+           coalesce(a.attempt ->> 'usage_kind', 'unknown') AS kind
+    FROM state.agent_steps s
+    CROSS JOIN LATERAL jsonb_array_elements(
+        CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) AS a (attempt)
+    WHERE s.project_id = :project_id AND (:since::timestamptz IS NULL OR s.started_at >= :since)
+),
+named AS (
+    SELECT *, CASE :grouping::text WHEN 'agent' THEN agent_id WHEN 'model' THEN coalesce(attempt ->> 'model', 'unknown')
+                   ELSE to_char(started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END AS name
+    FROM attempts
+)
+SELECT name, count(DISTINCT agent_turn_id) AS turns, count(DISTINCT step_id) AS steps, count(*) AS attempts,
+       count(*) FILTER (WHERE attempt ->> 'error_code' IS NOT NULL) AS failed_attempts,
+       coalesce(sum(state.as_count(counts ->> 'prompt_tokens')), 0)::bigint AS prompt_tokens,
+       coalesce(sum(state.as_count(counts ->> 'completion_tokens')), 0)::bigint AS completion_tokens,
+       coalesce(sum(state.as_count(counts ->> 'total_tokens')), 0)::bigint AS total_tokens,
+       sum(cost)::float8 AS response_cost,
+       count(*) FILTER (WHERE kind = 'estimated') AS estimated_attempts,
+       count(*) FILTER (WHERE kind NOT IN ('exact', 'estimated')) AS unknown_attempts
+FROM named GROUP BY GROUPING SETS ((name), ()) ORDER BY grouping(name), name;
+
+-- name: list_profile_models :many
+-- The models that profiles name, of one project or of all.
+SELECT p.project_id, p.name AS profile_name, c.content -> 'data' -> 'llm_config' ->> 'model' AS model
+FROM resource.profiles p
+JOIN public.box_cards b ON b.box_id = state.as_uuid(p.profile_box_id)
+JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' = 'sys.profile'
+WHERE (:project_id::text IS NULL OR p.project_id = :project_id)
+  AND jsonb_typeof(c.content -> 'data' -> 'llm_config' -> 'model') = 'string'
+ORDER BY p.project_id, lower(p.name);

@@ -1,0 +1,215 @@
+"""Many clients at once, with duplicates, repeats, crashes, fences and killed backends: in the end the invariants hold.
+
+`--hammer-seconds 60` hammers for longer. `--log-cli-level info` shows what happened how often.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ledger import sweep
+from ledger.intake import Enqueue
+from ledger.lease import AgentKey, Claim, claim_inbox, release_claims
+from ledger.pool import Pool
+from ledger.turns import fence
+from schema.errors import StaleTurn
+from schema.ids import AgentId, AgentTurnId, BoxId
+from schema.states import TurnStatus
+from tests.support.agents import (
+    PROJECT,
+    TARGET,
+    add_agents,
+    announce,
+    begin,
+    command,
+    commit,
+    dispatch,
+    drain,
+    finish,
+    locate,
+    rows,
+    send,
+    stop,
+)
+from tests.support.invariants import assert_invariants
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+CLIENTS = 8
+AGENTS = [AgentId(f"a{n}") for n in range(6)]
+KEYS: list[AgentKey] = [(PROJECT, agent) for agent in AGENTS]
+
+
+QUEUED = "SELECT agent_id, agent_turn_id FROM state.queued_turns ORDER BY random() LIMIT 3"
+LIVE = """
+SELECT active_agent_turn_id, updated_at < now() - interval '0.2 seconds' AS quiet
+FROM state.agent_state_head WHERE status <> 'idle'
+"""
+BACKLOG = 30
+
+
+class Crash(Exception):
+    """The client is gone in the middle of its work."""
+
+
+class Hammer:
+    """What all clients share: the seed's dice, the end, what was answered, and what happened how often."""
+
+    def __init__(self, seed: int, seconds: float) -> None:
+        self.dice = random.Random(seed)  # noqa: S311 -- dice
+        self.end = time.monotonic() + seconds
+        self.accepted: dict[str, AgentTurnId] = {}
+        self.boxes: list[BoxId] = []
+        self.count: Counter[str] = Counter()
+
+    @property
+    def over(self) -> int:
+        """How many turns have ended, or nearly: twins and repeats are counted as they come."""
+        return self.count["finished"] + self.count["fenced"] + self.count["stopped"]
+
+    @property
+    def on(self) -> bool:
+        return time.monotonic() < self.end
+
+    def some(self) -> list[AgentKey]:
+        """A few agents, as they rang."""
+        return self.dice.sample(KEYS, 2)
+
+    def chance(self, probability: float) -> bool:
+        return self.dice.random() < probability
+
+    async def maybe_twice(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Once; or twice at the same time, as two tries of one engine do; or twice in a row."""
+        how = self.dice.random()
+        if how < 0.15:
+            self.count["twins"] += 1
+            done = await asyncio.gather(do(), do(), return_exceptions=True)
+            for each in done:
+                if isinstance(each, BaseException) and not isinstance(each, StaleTurn):
+                    raise each
+            answers = [each for each in done if not isinstance(each, BaseException)]
+            if not answers:
+                raise StaleTurn("both")
+            return answers[0]
+        if how < 0.25:
+            self.count["repeats"] += 1
+            await do()
+        if how > 0.99:
+            self.count["crashes"] += 1
+            raise Crash
+        return await do()
+
+    async def ask(self, pool: Pool) -> None:
+        name = f"c{self.dice.randrange(100_000)}" if self.chance(0.8) else self.dice.choice([*self.accepted, "c0"])
+        # What a correlation asks for follows from it, so that a repeat has the same content.
+        fixed = random.Random(name)  # noqa: S311
+        agent = fixed.choice(AGENTS)
+        reused = {0: "alone", 1: "shared"}.get(fixed.randrange(4))
+        box = None if reused is None else self.boxes[AGENTS.index(agent) if reused == "alone" else -1]
+        sent = command(agent, correlation_id=name, output_box_id=box)
+
+        async def one(what: Enqueue) -> AgentTurnId | None:
+            return (await pool.run(lambda conn: send(conn, what))).reply.agent_turn_id
+
+        answers = await asyncio.gather(
+            self.maybe_twice(lambda: one(sent)),
+            *([one(command(agent, correlation_id=name, output_box_id=box))] if self.chance(0.2) else []),
+        )
+        for answer in answers:
+            assert answer is not None
+            assert self.accepted.setdefault(name, answer) == answer
+        self.count["enqueues"] += 1
+
+    async def work(self, pool: Pool, claimed: Claim) -> None:
+        turn = claimed.turn()
+        if self.chance(0.05):
+            await pool.run(lambda conn: release_claims(conn, [turn.inbox_id], delay_seconds=0.01))
+            return
+        await self.maybe_twice(lambda: begin(pool, turn))
+        steps = self.dice.randrange(3)
+        for step in range(1, steps + 1):
+            await self.maybe_twice(lambda step=step: commit(pool, turn, step))
+            await self.maybe_twice(lambda step=step: begin(pool, turn, step + 1))
+        await self.maybe_twice(lambda: finish(pool, turn, steps + 1))
+        self.count["finished"] += 1
+
+    async def client(self, pool: Pool) -> None:
+        """Asks, claims and works until the end."""
+        while self.on:
+            try:
+                if self.chance(0.6) and len(self.accepted) < self.over + BACKLOG:
+                    await self.ask(pool)
+                claimed = await pool.run(lambda conn: claim_inbox(conn, self.some(), [TARGET], row_limit=1))
+                for each in claimed:
+                    if each.verdict == "start":
+                        await self.work(pool, each)
+            except StaleTurn:
+                self.count["stale"] += 1
+            except Crash:
+                pass
+
+    async def net(self, pool: Pool, eyes: Pool) -> None:
+        """The safety net with deadlines of a fraction of a second, and an impatient user who stops turns."""
+        while self.on:
+            await pool.run(lambda c: sweep.release_stale_claims(c, [TARGET], older_seconds=0.2, row_limit=50))
+            await pool.run(lambda c: sweep.retry_dispatched(c, [TARGET], older_seconds=0.2, row_limit=50))
+            idle = await pool.run(lambda c: sweep.list_stranded(c, [TARGET], row_limit=50))
+            self.count["stranded"] += len(await dispatch(pool, idle))
+            done = await pool.run(lambda c: sweep.list_unannounced(c, [TARGET], older_seconds=0.0, row_limit=500))
+            await announce(pool, [each.agent_turn_id for each in done])
+            for row in await rows(eyes, QUEUED):
+                if self.chance(0.2):
+                    self.count["stopped"] += await stop(pool, row["agent_id"], row["agent_turn_id"]) is not None
+            for row in await rows(eyes, LIVE):
+                if self.chance(0.5 if row["quiet"] else 0.02):
+                    await self.fence(pool, row["active_agent_turn_id"])
+
+    async def fence(self, pool: Pool, turn: AgentTurnId) -> None:
+        ref = await locate(pool, turn)
+        if ref is None:
+            return
+        try:
+            ended = await self.maybe_twice(lambda: fence(pool, ref, TurnStatus.FAILED, "reaped", "reaped"))
+        except (StaleTurn, Crash):
+            return
+        self.count["fenced"] += ended.result == "done"
+
+    async def kill(self, pool: Pool) -> None:
+        """Ends a random backend of a client, again and again."""
+        while self.on:
+            victim = "SELECT pid FROM pg_stat_activity WHERE application_name = 'hammer' ORDER BY random() LIMIT 1"
+            self.count["killed"] += len(await rows(pool, f"SELECT pg_terminate_backend(pid) FROM ({victim}) v"))  # noqa: S608
+            await asyncio.sleep(self.dice.random() * 0.2)
+
+
+async def test_hammer(pool: Pool, open_pool: Callable[..., Pool], hammer_seconds: float) -> None:
+    seed = time.time_ns()
+    log.info("seed %d", seed)
+    hammer = Hammer(seed, hammer_seconds)
+    await add_agents(pool, *AGENTS)
+    for agent in (*AGENTS, AGENTS[0]):  # a box for each to reuse, and one that all share
+        sent = command(agent)
+        await pool.run(lambda conn, sent=sent: send(conn, sent))
+        hammer.boxes.append(sent.new_output_box_id)
+    await drain(pool)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(hammer.client(open_pool(size=3, name="hammer")))
+        group.create_task(hammer.net(open_pool(size=2, name="hammer"), pool))
+        group.create_task(hammer.kill(pool))
+    await drain(pool)
+    async with pool.connection() as conn:
+        await conn.execute("ANALYZE")
+        await assert_invariants(conn)
+    asked = await rows(
+        pool, "SELECT correlation_id, agent_turn_id FROM state.agent_inbox WHERE correlation_id LIKE 'c%'"
+    )
+    kept = {row["correlation_id"]: row["agent_turn_id"] for row in asked}
+    assert hammer.accepted.items() <= kept.items()
+    log.info("%s", dict(hammer.count))
+    for what in ("enqueues", "finished", "twins", "repeats", "crashes", "fenced", "stopped", "killed", "stale"):
+        assert hammer.count[what], what

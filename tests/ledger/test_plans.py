@@ -1,0 +1,224 @@
+"""Hot statements touch as much of a database with a long past as of an empty one.
+
+Their generic plans are made while the tables are empty, as in a new installation, and nothing is analyzed afterwards.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from ledger import sweep
+from ledger.cards import BoxCache
+from ledger.intake import Enqueued
+from ledger.lease import claim_inbox, dispatch_next, release_claims
+from ledger.pool import Pool, Session
+from ledger.queries import Connection
+from ledger.turns import begin_step, commit_step, mark_announced, recall_step, retry_step
+from schema.errors import StaleTurn
+from schema.ids import AgentId, AgentTurnId, InboxId
+from schema.turns import TurnRef
+from tests.conftest import Databases
+from tests.support.agents import (
+    ALICE,
+    BOB,
+    CAROL,
+    PROJECT,
+    TARGET,
+    add_agents,
+    ask,
+    begin,
+    command,
+    drain,
+    finish,
+    finish_on,
+    lease,
+    middle_record,
+    send,
+    stop_on,
+)
+
+DAVE, EVE = AgentId("dave"), AgentId("eve")
+PAST = 50_000
+ROWS = 40
+"""Rows that one node of a plan may see, over all its loops."""
+BUFFERS = 150
+"""Pages that a statement may touch: a few for each row it reads or writes, and none for the past."""
+
+FILL = [
+    "SET session_replication_role = replica",  # no triggers
+    """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
+    turn_epoch, status, context_headers, payload, next_retry_at, created_at, archived_at)
+    SELECT 'i' || n, 'p1', (ARRAY['alice', 'bob', 'carol'])[n % 3 + 1], 'turn', 'o' || n, 't' || n, n, 'consumed',
+    '{"traceparent": "00-0-0-01"}', '{}', now() - interval '1 day', now() - interval '1 day', now()
+    FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
+    deliverable_card_id, output_box_id, announced_at)
+    SELECT 't' || n, 'p1', 'alice', 'public', n, 'i' || n, 'success', 'c' || n, gen_random_uuid(), now()
+    FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, status)
+    SELECT 'p1', 'alice', 't' || n || '-s1', 't' || n, 'completed' FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id,
+    tool_name, wait_status)
+    SELECT 'p1', 'alice', 't' || n, n, 's', 'k' || n, 'search', 'applied' FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, correlation_id, trace_id)
+    SELECT 'e' || n, 'p1', 'enqueue', 'request', 'o' || n, '0' FROM generate_series(1, $1::int) n""",
+    """INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+    SELECT 'c' || n, 'p1', '{}', '{"type": "agent.thought"}' FROM generate_series(1, $1::int) n""",
+    "INSERT INTO public.boxes (box_id, tenant_id) SELECT md5('b' || n)::uuid, 'p1' FROM generate_series(1, $1::int) n",
+    "INSERT INTO public.box_cards SELECT md5('b' || n)::uuid, 1, 'c' || n FROM generate_series(1, $1::int) n",
+    """INSERT INTO state.agent_state_head (project_id, agent_id)
+    SELECT 'p1', 'x' || n FROM generate_series(1, $1::int / 20) n""",
+    """INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id)
+    SELECT 'p1', 'x' || n, gen_random_uuid() FROM generate_series(1, $1::int / 20) n""",
+    "SET session_replication_role = origin",
+]
+
+Plan = dict[str, Any]
+
+
+class Explained(Exception):
+    """A statement was explained instead of run."""
+
+
+class Explaining:
+    """A connection whose statements are prepared by SQL, so that EXPLAIN can show the very plan that is cached."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._names: dict[str, str] = {}
+        self.explains = False
+        self.plan: Plan = {}
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        """Its rows; or `Explained`, with the plan kept and the effect undone."""
+        if query not in self._names:
+            assert not self.explains, "not seen while the tables were empty"
+            self._names[query] = f"p{len(self._names)}"
+            await self._session.execute(f"PREPARE {self._names[query]} AS {query}")
+        execute = f"EXECUTE {self._names[query]} ({', '.join(map(literal, args))})"
+        if not self.explains:
+            return await self._session.fetch(execute)
+        await self._session.execute("BEGIN")
+        [row] = await self._session.fetch(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {execute}")
+        await self._session.execute("ROLLBACK")
+        self.plan = json.loads(row["QUERY PLAN"])[0]["Plan"]
+        raise Explained
+
+
+def literal(value: Any) -> str:
+    """A parameter as SQL text."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        words = ("NULL" if each is None else json.dumps(str(each)) for each in cast("list[Any]", value))
+        return literal("{" + ",".join(words) + "}")
+    text = str(value).replace("'", "''")
+    return f"'{text}'"
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+Statement = Callable[[Connection], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Live:
+    """What is going on when the statements run."""
+
+    running: TurnRef
+    """Alice's turn, before its first step; `queued` waits behind it."""
+    queued: Enqueued
+    claimed: InboxId
+    ended: AgentTurnId
+
+
+async def live(pool: Pool) -> Live:
+    """Alice is running, Bob idle with a turn that could run, Carol's turn rings, Dave is claimed, one has ended."""
+    ended = await lease(pool, CAROL)
+    await ask(pool, BOB, output_box_id=ended.output_box_id)
+    await begin(pool, ended)
+    await finish(pool, ended)
+    running = await lease(pool)
+    await begin(pool, running)
+    claimed = await lease(pool, DAVE)
+    queued = await ask(pool)
+    await ask(pool, CAROL)
+    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id)
+
+
+def statements(now: Live) -> dict[str, Statement]:
+    """Every hot statement, in an order in which each has something to do."""
+    sent, keys = command(EVE), [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL)]
+    turn, targets = now.running, [TARGET]
+    return {
+        "list_due_agents": lambda conn: sweep.list_due_agents(conn, targets, older_seconds=0, row_limit=9),
+        "list_stranded": lambda conn: sweep.list_stranded(conn, targets, row_limit=9),
+        "list_unannounced": lambda conn: sweep.list_unannounced(conn, targets, older_seconds=0, row_limit=9),
+        "retry_dispatched": lambda conn: sweep.retry_dispatched(conn, targets, older_seconds=-9, row_limit=9),
+        "release_stale_claims": lambda conn: sweep.release_stale_claims(conn, targets, older_seconds=-9, row_limit=9),
+        "release_claims": lambda conn: release_claims(conn, [now.claimed], delay_seconds=0),
+        "mark_announced": lambda conn: mark_announced(conn, [now.ended]),
+        "enqueue_turn": lambda conn: send(conn, sent),
+        "claim_inbox": lambda conn: claim_inbox(conn, keys, targets, row_limit=10),
+        "dispatch_next": lambda conn: dispatch_next(conn, keys),
+        "begin_step": lambda conn: begin_step(conn, turn, 1, BoxCache(0)),
+        "retry_step": lambda conn: retry_step(conn, turn, 1),
+        "recall_step": lambda conn: recall_step(conn, turn, 0),
+        "stop_queued_turn": lambda conn: stop_on(conn, ALICE, now.queued),
+        "finish_turn": lambda conn: finish_on(conn, turn, 1),
+        "commit_step": lambda conn: commit_step(conn, turn, middle_record(turn, 1)),
+    }
+
+
+HOT = list(statements(Live(TurnRef.model_construct(), cast("Any", None), InboxId(""), AgentTurnId(""))))
+
+
+@dataclass(frozen=True)
+class Old:
+    """A session that has known its database since it was empty, and what goes on there now."""
+
+    session: Explaining
+    now: Live
+
+
+@pytest.fixture(scope="module")
+async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
+    """Each statement is planned while the database is empty; then it gets its past."""
+    name = await databases.create(migrated)
+    pool = Pool(databases.url(name), size=3)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE)
+    async with pool.connection() as conn:
+        session = Explaining(conn)
+        for statement in statements(await live(pool)).values():
+            with contextlib.suppress(StaleTurn):
+                await statement(session)
+        await drain(pool)
+        async with pool.connection() as filling:
+            for fill in FILL:
+                await filling.fetch(fill, *([PAST] if "$1" in fill else []))
+        session.explains = True
+        yield Old(session, await live(pool))
+    await pool.close()
+    await databases.drop(name)
+
+
+@pytest.mark.parametrize("name", HOT)
+async def test_a_statement_does_not_read_the_past(old: Old, name: str) -> None:
+    with pytest.raises(Explained):
+        await statements(old.now)[name](old.session)
+    plan = old.session.plan
+    for node in nodes(plan):
+        seen = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Join Filter", 0)
+        where = (node["Node Type"], node.get("Relation Name"), node.get("Index Name"), seen, node["Actual Loops"])
+        assert node["Node Type"] != "Seq Scan", where
+        assert seen * node["Actual Loops"] <= ROWS, where
+    assert sum(node["Actual Rows"] for node in nodes(plan) if node["Node Type"] != "Result") > 0, "nothing happened"
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= BUFFERS

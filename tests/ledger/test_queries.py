@@ -1,0 +1,165 @@
+"""Every named query against the real server: it prepares, its columns are its model's, and its purpose is written."""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import asyncpg
+import pytest
+from pydantic import BaseModel
+
+from ledger import intake, lease, queries, roster, sweep, turns, usage, views
+from ledger.pool import Pool
+from ledger.queries import Query, all_queries, parse
+from tests.conftest import Databases
+
+ROOT = Path(__file__).parents[2]
+CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
+AGENT_KEY = {"project_id", "agent_id"}
+NOTHING: set[str] = set()
+
+READERS: Mapping[str, type[BaseModel] | set[str]] = {
+    # the model that reads a query's rows, or the columns that its function reads
+    "add_agent": {"verdict", "worker_target"},
+    "applied_migrations": {"name", "checksum"},
+    "begin_step": CARD | {"part", "position"},
+    "box_cards": CARD,
+    "claim_inbox": lease.Claim,
+    "commit_step": turns.CommittedStep,
+    "describe_turn": views.TurnView,
+    "dispatch_next": lease.Lease,
+    "enqueue_turn": {
+        *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
+        *("trace_id", "recursion_depth", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
+        "leased_epoch",
+    },
+    "finish_turn": turns.FinishedTurn,
+    "get_card": CARD,
+    "has_migrations": {"found"},
+    "list_agents": roster.AgentRow,
+    "list_due_agents": AGENT_KEY,
+    "list_inbox": views.InboxLine,
+    "list_profile_models": usage.ProfileModel,
+    "list_profiles": roster.ProfileRow,
+    "list_steps": views.StepView,
+    "list_stranded": AGENT_KEY,
+    "list_turns": views.TurnLine,
+    "list_unannounced": sweep.Unannounced,
+    "locate_turn": turns.TurnRef,
+    "lock_migrations": {"pg_advisory_lock"},
+    "make_box": NOTHING,
+    "make_head": NOTHING,
+    "mark_announced": NOTHING,
+    "put_profile": {"verdict", "agents"},
+    "recall_step": turns.RecalledStep,
+    "record_migration": NOTHING,
+    "reject": NOTHING,
+    "release_claims": {"inbox_id"},
+    "release_stale_claims": AGENT_KEY,
+    "retry_dispatched": AGENT_KEY,
+    "retry_step": {"step_attempt", "model_failures"},
+    "server_version": {"number", "text"},
+    "stop_queued_turn": intake.QueuedStop,
+    "sum_usage": usage.UsageLine,
+    "touch_worker": NOTHING,
+    "unlock_migrations": {"pg_advisory_unlock"},
+}
+
+TEXT = {"text"}
+JSON = {"jsonb"}
+TIME = {"timestamptz"}
+NUMBER = {"int4", "int8"}
+
+
+def named(names: Mapping[str, Any]) -> list[Any]:
+    return [pytest.param(names[name], id=name) for name in sorted(names)]
+
+
+def test_every_query_has_a_reader_and_every_reader_a_query() -> None:
+    assert all_queries().keys() == READERS.keys()
+
+
+@pytest.fixture(scope="module")
+async def conn(databases: Databases, migrated: str) -> AsyncIterator[Any]:
+    """A connection on which queries are prepared only."""
+    name = await databases.create(migrated)
+    pool = Pool(databases.url(name), size=1)
+    async with pool.connection() as conn:
+        yield conn
+    await pool.close()
+    await databases.drop(name)
+
+
+@pytest.mark.parametrize("query", named(all_queries()))
+async def test_a_query_prepares_and_gives_what_its_reader_reads(conn: Any, query: Query) -> None:
+    statement = await conn.prepare(query.sql)
+    columns = {attribute.name: attribute.type.name for attribute in statement.get_attributes()}
+    assert len(statement.get_parameters()) == len(query.parameters)
+    reader = READERS[query.name]
+    if isinstance(reader, set):
+        assert columns.keys() == reader
+    else:
+        assert columns.keys() == reader.model_fields.keys()
+        for name, field in reader.model_fields.items():
+            assert columns[name] in sql_types(str(field)), (name, columns[name], str(field))
+    assert query.mode != "exec" or not columns or query.name.endswith("lock_migrations")
+
+
+def sql_types(field: str) -> set[str]:
+    """The SQL types whose values fit a field. `infinity` is why no raw time of an inbox row is read."""
+    words: list[tuple[str, set[str]]] = [
+        ("Json", JSON),
+        ("datetime", TIME),
+        ("annotation=bool", {"bool"}),
+        ("annotation=list", {"text[]", "_text"}),
+        ("float", {"float8"}),
+        ("int", NUMBER),
+    ]
+    return next((types for word, types in words if re.search(rf"\b{word}\b", field)), TEXT)
+
+
+@pytest.mark.parametrize("query", named(all_queries()))
+def test_a_query_says_what_it_is_for(query: Query) -> None:
+    assert re.fullmatch(r"[A-Z`'p].{15,}", query.purpose), query.purpose
+
+
+def test_a_query_is_called_with_its_parameters_by_name() -> None:
+    [query] = parse("-- name: find :many\n-- Rows.\nSELECT :b::text, ':c' || :a, :b, now()::date -- :d\n;\n").values()
+    assert query.sql == "SELECT $1::text, ':c' || $2, $1, now()::date \n"
+    assert query.parameters == ("b", "a")
+
+
+async def test_a_missing_or_unknown_parameter_is_an_error() -> None:
+    for arguments in ({}, {"card_id": "c", "project_id": "p", "other": 1}):
+        with pytest.raises(TypeError, match="get_card"):
+            await queries.query("get_card").many(cast("Any", None), **arguments)
+
+
+def test_a_query_that_is_defined_twice_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    for name in ("a.sql", "b.sql"):
+        (tmp_path / "sql" / name).write_text("-- name: same :exec\n-- Twice.\nSELECT 1;\n", encoding="utf-8")
+
+    def files(_: str) -> Path:
+        return tmp_path
+
+    monkeypatch.setattr(queries.resources, "files", files)
+    with pytest.raises(ValueError, match="same is defined twice"):
+        all_queries.__wrapped__()
+
+
+SQL = re.compile(r"\b(SELECT|INSERT INTO|DELETE FROM|CREATE TABLE|UPDATE \w+\.\w+ SET)\b")
+
+
+def test_there_is_no_sql_in_python() -> None:
+    files = [path for room in ("ledger", "activities", "workflows", "bridge") for path in (ROOT / room).rglob("*.py")]
+    assert files
+    assert [str(path) for path in files if SQL.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_only_the_ledger_imports_asyncpg() -> None:
+    assert asyncpg.__name__ == "asyncpg"
+    rooms = ("schema", "activities", "workflows", "bridge", "turnstile")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    assert [str(path) for path in files if "asyncpg" in path.read_text(encoding="utf-8")] == []

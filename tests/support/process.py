@@ -1,0 +1,107 @@
+"""`turnstile worker` and `turnstile bridge` as processes of their own, that tests may kill -9 and start again."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.support.conditions import until
+
+Role = Literal["worker", "bridge"]
+
+
+class TurnstileProcess:
+    """One of them; its output is gathered in a file through all its lives."""
+
+    def __init__(self, role: Role, config: Path) -> None:
+        self.role = role
+        self.log = config.with_name(f"{role}.log")
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+        self._read = 0
+
+    async def launch(self) -> None:
+        """Start it and return at once."""
+        assert self._process is None
+        self._read = self.log.stat().st_size if self.log.exists() else 0
+        program = Path(sys.executable).with_name("turnstile")
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                program, self.role, "--config", self._config, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    async def start(self) -> None:
+        """Start it and wait until it serves."""
+        await self.launch()
+        await self.until_it_says(f"{self.role} serves")
+
+    async def until_it_says(self, words: str, timeout: float = 30.0) -> None:
+        """Returns when this life's log holds the words."""
+
+        async def said() -> bool:
+            assert self._process is not None
+            assert self._process.returncode is None, f"{self.role} ended: {self.says()[-2000:]}"
+            return words in self.says()
+
+        await until(said, timeout, f"{self.role} says {words!r}")
+
+    def says(self) -> str:
+        """The log of this life so far, its line breaks as blanks."""
+        return " ".join(self.log.read_bytes()[self._read :].decode().split())
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        if process.returncode is None:
+            process.send_signal(number)
+        try:
+            return await asyncio.wait_for(process.wait(), 20)
+        except TimeoutError:
+            process.kill()
+            raise
+
+    async def ensure(self) -> None:
+        """Running, whatever the test before did."""
+        if self._process is None or self._process.returncode is not None:
+            self._process = None
+            await self.start()
+
+    async def remove(self) -> None:
+        """Gone."""
+        if self._process is not None:
+            await self.kill()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """A worker and a bridge."""
+
+    worker: TurnstileProcess
+    bridge: TurnstileProcess
+
+    async def ensure(self) -> None:
+        """Both running."""
+        await asyncio.gather(self.worker.ensure(), self.bridge.ensure())
+
+
+@asynccontextmanager
+async def processes_of(config: Path) -> AsyncGenerator[Processes]:
+    """Worker and bridge with this configuration; not started yet, killed at the end."""
+    both = Processes(TurnstileProcess("worker", config), TurnstileProcess("bridge", config))
+    try:
+        yield both
+    finally:
+        await both.worker.remove()
+        await both.bridge.remove()

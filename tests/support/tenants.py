@@ -1,0 +1,211 @@
+"""A project of a stack, used as its clients use it: over NATS, looking into the ledger and the event stream after."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from nats.js.errors import NotFoundError
+
+from bridge.client import BridgeClient
+from bridge.wire import decode_object
+from ledger.cards import box_cards
+from ledger.pool import Pool
+from ledger.roster import add_agent, put_profile
+from ledger.views import StepView, TurnView, describe_turn, list_steps
+from schema import subjects
+from schema.base import JsonObject
+from schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
+from schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7
+from schema.inbox import EnqueueReply
+from schema.profiles import LlmConfig, Profile
+from schema.states import ReplyStatus
+from tests.support.conditions import until
+from tests.support.stack import Stack
+
+CHANNEL = ChannelId("public")
+ALICE = AgentId("alice")
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """A message of the event stream."""
+
+    subject: str
+    sequence: int
+    payload: JsonObject
+    headers: dict[str, str]
+
+    @property
+    def suffix(self) -> str:
+        """`state`, `step`, `task`, …"""
+        return self.subject.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A turn that is over: its row, its steps, and the cards of its own in its output box."""
+
+    view: TurnView
+    steps: list[StepView]
+    cards: list[Card]
+
+    def deliverable(self) -> JsonObject | str:
+        """Text, or the JSON object, of the one deliverable, which the outcome names."""
+        [card] = [card for card in self.cards if card.type == CardType.DELIVERABLE]
+        assert card.card_id == self.view.deliverable_card_id
+        content = content_of(card)
+        if isinstance(content, TextContent):
+            return content.text
+        assert isinstance(content, JsonContent)
+        assert isinstance(content.data, dict)
+        return content.data
+
+    def types(self) -> list[str]:
+        """The types of its cards in order, without those that pin prompt and tools."""
+        return [card.type for card in self.cards if card.type not in {CardType.RENDERED_PROMPT, CardType.TOOLS}]
+
+    def results(self) -> list[tuple[str, str | None, str]]:
+        """Status, error code and error message of its `tool.result` cards."""
+        contents = [content_of(card) for card in self.cards if card.type == CardType.TOOL_RESULT]
+        found: list[tuple[str, str | None, str]] = []
+        for content in contents:
+            assert isinstance(content, ToolResultContent)
+            error = content.error
+            found.append((content.status.value, error and error.code, error.message if error else ""))
+        return found
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A project with a client."""
+
+    stack: Stack
+    project: ProjectId
+    client: BridgeClient
+
+    @property
+    def pool(self) -> Pool:
+        """The ledger."""
+        return self.stack.pool
+
+    async def profile(self, name: str, model: str, *, llm: JsonObject | None = None, **fields: Any) -> BoxId:
+        """Put a profile of the stack's worker target that asks `scripted/{model}`."""
+        config = LlmConfig.model_validate({"model": f"scripted/{model}", **(llm or {})})
+        [target] = self.stack.settings.worker.worker_targets
+        made = Profile(name=name, worker_target=target, llm_config=config, **fields)
+        box, _, _ = await put_profile(self.pool, self.project, made)
+        return box
+
+    async def agent(self, model: str, agent: AgentId = ALICE, **fields: Any) -> AgentId:
+        """An agent with a profile of its own."""
+        await self.profile(f"{agent}-profile", model, **fields)
+        await add_agent(self.pool, self.project, agent, f"{agent}-profile")
+        return agent
+
+    async def agents(self, model: str, count: int) -> list[AgentId]:
+        """Agents that share a profile."""
+        await self.profile("shared", model)
+        made = [AgentId(f"agent-{number}") for number in range(count)]
+        for agent in made:
+            await add_agent(self.pool, self.project, agent, "shared")
+        return made
+
+    async def ask(
+        self, payload: JsonObject, *, headers: dict[str, str] | None = None, timeout: float = 10.0
+    ) -> EnqueueReply:
+        """The reply to an `enqueue`, whatever it is."""
+        reply = await self.client.request("enqueue", payload, headers=headers, timeout=timeout)
+        return EnqueueReply.model_validate(reply)
+
+    async def enqueue(self, agent: AgentId, instruction: str | None = "hello", **fields: Any) -> EnqueueReply:
+        """An accepted `enqueue`."""
+        asked: JsonObject = {"agent_id": agent, **fields}
+        reply = await self.ask(asked if instruction is None else {**asked, "instruction": instruction})
+        assert reply.status is ReplyStatus.ACCEPTED, reply
+        return reply
+
+    async def turn(self, agent: AgentId, instruction: str | None = "hello", **fields: Any) -> Ended:
+        """Enqueue a turn and wait for its end."""
+        return await self.ended(turn_of(await self.enqueue(agent, instruction, **fields)))
+
+    async def run(self, model: str, instruction: str = "hello", **fields: Any) -> Ended:
+        """A turn of a new agent `alice`; `fields` are of its profile."""
+        return await self.turn(await self.agent(model, **fields), instruction)
+
+    async def ended(self, turn: AgentTurnId, timeout: float = 20.0) -> Ended:
+        """The turn, once its outcome is announced."""
+
+        async def announced() -> TurnView | None:
+            view = await self.pool.run(lambda conn: describe_turn(conn, self.project, turn))
+            return view if view is not None and view.announced_at is not None else None
+
+        view = await until(announced, timeout, f"turn {turn} ended")
+        steps = await self.pool.run(lambda conn: list_steps(conn, self.project, turn))
+        box = view.output_box_id
+        assert box is not None
+        cards = await self.pool.run(lambda conn: box_cards(conn, self.project, box))
+        return Ended(view, steps, [card for card in cards or [] if card.metadata.agent_turn_id == turn])
+
+    async def all_ended(self, turns: Sequence[AgentTurnId], timeout: float) -> None:
+        """Returns when all of them have outcomes that are announced."""
+
+        async def done() -> bool:
+            return await self.count("state.turn_outcomes", "announced_at IS NOT NULL") >= len(turns)
+
+        await until(done, timeout, f"{len(turns)} turns ended", pause=0.05)
+
+    async def count(self, table: str, condition: str = "true") -> int:
+        """Rows of this project."""
+        async with self.pool.connection() as conn:
+            rows = await conn.fetch(
+                f"SELECT count(*) AS n FROM {table} WHERE project_id = $1 AND {condition}",  # noqa: S608 -- words of tests
+                self.project,
+            )
+        return rows[0]["n"]
+
+    async def rows(self, statement: str, *args: object) -> list[dict[str, Any]]:
+        """Rows of a statement that only a test asks."""
+        async with self.pool.connection() as conn:
+            return [dict(row) for row in await conn.fetch(statement, *args)]
+
+    async def events(self, suffix: str = "agent.*.*") -> list[StoredEvent]:
+        """What the event stream holds of this project, in its order; `suffix` is the subject after `evt`."""
+        wanted = f"cg.{subjects.VERSION}.{self.project}.*.evt.{suffix}"
+        found: list[StoredEvent] = []
+        sequence = 1
+        while True:
+            try:
+                message = await self.stack.conn.js.get_msg(subjects.EVT_STREAM, sequence, wanted, next=True)
+            except NotFoundError:
+                return found
+            assert message.subject is not None
+            assert message.seq is not None
+            payload = decode_object(message.data or b"")
+            told = cast("dict[str, str]", message.headers or {})  # pyright: ignore[reportUnknownMemberType] -- nats-py: a bare Dict
+            found.append(StoredEvent(message.subject, message.seq, payload, dict(told)))
+            sequence = message.seq + 1
+
+    async def task_events(self) -> dict[str, int]:
+        """How many `task` events each turn has in the event stream."""
+        counts: dict[str, int] = {}
+        for event in await self.events("agent.*.task"):
+            turn = str(event.payload["agent_turn_id"])
+            counts[turn] = counts.get(turn, 0) + 1
+        return counts
+
+    def named(self, project: str) -> "Tenant":
+        """The same stack as a client of another project."""
+        other = ProjectId(project)
+        return replace(self, project=other, client=BridgeClient(self.stack.conn, other, CHANNEL))
+
+
+def new_tenant(stack: Stack) -> Tenant:
+    """A project that nobody else has."""
+    project = ProjectId(f"p-{uuid7()}")
+    return Tenant(stack, project, BridgeClient(stack.conn, project, CHANNEL))
+
+
+def turn_of(reply: EnqueueReply) -> AgentTurnId:
+    """The turn of an accepted enqueue."""
+    assert reply.agent_turn_id is not None
+    return reply.agent_turn_id
