@@ -82,7 +82,7 @@ SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_
 FROM resource.project_agents a
 LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p.project_id = a.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
-WHERE a.project_id = :project_id ORDER BY a.agent_id;
+WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;
 
 -- name: put_tool :one
 -- A tool of the project, new or replaced; turns in hand keep what they pinned.
@@ -100,4 +100,3 @@ WHERE t.project_id = :project_id ORDER BY t.tool_name;
 -- name: remove_tool :opt
 -- Takes a tool away; turns in hand keep what they pinned.
 DELETE FROM resource.tools t WHERE t.project_id = :project_id AND t.tool_name = :tool_name RETURNING t.tool_name;
-WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;
