@@ -73,14 +73,15 @@ class StepActivities:
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
         """Do the step, or answer what was done; see the module's docstring."""
-        async with beating():
+        attempts = Attempts.resumed(activity.info().heartbeat_details)
+        async with beating(attempts.told):
             clock, started = time.monotonic(), datetime.now(UTC)
             try:
                 begun = await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
             except StaleTurn:
                 return await self._recall(given.turn, given.step)
             teller = Teller(self._publisher, given.turn, begun.head.traceparent, begun.head.recursion_depth)
-            step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, Attempts())
+            step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts)
             try:
                 return await self._run(step)
             except StaleTurn:

@@ -89,8 +89,8 @@ def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
     match event:
         case Rang(rings):
             known = {ring.inbox_id for ring in state.rings}
-            fresh = tuple(ring for ring in rings if ring.inbox_id not in known)
-            state = replace(state, rings=state.rings + fresh)
+            fresh = {ring.inbox_id: ring for ring in rings if ring.inbox_id not in known}
+            state = replace(state, rings=(*state.rings, *fresh.values()))
             return _next(state) if state.phase is Phase.WAITING else (state, None)
         case StepReturned(result):
             return _returned(state, result)
