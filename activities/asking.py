@@ -1,22 +1,34 @@
 """Asking the model, again where that can help, with every attempt recorded (protocol §7.9).
 
 The ledger counts the failures of a step, so that neither a restart of the worker nor of the engine gives a model more
-attempts than `StepLimits.model_attempts`. Waiting between attempts holds no connection.
+attempts than `StepLimits.model_attempts`. Waiting between attempts holds no connection. The attempts themselves, and
+what an unfinished one has said so far, are the caller's: see `Attempts`.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter, ValidationError
 
 from activities.chunks import ChunkWriter
 from activities.models.answer import AnswerDraft, ModelAnswer, collect
+from activities.models.errors import CONTENT_FILTERED
 from schema.base import JsonObject
 from schema.errors import ModelError
 from schema.events import Address
 from schema.ids import AgentTurnId, StepId
 from schema.ports import Model, ModelMessage, ModelRequest, Publisher
 from schema.profiles import LlmConfig
+
+_RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
+_TOLD_RECORDS = 24
+"""How many attempts a heartbeat tells: each takes some 250 bytes of the 16 KiB that Temporal is given."""
+LOST = "attempt_lost"
+"""`error_code` of an attempt whose worker went away in its middle."""
+CANCELED = "canceled"
+"""`error_code` of an attempt that was cancelled in its middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +64,82 @@ class Question:
 
 
 @dataclass(slots=True)
-class Attempts:
-    """What asking has cost so far; ends up in the step's metadata."""
+class _Attempt:
+    """An attempt in hand."""
 
-    records: list[JsonObject] = field(default_factory=list[JsonObject])
-    draft: AnswerDraft | None = None
-    """The answer that is being streamed: a stop keeps what it has."""
+    number: int
+    model: str
+    started: float
+    draft: AnswerDraft
+    ended: bool = False
 
-    def add(self, number: int, model: str, started: float, draft: AnswerDraft, error_code: str | None) -> None:
-        """Record one attempt: figures and codes, never content."""
-        done = draft.done
+    def record(self, error_code: str | None) -> JsonObject:
+        done = self.draft.done
+        first_token = self.draft.first_token_seconds
         record: JsonObject = {
-            "attempt": number,
-            "model": model,
-            "duration_ms": _millis(time.monotonic() - started),
-            "first_token_ms": None if draft.first_token_seconds is None else _millis(draft.first_token_seconds),
+            "attempt": self.number,
+            "model": self.model,
+            "duration_ms": _millis(time.monotonic() - self.started),
+            "first_token_ms": None if first_token is None else _millis(first_token),
             "usage": {} if done is None else done.usage,
             "usage_kind": "unknown" if done is None else done.usage_kind,
             "response_cost": None if done is None else done.response_cost,
         }
         if error_code is not None:
             record["error_code"] = error_code
-        self.records.append(record)
+        return record
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What asking has cost so far, and what the attempt in hand has said; ends up in the step's metadata.
+
+    The caller owns it, so it outlives a failure and a cancellation. `told` goes out with each heartbeat, and
+    `Attempts.resumed` takes it in again where another worker goes on. Figures and codes only, never content.
+    """
+
+    records: list[JsonObject] = field(default_factory=list[JsonObject])
+    _current: _Attempt | None = None
+
+    @classmethod
+    def resumed(cls, heartbeat_details: Sequence[object]) -> "Attempts":
+        """Those that an earlier run of the activity told; what does not parse is of another version, and left out."""
+        try:
+            return cls(_RECORDS.validate_python(heartbeat_details[0] if heartbeat_details else []))
+        except ValidationError:
+            return cls()
+
+    @property
+    def draft(self) -> AnswerDraft | None:
+        """What the latest attempt has said so far, whether it ended or not; None before the first one."""
+        return None if self._current is None else self._current.draft
+
+    def begin(self, number: int, model: str) -> AnswerDraft:
+        """A new attempt; its draft is to be filled."""
+        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft())
+        return self._current.draft
+
+    def end(self, error_code: str | None) -> None:
+        """The attempt in hand is over."""
+        if self._current is not None and not self._current.ended:
+            self.records.append(self._current.record(error_code))
+            self._current.ended = True
+
+    def told(self) -> list[JsonObject]:
+        """The newest records, and the attempt in hand as one that is lost unless its end is told later."""
+        current = self._current
+        open_one = [current.record(LOST)] if current is not None and not current.ended else []
+        return [*self.records, *open_one][-_TOLD_RECORDS:]
 
     def metadata(self) -> JsonObject:
         """`llm_usage` and `llm_response_cost` over all attempts, and the attempts one by one."""
         usage: dict[str, float] = {}
         for record in self.records:
-            counts = record["usage"]
+            counts = record.get("usage")
             for name, count in counts.items() if isinstance(counts, dict) else ():
                 if isinstance(count, int | float):
                     usage[name] = usage.get(name, 0) + count
-        costs = [cost for record in self.records if isinstance(cost := record["response_cost"], int | float)]
+        costs = [cost for record in self.records if isinstance(cost := record.get("response_cost"), int | float)]
         return {
             "llm_usage": dict(usage),
             "llm_response_cost": sum(costs) if costs else None,
@@ -103,7 +159,7 @@ async def ask(
     """The answer; raises the last `ModelError` when no further attempt may or can help.
 
     `first` is the number of this stream and of the failures before it; `count_failure` counts one more in the ledger
-    and gives the next pair, or raises `StaleTurn`.
+    and gives the next pair, or raises `StaleTurn`. Cancelled, it leaves what had come in `attempts.draft`.
     """
     number, failures = first
     while True:
@@ -121,20 +177,30 @@ async def _attempt(
 ) -> ModelAnswer:
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
-    draft, started, code = AnswerDraft(), time.monotonic(), None
-    attempts.draft = draft
+    draft, code = attempts.begin(number, question.config.model), None
     async with ChunkWriter(publisher, question.address, question.turn, question.step_id, number) as chunks:
         try:
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
+            _check_filter(answer, question.config.model)
             await chunks.end(usage=answer.usage, response_cost=answer.response_cost)
         except ModelError as error:
             code = error.code
             await chunks.end(error_code=code)
             raise
+        except asyncio.CancelledError:
+            code = CANCELED
+            raise
         else:
             return answer
         finally:
-            attempts.add(number, question.config.model, started, draft, code)
+            attempts.end(code)
+
+
+def _check_filter(answer: ModelAnswer, model: str) -> None:
+    """A filter that ends a stream leaves half an answer, or none: that is no answer."""
+    if answer.finish_reason == "content_filter":
+        message = f"{model}: the provider's content filter ended the answer"
+        raise ModelError(CONTENT_FILTERED, message, retryable=False)
 
 
 def _millis(seconds: float) -> int:

@@ -179,11 +179,11 @@ def _values(asked: Asked, call: _Call) -> dict[str, str]:
 
 
 def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decision:
+    if asked.is_last and (asked.config.must_end_with or not text.strip()):
+        return _out_of_steps(asked, text, thought)
     if not asked.config.must_end_with:
         deliverable = _deliverable(asked, TextContent(text=text if text.strip() else EMPTY_DELIVERABLE))
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    if asked.is_last:
-        return _out_of_steps(asked, text, thought)
     names = ", ".join(asked.config.must_end_with)
     reminder = TextContent(
         text=f"This task is not finished by text alone. End it by calling one of these tools: {names}."

@@ -1,5 +1,7 @@
 """Names and ids in a request as every provider takes them: letters, digits, `_` and `-`, of bounded length. Pure.
 
+A name starts with a letter or `_` (Gemini refuses others), an id with anything.
+
 The kernel's own ids pass unchanged (protocol §10); only cards of strangers are ever altered.
 """
 
@@ -12,7 +14,8 @@ _ID_LENGTH = 40
 
 def function_name(name: str) -> str:
     """`name` as a function name."""
-    return _OTHER.sub("_", name)[:_NAME_LENGTH] or "unnamed"
+    plain = _OTHER.sub("_", name) or "unnamed"
+    return (plain if plain[0].isalpha() or plain[0] == "_" else f"_{plain}")[:_NAME_LENGTH]
 
 
 class CallNames:

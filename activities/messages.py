@@ -14,11 +14,14 @@ Where a box says more than a model may hear:
   (of `submit_result`, of a terminating tool, a fallback) is rendered as JSON text.
 - `task.result_fields` and `sys.must_end_with_required` are user messages: a system message amid a conversation is
   refused by some providers and moved out of its place by others.
+- Images are left out, with a note in their place: models are asked with text alone. They are known as data URIs in a
+  text or result, as parts of an OpenAI-style content list, and as contents of a type named for them.
 - Memory holds no instructions (they are in the context boxes of their turns), so it may begin with the agent's own
   words: then a fixed user message opens it. Where a request ends with the agent's own words, a fixed one asks it on.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +51,9 @@ EMPTY = "(empty)"
 OPENING = "(What you said and did in earlier turns follows.)"
 CONTINUE = "Continue."
 
+IMAGE = "(an image was left out)"
+
+_DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_-]+")
 _CANCELED = '{"status":"canceled"}'
 
 
@@ -165,18 +171,38 @@ def _result_text(card: Card) -> str:
         shown["result"] = result
     if content.error is not None:
         shown["error"] = {"code": content.error.code, "message": content.error.message}
-    return _json(shown)
+    return _DATA_URI.sub(IMAGE, _json(shown))
 
 
 def _text(card: Card) -> str:
+    if isinstance(card.content, dict) and "image" in str(card.content.get("__type__")).lower():
+        return IMAGE
     content = content_of(card)
     match content:
         case TextContent():
-            return content.text
+            return _DATA_URI.sub(IMAGE, content.text)
         case JsonContent():
-            return content.data if isinstance(content.data, str) else _json(content.data)
+            return _DATA_URI.sub(IMAGE, content.data if isinstance(content.data, str) else _json_text(content.data))
         case _:
             raise CardUnreadable(f"card {card.card_id} ({card.type}) has neither text nor JSON")
+
+
+def _json_text(data: JsonValue) -> str:
+    """The value as JSON, or the text of what is an OpenAI-style list of content parts."""
+    parts = [_part(each) for each in data] if isinstance(data, list) else []
+    texts = [text for text in parts if text is not None]
+    return "\n".join(texts) if texts and len(texts) == len(parts) else _json(data)
+
+
+def _part(value: JsonValue) -> str | None:
+    """The text of a content part; None if it is none."""
+    match value:
+        case {"type": "text" | "input_text", "text": str(text)}:
+            return text
+        case {"type": "image_url" | "input_image" | "image"}:
+            return IMAGE
+        case _:
+            return None
 
 
 def fields_text(fields: Sequence[ResultField]) -> str:

@@ -79,7 +79,8 @@ class StepActivities:
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
         """Do the step, or answer what was done; see the module's docstring."""
-        async with beating():
+        attempts = Attempts.resumed(activity.info().heartbeat_details)
+        async with beating(attempts.told):
             clock, started = time.monotonic(), datetime.now(UTC)
             try:
                 if given.reports:
@@ -91,7 +92,7 @@ class StepActivities:
                 return await self._recall(given.turn, given.step)
             hit(Fault.STEP_BEGUN)
             teller = Teller(self._publisher, given.turn, begun.head.context_headers)
-            step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, Attempts())
+            step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts)
             try:
                 return await self._run(step)
             except StaleTurn:

@@ -106,7 +106,8 @@ def _rows(raw: Sequence[JsonObject]) -> list[ToolRow]:
     rows: list[ToolRow] = []
     for each in raw:
         try:
-            rows.append(ToolRow.model_validate(each))
+            # A column that its writer left null has the default.
+            rows.append(ToolRow.model_validate({name: value for name, value in each.items() if value is not None}))
         except ValidationError:
             log.warning("tool %s is left out: its row does not parse", str(each.get("tool_name"))[:64])
     return rows

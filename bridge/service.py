@@ -6,6 +6,7 @@ events. Draining answers everything accepted before it. Costs one subscription f
 """
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.discovery import KINDS, EndpointStats, Kind, ServiceCard
 from bridge.limitedlog import LimitedLog
-from bridge.wire import encode
+from bridge.wire import decode_object, encode
 from schema import headers, subjects
 from schema.base import JsonObject
 from schema.errors import BadRequest, ServerUnavailable, TurnstileError
@@ -51,8 +52,13 @@ class VerbRequest:
 
     def parse(self, model: type[Model]) -> Model:
         """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
+        value = decode_object(self.payload)
         try:
-            return model.model_validate_json(self.payload)
+            json.dumps(value, allow_nan=False)
+        except ValueError:  # 1e999 is valid JSON, and becomes a number that no column can hold
+            raise BadRequest("the payload holds a number out of range") from None
+        try:
+            return model.model_validate(value)
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             told = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)

@@ -11,7 +11,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 from temporalio.runtime import Runtime, TelemetryConfig
-from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import PollerBehaviorSimpleMaximum, ReplayerConfig, UnsandboxedWorkflowRunner, Worker
 
 from activities.interceptors import ContentGuard
 from activities.settle import SettleActivities
@@ -21,9 +21,20 @@ from workflows import options
 from workflows.agent_turn import AgentTurn
 
 
+class _TurnstilePlugin(SimplePlugin):
+    def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
+        """As a worker, but for one thing: what does not fit is reported, where a worker fails the workflow.
+
+        A `Replayer` that has failure types waits for ever for a history that does not fit.
+        """
+        replayer = super().configure_replayer(config)
+        replayer["workflow_failure_exception_types"] = []
+        return replayer
+
+
 def turnstile_plugin(steps: StepActivities | None = None, settle: SettleActivities | None = None) -> SimplePlugin:
     """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays."""
-    return SimplePlugin(
+    return _TurnstilePlugin(
         "turnstile",
         data_converter=DATA_CONVERTER,
         workflows=[AgentTurn],

@@ -221,4 +221,5 @@ def _reports(rings: tuple[Ring, ...]) -> tuple[Ring, ...]:
 
 def _merged(known: tuple[Ring, ...], rings: tuple[Ring, ...]) -> tuple[Ring, ...]:
     ids = {ring.inbox_id for ring in known}
-    return known + tuple(ring for ring in _reports(rings) if ring.inbox_id not in ids)
+    fresh = {ring.inbox_id: ring for ring in _reports(rings) if ring.inbox_id not in ids}
+    return (*known, *fresh.values())

@@ -1,0 +1,60 @@
+"""Where a model is reached and with which key: the operator's settings, and nothing a profile says.
+
+A profile names a model; it cannot name an address, a key or a file, so whoever may write profiles cannot send a key
+elsewhere. Entries are keyed by a provider or by the beginning of a model id (`openai`, `openai/qwen`); the longest
+that fits holds. A key file is read at every call, so that a rotated key needs no restart. Keys are never logged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schema.errors import ModelError
+
+NO_KEY = "no-key"
+"""Sent where the operator's own server wants none: clients insist on sending something."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAccess:
+    """`[model.api_key_files]` and `[model.api_bases]`."""
+
+    key_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    api_bases: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def api_base(self, model: str) -> str | None:
+        """The base URL set for the model, if any."""
+        entry = _longest(self.api_bases, model)
+        return None if entry is None else self.api_bases[entry]
+
+    def api_key(self, model: str) -> str | None:
+        """The key to send; None leaves it to the environment.
+
+        A server that is set for some models of a provider only gets no key of that provider's environment: its own
+        file's, or `NO_KEY`. Raises `ModelError` (`model_key_missing`) for a key file that holds none.
+        """
+        file, base = _longest(self.key_files, model), _longest(self.api_bases, model)
+        if file is not None and (base is None or len(file) >= len(base) or "/" not in base):
+            return _read(file, self.key_files[file])
+        return NO_KEY if base is not None and "/" in base else None
+
+
+def _longest(entries: Mapping[str, object], model: str) -> str | None:
+    fitting = [
+        entry for entry in entries if model == entry or model.startswith((f"{entry}/", f"{entry}-", f"{entry}:"))
+    ]
+    return max(fitting, key=len, default=None)
+
+
+def _read(entry: str, file: Path) -> str:
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _missing(entry, f"{file} cannot be read ({type(error).__name__})") from None
+    if not key or "\n" in key:
+        raise _missing(entry, f"{file} must hold the key alone, on one line")
+    return key
+
+
+def _missing(entry: str, what: str) -> ModelError:
+    return ModelError("model_key_missing", f"[model.api_key_files].{entry}: {what}", retryable=False)

@@ -1,0 +1,105 @@
+"""A request in the form litellm takes, valid for the provider it goes to. Pure; what it returns shares nothing.
+
+`llm_config.params` may hold what shapes the answer; what would move the request elsewhere, read a file or change how
+it is retried is refused (see `activities.models.access`). Two providers need more than litellm does:
+
+- Gemini has no schema for "any JSON value": litellm would make it an object, so it is spelled out as a choice.
+- Anthropic refuses thinking where the calls of a history have no signed thoughts, which no card keeps: reasoning is
+  left out from the first call of a conversation on.
+"""
+
+import copy
+
+from pydantic import JsonValue
+
+from schema.base import JsonObject
+from schema.errors import ModelError
+from schema.ports import ModelMessage, ModelRequest, ModelToolCall
+from schema.profiles import LlmConfig
+
+PARAMS = frozenset(
+    {
+        *("allowed_openai_params", "cache_control_injection_points", "drop_params", "extra_body", "frequency_penalty"),
+        *("logit_bias", "max_completion_tokens", "metadata", "min_p", "modalities", "parallel_tool_calls"),
+        *("prediction", "presence_penalty", "prompt_cache_key", "repetition_penalty", "response_format"),
+        *("safety_identifier", "safety_settings", "service_tier", "thinking", "tool_choice", "top_k", "user"),
+        *("verbosity", "web_search_options"),
+    }
+)
+"""What `llm_config.params` may hold."""
+
+_REASONING = ("reasoning_effort", "thinking")
+_SIGNED = ("anthropic", "bedrock", "vertex_ai", "azure_ai", "databricks")
+_CHOICE: list[JsonValue] = [
+    {"type": "string"},
+    {"type": "number"},
+    {"type": "boolean"},
+    {"type": "object"},
+    {"type": "array", "items": {"type": "string"}},
+]
+
+
+def request_form(request: ModelRequest, provider: str) -> JsonObject:
+    """Model, messages, tools and parameters; raises `ModelError` (`model_request_invalid`) for a refused parameter."""
+    form: JsonObject = {
+        "model": request.config.model,
+        "messages": [_message(message) for message in request.messages],
+        **_parameters(request.config),
+    }
+    if request.tools:
+        form["tools"] = [_tool(tool, provider) for tool in request.tools]
+    if provider in _SIGNED and any(message.tool_calls for message in request.messages):
+        for name in _REASONING:
+            form.pop(name, None)
+    return form
+
+
+def _parameters(config: LlmConfig) -> JsonObject:
+    if refused := sorted(config.params.keys() - PARAMS):
+        message = f"llm_config.params: {', '.join(refused)} not allowed; allowed: {', '.join(sorted(PARAMS))}"
+        raise ModelError("model_request_invalid", message, retryable=False)
+    own = config.model_dump(mode="json", exclude_none=True, exclude={"model", "params", "timeout_seconds"})
+    return {**copy.deepcopy(config.params), **own}
+
+
+def _message(message: ModelMessage) -> JsonObject:
+    form: JsonObject = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        form["content"] = message.content or None
+        form["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        form["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        form["name"] = message.name
+    return form
+
+
+def _call(call: ModelToolCall) -> JsonObject:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _tool(tool: JsonObject, provider: str) -> JsonObject:
+    """A copy: litellm rewrites schemas in place."""
+    copied = copy.deepcopy(tool)
+    function = copied.get("function")
+    if provider in ("gemini", "vertex_ai") and isinstance(function, dict):
+        parameters = function.get("parameters")
+        if isinstance(parameters, dict):
+            function["parameters"] = _gemini_schema(parameters)
+    return copied
+
+
+def _gemini_schema(schema: JsonValue) -> JsonValue:
+    """The schema with every "any value" spelled out."""
+    if not isinstance(schema, dict):
+        return {"anyOf": copy.deepcopy(_CHOICE)}
+    spelled = dict(schema)
+    if not spelled.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "properties"}:
+        spelled["anyOf"] = copy.deepcopy(_CHOICE)
+        return spelled
+    properties, items = spelled.get("properties"), spelled.get("items")
+    if isinstance(properties, dict):
+        spelled["properties"] = {name: _gemini_schema(each) for name, each in properties.items()}
+    if isinstance(items, dict | bool):
+        spelled["items"] = _gemini_schema(items)
+    return spelled

@@ -1,0 +1,184 @@
+"""The only place that touches litellm: loads it, sets it up, and turns what it streams into our own types.
+
+Loading takes seconds and some 160 MB, so it is done once, in a thread, when the first real model is asked. It opens no
+connection: prices are those of the package. litellm retries nothing, keeps no cache, calls nobody back and logs
+nothing (its loggers print prompts). It is pinned to one version; what is used here of its inside is tested against
+servers of ours (tests/models), so that an upgrade that changes it fails there.
+"""
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from schema.base import JsonObject
+from schema.errors import ModelError
+
+_ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no download of prices
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_MODE": "PRODUCTION",  # else a .env file above the working directory changes our environment
+}
+_SILENCED = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Proxy.stdout", "LiteLLM Router")
+_QUIETED = ("httpx", "httpcore", "openai", "aiohttp", "urllib3", "botocore", "boto3")
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+_DETAILS = (
+    ("prompt_tokens_details", "cached_tokens"),
+    ("prompt_tokens_details", "cache_creation_tokens"),
+    ("completion_tokens_details", "reasoning_tokens"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a tool call as the provider indexes it."""
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event of a stream adds."""
+
+    text: str
+    reasoning: str
+    calls: tuple[CallPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a stream ended. `finish_reason` is None if the provider gave none: it broke off."""
+
+    finish_reason: str | None
+    usage: JsonObject
+    usage_reported: bool
+    """Whether the counts are the provider's; else litellm counted them."""
+    cost: float | None
+
+
+class LitellmSdk:
+    """litellm, loaded and set up."""
+
+    def __init__(self, module: Any) -> None:
+        self._litellm = module
+
+    def provider(self, model: str) -> str | None:
+        """litellm's name of the provider of a model id; None if it knows none."""
+        try:
+            provider: object = self._litellm.get_llm_provider(model)[1]
+        except Exception:  # noqa: BLE001 -- it raises several kinds for the same thing
+            return None
+        return provider if isinstance(provider, str) else None
+
+    def missing_variables(self, model: str) -> list[str]:
+        """The environment variables that a model needs and that are not set."""
+        found: dict[str, Any] = self._litellm.validate_environment(model=model)
+        return [str(name) for name in found["missing_keys"]]
+
+    async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[Piece | End, None]:
+        """The events of one call, `End` last; raises whatever litellm raises."""
+        wrapper: Any = await self._litellm.acompletion(
+            **form,
+            **options,
+            stream=True,
+            stream_options={"include_usage": True},
+            num_retries=0,
+            max_retries=0,
+            caching=False,
+            # Without this a request with tools imports litellm's MCP gateway, which needs packages of its proxy.
+            _skip_mcp_handler=True,
+        )
+        try:
+            finish: str | None = None
+            usage: Any = None
+            # litellm adds up usage at the very end; going on would only feed its logging.
+            while usage is None and (chunk := await anext(wrapper, None)) is not None:
+                choice: Any = chunk.choices[0] if chunk.choices else None
+                usage = getattr(chunk, "usage", None)
+                if choice is not None:
+                    finish = choice.finish_reason or finish
+                    yield _piece(choice.delta)
+            yield _end(wrapper, finish, usage)
+        finally:
+            await wrapper.aclose()
+
+    async def close(self) -> None:
+        """Close every cached client."""
+        await self._litellm.close_litellm_async_clients()
+        clients: list[Any] = list(self._litellm.in_memory_llm_clients_cache.cache_dict.values())
+        for client in clients:
+            close = getattr(client, "close", None)
+            if close is not None:
+                with contextlib.suppress(RuntimeError):  # of another event loop
+                    closing = close()
+                    if inspect.isawaitable(closing):
+                        await closing
+        self._litellm.in_memory_llm_clients_cache.flush_cache()
+
+
+def load_litellm() -> LitellmSdk:
+    """litellm, ready to be asked; raises `ModelError` (`model_library_missing`) if it is not installed."""
+    os.environ.update(_ENVIRONMENT)
+    try:
+        module: Any = importlib.import_module("litellm")
+    except ImportError:
+        message = "litellm is not installed: install Turnstile's dependencies, see docs/models.md"
+        raise ModelError("model_library_missing", message, retryable=False) from None
+    module.suppress_debug_info = True
+    module.turn_off_message_logging = True
+    module.set_verbose = False
+    module.drop_params = False
+    module.cache = None
+    module.disable_aiohttp_transport = True  # its aiohttp clients outlive their place in the cache unclosed
+    for name in _SILENCED:
+        logging.getLogger(name).disabled = True
+        logging.getLogger(name).handlers.clear()
+    for name in _QUIETED:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return LitellmSdk(module)
+
+
+def _piece(delta: Any) -> Piece:
+    calls = tuple(
+        CallPiece(call.index or 0, call.id, call.function.name, call.function.arguments or "")
+        for call in delta.tool_calls or ()
+    )
+    return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls)
+
+
+def _end(wrapper: Any, finish: str | None, usage: Any) -> End:
+    # Where the provider said no finish reason litellm says "stop", which would hide a stream that broke off.
+    said = getattr(wrapper, "received_finish_reason", None) or getattr(wrapper, "intermittent_finish_reason", None)
+    reported = any(_total(getattr(chunk, "usage", None)) for chunk in wrapper.chunks)
+    counts = _counts(usage)
+    cost = getattr(usage, "cost", None)
+    return End(
+        finish_reason=finish if said else None,
+        usage=counts,
+        usage_reported=reported,
+        cost=float(cost) if isinstance(cost, int | float) and counts else None,
+    )
+
+
+def _counts(usage: Any) -> JsonObject:
+    """The counts as a flat object; empty if nothing was counted."""
+    if not _total(usage):
+        return {}
+    counts: JsonObject = {name: int(getattr(usage, name, 0) or 0) for name in _COUNTS}
+    for group, name in _DETAILS:
+        count = getattr(getattr(usage, group, None), name, None)
+        if isinstance(count, int) and count:
+            counts[name] = count
+    return counts
+
+
+def _total(usage: Any) -> int:
+    total = getattr(usage, "total_tokens", None)
+    return total if isinstance(total, int) else 0

@@ -1,0 +1,146 @@
+"""Every model that litellm reaches, as a `schema.ports.Model`.
+
+One adapter serves all providers and all turns, and keeps nothing of any. litellm is loaded by the first call (or by
+`warm_up`), in a thread. A stream is retried by nobody here: the step does that, and counts it (protocol §7.9).
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from activities.models.access import ModelAccess
+from activities.models.errors import STREAM_BROKEN, model_error
+from activities.models.forms import request_form
+from activities.models.litellm_sdk import CallPiece, End, LitellmSdk, load_litellm
+from schema.errors import ModelError
+from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
+
+_GRACE_SECONDS = 5.0
+"""litellm's own limit comes after ours, which is the one that is told."""
+_EITHER = ("gemini",)
+"""Providers for which one of the missing variables is enough."""
+_LOCAL = ("ollama", "ollama_chat")
+"""Providers whose variable only moves a default address."""
+
+
+class LitellmModel:
+    """A `Model` for ids `provider/model`."""
+
+    def __init__(self, access: ModelAccess | None = None) -> None:
+        self._access = access or ModelAccess()
+        self._sdk: LitellmSdk | None = None
+        self._loading = asyncio.Lock()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """The answer as it comes; raises `ModelError` by the table of `activities.models.errors`."""
+        model = request.config.model
+        sdk = await self.warm_up()
+        provider = self._provider(sdk, model)
+        self._check_key(sdk, model, provider)
+        form = request_form(request, provider)
+        pieces = sdk.stream(
+            form,
+            api_key=self._access.api_key(model),
+            api_base=self._access.api_base(model),
+            timeout=request.timeout_seconds + _GRACE_SECONDS,
+        )
+        streaming, calls = False, _Calls()
+        try:
+            async for piece in pieces:
+                if isinstance(piece, End):
+                    yield _done(piece, model)
+                    return
+                streaming = True
+                if piece.reasoning:
+                    yield ReasoningDelta(piece.reasoning)
+                if piece.text:
+                    yield ContentDelta(piece.text)
+                for call in piece.calls:
+                    yield calls.delta(call)
+        except Exception as error:  # noqa: BLE001 -- litellm raises its own kinds and any other
+            raise model_error(error, model, streaming=streaming) from None
+        finally:
+            await pieces.aclose()
+
+    async def check(self, model: str) -> None:
+        """Raises `ModelError`: `model_unknown`, or `model_key_missing` naming the variable. Asks no provider."""
+        sdk = await self.warm_up()
+        self._check_key(sdk, model, self._provider(sdk, model))
+
+    async def warm_up(self) -> LitellmSdk:
+        """Load litellm, once: seconds of CPU and some 160 MB."""
+        async with self._loading:
+            if self._sdk is None:
+                self._sdk = await asyncio.to_thread(load_litellm)
+        return self._sdk
+
+    async def close(self) -> None:
+        """Close litellm's clients, if it was ever loaded."""
+        if self._sdk is not None:
+            await self._sdk.close()
+
+    def _provider(self, sdk: LitellmSdk, model: str) -> str:
+        provider = sdk.provider(model)
+        if provider is None:
+            message = f"no provider is known for the model {model!r}: write provider/model, as in openai/gpt-4o"
+            raise ModelError("model_unknown", message, retryable=False)
+        return provider
+
+    def _check_key(self, sdk: LitellmSdk, model: str, provider: str) -> None:
+        if provider in _LOCAL or self._access.api_key(model) is not None:
+            return
+        if missing := sdk.missing_variables(model):
+            names = (" or " if provider in _EITHER else " and ").join(sorted(missing))
+            message = (
+                f"{model} needs {names} in the worker's environment, or a file in [model.api_key_files].{provider}"
+            )
+            raise ModelError("model_key_missing", message, retryable=False)
+
+
+def _done(end: End, model: str) -> ModelDone:
+    if end.finish_reason is None:
+        raise ModelError(STREAM_BROKEN, f"{model}: the stream ended without a finish reason", retryable=True)
+    kind = "unknown" if not end.usage else "exact" if end.usage_reported else "estimated"
+    return ModelDone(end.finish_reason, end.usage, end.cost, kind)
+
+
+@dataclass(slots=True)
+class _Started:
+    """A call that has begun."""
+
+    index: int
+    id: str
+    arguments: list[str] = field(default_factory=list[str])
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Tells calls apart where a provider gives several one index: another id, or a name after complete arguments."""
+
+    count: int = 0
+    by_index: dict[int, _Started] = field(default_factory=dict[int, _Started])
+
+    def delta(self, piece: CallPiece) -> ToolCallDelta:
+        """The piece under an index of its call alone."""
+        call = self.by_index.get(piece.index)
+        if call is None or _begins_another(call, piece):
+            call = self.by_index[piece.index] = _Started(self.count, piece.id or "")
+            self.count += 1
+        call.arguments.append(piece.arguments)
+        return ToolCallDelta(call.index, piece.id or None, piece.name or None, piece.arguments)
+
+
+def _begins_another(call: _Started, piece: CallPiece) -> bool:
+    if not piece.name:
+        return False
+    if piece.id and call.id and piece.id != call.id:
+        return True
+    return not (piece.id and call.id) and _is_complete("".join(call.arguments))
+
+
+def _is_complete(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
