@@ -68,7 +68,8 @@ RETURNING h.step_attempt, h.model_failures;
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
-        updated_at = now(), output_position = h.output_position + cardinality(:card_ids::text[]),
+        updated_at = now(), output_position = cardinality(:card_ids::text[]) + greatest(h.output_position, (
+            SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id)),
         step_count = :step::int, step_attempt = 0, model_failures = 0,
         status = CASE cardinality(:call_ids::text[]) WHEN 0 THEN h.status ELSE 'suspended' END,
         waiting_tool_count = cardinality(:call_ids::text[]), expecting_correlation_id = NULL,

@@ -88,7 +88,9 @@ head AS MATERIALIZED (
     FOR NO KEY UPDATE
 ),
 go AS MATERIALIZED (
-    SELECT head.* FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
+    SELECT head.*, greatest(head.output_position, (
+               SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
+    FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
     WHERE (seen.status, seen.turn_epoch, seen.output_position, seen.waiting_tool_count)
         = (head.status, head.turn_epoch, head.output_position, head.waiting_tool_count)
 ),
@@ -139,7 +141,7 @@ stand_in AS (
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
-    SELECT go.output_box_id, go.output_position + p.ordinal, p.card_id FROM go CROSS JOIN placed p
+    SELECT go.output_box_id, go.base + p.ordinal, p.card_id FROM go CROSS JOIN placed p
 ),
 applied AS (
     UPDATE state.turn_waiting_tools w SET
@@ -149,7 +151,7 @@ applied AS (
 ),
 moved AS (
     UPDATE state.agent_state_head h SET
-        output_position = h.output_position + n.total, waiting_tool_count = n.left_over, updated_at = now(),
+        output_position = (SELECT go.base FROM go) + n.total, waiting_tool_count = n.left_over, updated_at = now(),
         status = CASE n.left_over WHEN 0 THEN 'running' ELSE 'suspended' END,
         resume_deadline = CASE n.left_over WHEN 0 THEN NULL ELSE h.resume_deadline END
     FROM (SELECT count(*) AS total, (SELECT count(*) FROM calls) - count(*) AS left_over FROM placed) n
