@@ -1,0 +1,75 @@
+"""The whole of Turnstile on real servers: in this process for what must be quick, as processes for what gets killed."""
+
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Databases
+from tests.support.invariants import assert_invariants
+from tests.support.process import Processes, processes_of
+from tests.support.stack import Stack, open_stack, running_here
+from tests.support.tenants import Tenant, new_tenant
+from turnstile.embedded import Endpoints
+
+LOGS: pytest.StashKey[list[Path]] = pytest.StashKey()
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """A database and a worker target of this module alone; nothing of it runs yet."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("stack")) as opened:
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture(scope="module")
+async def here(stack: Stack) -> AsyncIterator[Stack]:
+    """The stack, with worker and bridge in this process."""
+    async with running_here(stack):
+        yield stack
+
+
+@pytest.fixture
+async def tenant(here: Stack) -> AsyncIterator[Tenant]:
+    """A project of this test alone; what protocol §2 says holds when it ends."""
+    yield new_tenant(here)
+    async with here.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@pytest.fixture(scope="module")
+async def module_processes(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
+    """Worker and bridge as processes, which the tests of this module kill and start."""
+    async with processes_of(stack.config) as both:
+        request.node.stash[LOGS] = [both.worker.log, both.bridge.log]
+        yield both
+
+
+@pytest.fixture
+async def processes(module_processes: Processes) -> Processes:
+    """Both of them running."""
+    await module_processes.ensure()
+    return module_processes
+
+
+@pytest.fixture
+def apart(processes: Processes, stack: Stack) -> Tenant:
+    """A project of this test alone, served by `processes`."""
+    return new_tenant(stack)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the processes' logs where a test failed."""
+    report = yield
+    if report.failed:
+        logs = [log for node in item.listchain() if LOGS in node.stash for log in node.stash[LOGS]]
+        report.sections += [(str(log), log.read_text()[-4000:]) for log in logs if log.exists()]
+    return report

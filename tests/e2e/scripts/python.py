@@ -1,0 +1,71 @@
+"""Scripts that YAML cannot say: one that shows what it was asked, one that waits for the test, one that has a bug."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from activities.models import Script, ScriptLine
+from activities.models.script import ScriptCall
+from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ToolCallDelta
+
+BUG = "the words of a bug, which quote a card"
+
+
+def mirror(request: ModelRequest) -> ScriptLine:
+    """Answers with the request."""
+    return ScriptLine(text=json.dumps(_shown(request)))
+
+
+def mirror_at_last(request: ModelRequest) -> ScriptLine:
+    """Calls an unknown tool once, then answers with the request."""
+    if request.step == 1:
+        return ScriptLine(text=json.dumps(_shown(request)), tool_calls=(ScriptCall(name="search"),))
+    return mirror(request)
+
+
+async def gated(request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    """Two steps; each waits for a file `1` or `2` in the directory that the instruction names. Then the request."""
+    directory = next(Path(each.content) for each in request.messages if each.role == "user")
+    directory.joinpath(f"asked-{request.step}-{request.attempt}").touch()
+    while not directory.joinpath(str(request.step)).exists():  # noqa: ASYNC110 -- the test is another process
+        await asyncio.sleep(0.01)
+    if request.step == 1:
+        yield ToolCallDelta(0, "call_0", "search", "{}")
+        yield ModelDone("tool_calls")
+    else:
+        yield ContentDelta(json.dumps(_shown(request)))
+        yield ModelDone("stop")
+
+
+def buggy(request: ModelRequest) -> ScriptLine:
+    """Raises what no adapter should, once."""
+    if request.attempt == 1:
+        raise RuntimeError(BUG)
+    return ScriptLine(text="Recovered.")
+
+
+def three_steps(request: ModelRequest) -> ScriptLine:
+    """Two steps with a call, then a text; repeats what it was told in each, so that all its cards are as large."""
+    told = next(each.content for each in request.messages if each.role == "user")
+    calls = (ScriptCall(name="search", arguments={"query": told}),) if request.step < 3 else ()
+    return ScriptLine(text=f"step {request.step} of {told}", reasoning=told, tool_calls=calls)
+
+
+def _shown(request: ModelRequest) -> dict[str, object]:
+    return {
+        "messages": [[each.role, each.content] for each in request.messages],
+        "tools": [dict(tool)["function"] for tool in request.tools],
+        "config": request.config.model_dump(exclude_none=True),
+        "timeout_seconds": request.timeout_seconds,
+        "step": request.step,
+    }
+
+
+SCRIPTS: dict[str, Script] = {
+    "mirror": mirror,
+    "mirror_at_last": mirror_at_last,
+    "gated": gated,
+    "buggy": buggy,
+    "three_steps": three_steps,
+}
