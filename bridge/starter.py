@@ -167,8 +167,8 @@ class Starter:
         if turn_id is None:
             return
         turn = await self._pool.run(lambda conn: locate_turn(conn, claim.project_id, turn_id))
-        if turn is None:
-            return
+        if turn is None or turn.agent_id != claim.agent_id:
+            return  # an illegal row of one agent never ends another's turn
         reason = "its inbox row broke the protocol"
         await end_by_force(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason)
 

@@ -123,7 +123,7 @@ class Pool:
             async with self._opening:
                 if self._pool is None:
                     options: dict[str, Any] = {
-                        "min_size": 1,
+                        "min_size": 0,
                         "max_size": self._size,
                         "timeout": 10,
                         "command_timeout": 60,

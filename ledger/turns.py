@@ -324,9 +324,12 @@ async def fence(pool: Pool, turn: TurnRef, status: TurnStatus, error_code: str, 
     made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     card = fallback_card(turn, made or (), status, reason)
     ending = Ending(status, card.card_id, error_code, reason)
-    return await pool.run(
+    done = await pool.run(
         lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=LIVE, raise_epoch=True)
     )
+    if done.result == "already":
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} was over")
+    return done
 
 
 def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str) -> Card:

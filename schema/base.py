@@ -1,8 +1,6 @@
 """The two bases of all models on wires and rows: strict for what strangers write, tolerant between our own versions."""
 
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 
 class Strict(BaseModel):
@@ -18,5 +16,3 @@ class Tolerant(BaseModel):
 
 
 JsonObject = dict[str, JsonValue]
-Text = Annotated[str, Field(max_length=524_288)]
-"""Text in a request: at most 512 Ki characters; the byte limit is checked where the request enters."""

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, Field, JsonValue, field_validator, model_validator
 
-from schema.base import JsonObject, Strict, Text, Tolerant
+from schema.base import JsonObject, Strict, Tolerant
 from schema.cards import ResultField, ToolError
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id, token
 from schema.profiles import RuntimeConfig
@@ -19,7 +19,7 @@ class EnqueueRequest(Strict):
     """Arguments of `enqueue` (protocol §6). One of instruction, context box and the agent's memory is needed."""
 
     agent_id: AgentId
-    instruction: Text | None = Field(default=None, min_length=1)
+    instruction: str | None = Field(default=None, min_length=1)
     context_box_id: BoxId | None = None
     profile_name: str | None = Field(default=None, min_length=1, max_length=128)
     output_box_id: BoxId | None = None

@@ -56,16 +56,20 @@ due AS MATERIALIZED (
 ),
 judged AS MATERIALIZED (
     SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,
-           CASE
+           coalesce(CASE  -- what needs no workflow
                WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.correlation_id IS NULL
                  OR i.message_type NOT IN ('turn', 'ui_action', 'tool_result', 'timeout', 'stop') THEN 'error'
                WHEN i.message_type IN ('tool_result', 'timeout') AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
                WHEN w.wait_status IN ('applied', 'expired', 'dropped') THEN 'consumed'
-               WHEN h.active_agent_turn_id IS DISTINCT FROM i.agent_turn_id OR h.turn_epoch IS DISTINCT FROM i.turn_epoch THEN 'skipped'
+               WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN NULL
+               WHEN EXISTS (SELECT FROM state.agent_inbox t WHERE t.agent_turn_id = i.agent_turn_id AND t.project_id = i.project_id
+                            AND t.message_type IN ('turn', 'ui_action') AND t.agent_id <> i.agent_id) THEN 'error'
+               ELSE 'skipped'
+           END, CASE
                WHEN i.message_type IN ('turn', 'ui_action') THEN 'start'
                WHEN i.message_type <> 'stop' AND h.status <> 'suspended' THEN 'deferred'
                ELSE 'signal'
-           END AS verdict
+           END) AS verdict
     FROM due JOIN state.agent_inbox i ON i.inbox_id = due.inbox_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
     LEFT JOIN LATERAL (
