@@ -167,7 +167,7 @@ def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
             return replace(state, stopping=True), Stop()
         case Settled(result):
             if result.stale:
-                return replace(state, phase=Phase.BUSY), RunStep(0)
+                return _ask(state)
             return _next(replace(state, phase=Phase.WAITING, waiting=result.waiting, deadline=result.deadline))
         case DeadlinePassed():
             if state.phase is not Phase.WAITING:
@@ -175,7 +175,7 @@ def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
             return replace(state, phase=Phase.BUSY), Expire()
         case Expired(rings):
             if not rings:  # the ledger knows better: the deadline moved, or the turn is over
-                return replace(state, phase=Phase.BUSY), RunStep(0)
+                return _ask(state)
             return _next(replace(state, phase=Phase.WAITING, rings=_merged(state.rings, rings)))
         case _:
             assert_never(event)
@@ -206,6 +206,11 @@ def _next(state: TurnState) -> tuple[TurnState, Action]:
     if reports:
         return replace(state, phase=Phase.BUSY, rings=()), Settle(reports)
     return state, Wait(state.deadline)
+
+
+def _ask(state: TurnState) -> tuple[TurnState, Action]:
+    """Where the turn stands, the ledger must say."""
+    return replace(state, phase=Phase.BUSY), Stop() if state.stopping else RunStep(0)
 
 
 def _step(state: TurnState, step: int, reports: tuple[InboxId, ...] = ()) -> tuple[TurnState, Action]:

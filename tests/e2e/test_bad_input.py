@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[str, Sent]] = {
     "agent too long": ("bad_request", enqueue(agent_id="a" * 129)),
     "agent with a newline": ("bad_request", enqueue(agent_id="alice\n")),
     "project with a sign": ("bad_request", enqueue(project="p$1")),
-    "text too long": ("bad_request", enqueue(instruction="x" * (TEXT_LIMIT_BYTES + 1))),
+    "text too long": ("text_too_large", enqueue(instruction="x" * (TEXT_LIMIT_BYTES + 1))),
     "text of too many bytes": ("text_too_large", enqueue(instruction="ä" * (TEXT_LIMIT_BYTES // 2 + 1))),
     "fields of too many bytes": (
         "text_too_large",

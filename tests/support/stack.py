@@ -53,8 +53,10 @@ class Stack:
     temporal: Client
 
     async def history(self, turn: AgentTurnId) -> WorkflowHistory:
-        """What Temporal has recorded of a turn."""
-        return await self.temporal.get_workflow_handle(turn_workflow_id(turn)).fetch_history()
+        """What Temporal has recorded of a turn, its end included: the event of a turn may precede it."""
+        handle = self.temporal.get_workflow_handle(turn_workflow_id(turn))
+        await handle.result()
+        return await handle.fetch_history()
 
 
 def write_config(directory: Path, endpoints: Endpoints, target: str, config: Config = QUICK) -> Path:

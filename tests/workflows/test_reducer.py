@@ -1,15 +1,44 @@
-"""The reducer of `AgentTurn` under every order of doorbells and step results."""
+"""The reducer of `AgentTurn` under every order of doorbells, answers, deadlines and stops."""
 
 from datetime import UTC, datetime
-from typing import assert_never
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schema.ids import AgentTurnId, BoxId, CardId, InboxId, ToolCallId
 from schema.states import MessageType, TurnStatus
-from schema.turns import Outcome, Ring, StepContinues, StepEnds, StepResult, StepStale, StepSuspends
-from workflows._turn import Action, Event, Phase, Rang, Return, RunStep, StepReturned, TurnState, Wait, begin, reduce
+from schema.turns import (
+    Outcome,
+    ReportsApplied,
+    Ring,
+    StepContinues,
+    StepEnds,
+    StepStale,
+    StepSuspends,
+    TurnStopped,
+)
+from workflows._turn import (
+    Action,
+    DeadlinePassed,
+    Event,
+    Expire,
+    Expired,
+    Phase,
+    Rang,
+    Return,
+    RunStep,
+    Settle,
+    Settled,
+    StepGaveUp,
+    StepReturned,
+    Stop,
+    StopAsked,
+    Stopped,
+    TurnState,
+    Wait,
+    begin,
+    reduce,
+)
 
 DEADLINE = datetime(2026, 1, 1, tzinfo=UTC)
 OUTCOME = Outcome(
@@ -20,12 +49,24 @@ OUTCOME = Outcome(
 )
 REPORTS = (MessageType.TOOL_RESULT, MessageType.TIMEOUT)
 CALLS = st.sets(st.integers(1, 4), min_size=0, max_size=3)
+RINGING = (Wait, Return)
+"""Between actions only these leave the reducer free to act on a doorbell."""
+
+
+def calls_of(numbers: set[int]) -> tuple[ToolCallId, ...]:
+    """Call ids by number."""
+    return tuple(ToolCallId(f"call-{number}") for number in sorted(numbers))
+
+
+def ring_of(call: str, kind: MessageType) -> Ring:
+    """A doorbell for a call."""
+    return Ring(inbox_id=InboxId(f"row-{call}-{kind}"), message_type=kind, correlation_id=call)
 
 
 class Turns(RuleBasedStateMachine):
     """A workflow as `agent_turn` runs it: one action at a time, events reduced until one asks for the next.
 
-    `kept` are the reports that rang and were not yet handed to a step.
+    `kept` are the reports that rang and were not yet handed to an activity; `waiting` is what the ledger said last.
     """
 
     @initialize()
@@ -36,59 +77,59 @@ class Turns(RuleBasedStateMachine):
         self.state, self.doing = begin()
         self.kept: dict[InboxId, str] = {}
         self.waiting: set[str] = set()
-        self.suspended = False
-        self.steps = 0
+        self.stopping = False
         self.ends = 0
 
-    def feed(self, event: Event) -> None:
-        """Reduce an event and take up the action it asks for."""
-        before = self.state
-        self.state, action = reduce(before, event)
-        if isinstance(self.doing, RunStep) and not isinstance(event, StepReturned):
-            assert action is None, "a step runs, and something else is to be done"
+    def busy(self) -> bool:
+        """Whether an activity runs."""
+        return not isinstance(self.doing, RINGING)
+
+    def feed(self, event: Event, *, answers: bool) -> None:
+        """Reduce an event and take up the action it asks for; `answers` ends the action in hand."""
+        self.state, action = reduce(self.state, event)
+        if isinstance(self.doing, Return) or (self.busy() and not answers):
+            assert action is None, "something is being done, and something else is to be done"
             return
-        if isinstance(self.doing, Return):
-            assert action is None
+        if action is None:
+            assert isinstance(event, DeadlinePassed)
             return
-        assert action is not None
         self.take(action)
 
     def take(self, action: Action) -> None:
         """What the workflow does next is allowed."""
         self.doing = action
+        if self.stopping:
+            assert isinstance(action, Stop | Return), "a stop goes before everything else"
         match action:
             case RunStep(step, reports):
-                assert step == self.steps + 1
                 handed = [self.kept.pop(row) for row in reports]  # each once, none that did not ring
-                assert self.waiting <= set(handed)
-                assert not (self.suspended and self.kept)
-                self.waiting, self.suspended = set(), False
-            case Wait(deadline):
-                assert deadline == DEADLINE
-                assert self.waiting - set(self.kept.values())
+                assert step == 0 or self.waiting <= set(handed)
+                self.waiting = set()
+            case Settle(reports):
+                assert reports
+                handed = [self.kept.pop(row) for row in reports]
+                assert not self.waiting <= set(handed), "a full set is for a step"
+            case Wait():
+                assert not self.kept, "a report is settled, not slept on"
+                assert self.waiting
             case Return():
                 self.ends += 1
             case _:
-                assert_never(action)
+                pass
 
-    rows = tuple(
-        (f"call-{call}", InboxId(f"row-{call}-{kind}"), kind)
-        for call in range(1, 5)
-        for kind in (*REPORTS, MessageType.STOP)
-    )
-
-    @rule(picked=st.lists(st.sampled_from(rows), min_size=1, max_size=5))
-    def ring(self, picked: list[tuple[str, InboxId, MessageType]]) -> None:
+    @rule(picked=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(REPORTS)), min_size=1, max_size=5))
+    def ring(self, picked: list[tuple[int, MessageType]]) -> None:
         """Doorbells, repeated ones and those of strangers among them."""
-        rings = [Ring(inbox_id=row, message_type=kind, correlation_id=call) for call, row, kind in picked]
+        rings = tuple(ring_of(f"call-{call}", kind) for call, kind in picked)
         if not isinstance(self.doing, Return):
-            self.kept |= {row: call for call, row, kind in picked if kind in REPORTS}
-        self.feed(Rang(tuple(rings)))
+            self.kept |= {ring.inbox_id: ring.correlation_id for ring in rings}
+        self.feed(Rang(rings), answers=False)
 
-    def returns(self, result: StepResult) -> None:
-        """The step in hand answers."""
-        self.steps = result.step
-        self.feed(StepReturned(result))
+    @rule()
+    def stop_is_asked(self) -> None:
+        """Somebody wants it to end, perhaps again."""
+        self.stopping = True
+        self.feed(StopAsked(), answers=False)
 
     def number(self) -> int:
         """The step in hand; a workflow that has just begun hears from the ledger which it is."""
@@ -99,37 +140,84 @@ class Turns(RuleBasedStateMachine):
     @rule()
     def step_continues(self) -> None:
         """Another step follows."""
-        self.returns(StepContinues(step=self.number()))
+        number = self.number()
+        self.feed(StepReturned(StepContinues(step=number)), answers=True)
+        assert self.doing == (Stop() if self.stopping else RunStep(number + 1))
 
     @precondition(lambda self: isinstance(self.doing, RunStep))
     @rule(calls=CALLS)
     def step_suspends(self, calls: set[int]) -> None:
         """Calls are out; some may have been reported while they were sent."""
-        self.waiting, self.suspended = {f"call-{call}" for call in calls}, True
-        waiting = tuple(ToolCallId(call) for call in sorted(self.waiting))
-        self.returns(StepSuspends(step=self.number(), waiting=waiting, deadline=DEADLINE))
+        waiting = calls_of(calls)
+        self.waiting = set(waiting)
+        result = StepSuspends(step=self.number(), waiting=waiting, deadline=DEADLINE)
+        self.feed(StepReturned(result), answers=True)
 
     @precondition(lambda self: isinstance(self.doing, RunStep))
     @rule()
     def step_ends(self) -> None:
         """The turn is over."""
-        self.returns(StepEnds(step=self.number(), outcome=OUTCOME))
+        self.feed(StepReturned(StepEnds(step=self.number(), outcome=OUTCOME)), answers=True)
         assert self.doing == Return(OUTCOME)
 
     @precondition(lambda self: isinstance(self.doing, RunStep))
     @rule()
     def step_is_stale(self) -> None:
         """Somebody else ended it."""
-        self.returns(StepStale(step=self.number()))
+        self.feed(StepReturned(StepStale(step=self.number())), answers=True)
         assert self.doing == Return(None)
 
+    @precondition(lambda self: isinstance(self.doing, RunStep))
+    @rule()
+    def step_gives_up(self) -> None:
+        """It was canceled before it could end the turn."""
+        self.stopping = True
+        self.feed(StepGaveUp(), answers=True)
+        assert self.doing == Stop()
+
+    @precondition(lambda self: isinstance(self.doing, Settle))
+    @rule(calls=CALLS)
+    def reports_are_applied(self, calls: set[int]) -> None:
+        """The ledger says which calls still wait: some report may have been deferred."""
+        waiting = calls_of(calls)
+        self.waiting = set(waiting)
+        self.feed(Settled(ReportsApplied(waiting=waiting, deadline=DEADLINE)), answers=True)
+
+    @precondition(lambda self: isinstance(self.doing, Settle))
+    @rule()
+    def reports_find_the_gate_gone(self) -> None:
+        """The turn is over, or elsewhere: the ledger is asked."""
+        self.feed(Settled(ReportsApplied(waiting=(), deadline=None, stale=True)), answers=True)
+        assert self.doing == (Stop() if self.stopping else RunStep(0))
+
+    @precondition(lambda self: isinstance(self.doing, Wait))
+    @rule()
+    def deadline_passes(self) -> None:
+        """The timer fires."""
+        self.feed(DeadlinePassed(), answers=False)
+        assert self.doing == Expire()
+
+    @precondition(lambda self: isinstance(self.doing, Expire))
+    @rule(calls=CALLS)
+    def timeouts_are_injected(self, calls: set[int]) -> None:
+        """Some calls timed out; none, if the ledger knows better."""
+        rings = tuple(ring_of(call, MessageType.TIMEOUT) for call in calls_of(calls))
+        self.kept |= {ring.inbox_id: ring.correlation_id for ring in rings}
+        self.feed(Expired(rings), answers=True)
+
+    @precondition(lambda self: isinstance(self.doing, Stop))
+    @rule(outcome=st.sampled_from([OUTCOME, None]))
+    def turn_is_stopped(self, outcome: Outcome | None) -> None:
+        """The stop ended it, or found it over."""
+        self.feed(Stopped(TurnStopped(step=1, outcome=outcome)), answers=True)
+        assert self.doing == Return(outcome)
+
     @invariant()
-    def is_in_one_phase(self) -> None:
-        """Phase and action agree, and it ends at most once."""
-        phases = {RunStep: Phase.STEPPING, Wait: Phase.WAITING, Return: Phase.ENDED}
-        assert self.state.phase is phases[type(self.doing)]
+    def phase_and_action_agree(self) -> None:
+        """And it ends at most once."""
+        phases = {Wait: Phase.WAITING, Return: Phase.ENDED}
+        assert self.state.phase is phases.get(type(self.doing), Phase.BUSY)
         assert self.ends == isinstance(self.doing, Return)
-        assert (self.state.deadline is not None) == isinstance(self.doing, Wait)
 
 
 TestReducer = Turns.TestCase
