@@ -24,6 +24,12 @@ class TurnstileProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._read = 0
 
+    @property
+    def pid(self) -> int:
+        """The running process's."""
+        assert self._process is not None
+        return self._process.pid
+
     async def launch(self) -> None:
         """Start it and return at once."""
         assert self._process is None

@@ -59,7 +59,9 @@ class Stack:
         return await handle.fetch_history()
 
 
-def write_config(directory: Path, endpoints: Endpoints, target: str, config: Config = QUICK) -> Path:
+def write_config(
+    directory: Path, endpoints: Endpoints, target: str, config: Config = QUICK, scripts: Sequence[Path] = SCRIPTS
+) -> Path:
     """A `config.toml` for these servers and this worker target."""
     values: dict[str, dict[str, Value]] = {name: dict(section) for name, section in config.items()}
     own: dict[str, dict[str, Value]] = {
@@ -67,7 +69,7 @@ def write_config(directory: Path, endpoints: Endpoints, target: str, config: Con
         "nats": {"servers": [endpoints.nats_url]},
         "temporal": {"address": endpoints.temporal_address, "namespace": endpoints.temporal_namespace},
         "worker": {"worker_targets": [target]},
-        "model": {"scripts": [str(path) for path in SCRIPTS]},
+        "model": {"scripts": [str(path) for path in scripts]},
     }
     for name, section in own.items():
         values.setdefault(name, {}).update(section)
@@ -82,9 +84,11 @@ def write_config(directory: Path, endpoints: Endpoints, target: str, config: Con
 
 
 @asynccontextmanager
-async def open_stack(endpoints: Endpoints, directory: Path, config: Config = QUICK) -> AsyncGenerator[Stack]:
+async def open_stack(
+    endpoints: Endpoints, directory: Path, config: Config = QUICK, scripts: Sequence[Path] = SCRIPTS
+) -> AsyncGenerator[Stack]:
     """A stack on an empty database, migrated and declared; nothing of it runs yet."""
-    path = write_config(directory, endpoints, f"w-{uuid7()}", config)
+    path = write_config(directory, endpoints, f"w-{uuid7()}", config, scripts)
     settings = load_settings(path)
     await migrate_all(settings, endpoints)
     pool = Pool(endpoints.database_url, size=4, name="test")

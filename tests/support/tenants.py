@@ -102,9 +102,9 @@ class Tenant:
         await add_agent(self.pool, self.project, agent, f"{agent}-profile")
         return agent
 
-    async def agents(self, model: str, count: int) -> list[AgentId]:
+    async def agents(self, model: str, count: int, **fields: Any) -> list[AgentId]:
         """Agents that share a profile."""
-        await self.profile("shared", model)
+        await self.profile("shared", model, **fields)
         made = [AgentId(f"agent-{number}") for number in range(count)]
         for agent in made:
             await add_agent(self.pool, self.project, agent, "shared")
