@@ -18,7 +18,7 @@ from schema.errors import BadRequest
 from schema.ids import CardId
 from schema.tools import SUBMIT_RESULT, ToolRow, options_of
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
 """What every provider accepts as a function name."""
 
 
@@ -92,7 +92,7 @@ def tool_spec(row: ToolRow) -> JsonObject:
     """The spec of a row; raises `BadRequest` if it cannot become one, saying why."""
     name = row.tool_name
     if not _NAME.match(name):
-        raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -")
+        raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, and does not start with a digit or -")
     if not row.target_subject:
         raise BadRequest(f"tool {name}: it has no target_subject to be sent to")
     options = options_of(row)

@@ -105,7 +105,7 @@ class Verbs:
         _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
         try:
             done = await report(self._pool, request.project_id, wanted, request.headers)
-        except Refused as error:
+        except (Refused, BadRequest) as error:
             ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
             await self._reject(request, error, ids)
             raise
@@ -121,7 +121,7 @@ class Verbs:
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
         return await stop_turn(self._pool, self._publisher, request.project_id, wanted)
 
-    async def _reject(self, request: VerbRequest, error: Refused, ids: dict[str, str]) -> None:
+    async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
         await self._pool.run(
             lambda conn: reject(conn, request.project_id, source, error.code, f"{request.verb}: {error}", ids)

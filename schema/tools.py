@@ -23,7 +23,8 @@ RESERVED = frozenset(
 )
 """Names that are built in, here or at `cmd.sys.pmo.internal.*`."""
 
-_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
+"""What every provider accepts as a function name."""
 _TARGET = re.compile(
     rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
     r"\.cmd\.tool(\.[A-Za-z0-9_-]+){2,}\Z"

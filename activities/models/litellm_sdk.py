@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from schema.base import JsonObject
 from schema.errors import ModelError
 
+TESTED_VERSION = "1.106.2"
+"""The version that pyproject.toml pins."""
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no download of prices
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -110,22 +113,27 @@ class LitellmSdk:
             await wrapper.aclose()
 
     async def close(self) -> None:
-        """Close every cached client."""
+        """Close every cached client; the next call makes new ones."""
+        cache: Any = self._litellm.in_memory_llm_clients_cache
+        clients: list[Any] = list(cache.cache_dict.values())
+        # Made at its first use, and made again once it is gone.
+        attributes: dict[str, Any] = self._litellm.__dict__
+        clients.append(attributes.pop("module_level_aclient", None))
         await self._litellm.close_litellm_async_clients()
-        clients: list[Any] = list(self._litellm.in_memory_llm_clients_cache.cache_dict.values())
         for client in clients:
-            close = getattr(client, "close", None)
-            if close is not None:
+            if hasattr(client, "close"):
                 with contextlib.suppress(RuntimeError):  # of another event loop
-                    closing = close()
+                    closing = client.close()
                     if inspect.isawaitable(closing):
                         await closing
-        self._litellm.in_memory_llm_clients_cache.flush_cache()
+        cache.flush_cache()
 
 
 def load_litellm() -> LitellmSdk:
     """litellm, ready to be asked; raises `ModelError` (`model_library_missing`) if it is not installed."""
     os.environ.update(_ENVIRONMENT)
+    # It builds models as it goes, and pydantic remarks on their types.
+    warnings.filterwarnings("ignore", r"Item .* on TypedDict class .* is using the `ReadOnly` qualifier", UserWarning)
     try:
         module: Any = importlib.import_module("litellm")
     except ImportError:

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import JsonValue
 
-from activities.messages import CONTINUE, EMPTY, OPENING, build_messages
+from activities.messages import CONTINUE, EMPTY, IMAGE, OPENING, build_messages
 from schema.cards import (
     Card,
     CardContent,
@@ -176,6 +177,37 @@ def test_nothing_to_ask() -> None:
 def test_blank_texts_and_a_last_word_of_the_agent() -> None:
     messages = build_messages("", [], [card("i", CardType.INSTRUCTION, " \n")], [thought("a", "")])
     assert brief(messages) == [("user", EMPTY), ("assistant", EMPTY), ("user", CONTINUE)]
+
+
+def test_images_are_left_out_with_a_note() -> None:
+    uri = "data:image/png;base64,iVBORw0KGgo="
+    parts: list[JsonValue] = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": uri}}]
+    stranger = Card(
+        card_id=CardId("s"),
+        content={"__type__": "ImageContent", "data": "iVBORw0KGgo="},
+        metadata=CardMetadata(type=CardType.INSTRUCTION),
+    )
+    cards = [
+        card("a", CardType.INSTRUCTION, f"see ![it]({uri}) here"),
+        card("b", CardType.INSTRUCTION, JsonContent(data=parts)),
+        card("c", CardType.INSTRUCTION, JsonContent(data=[{"type": "text", "text": "x"}, 1])),
+        stranger,
+        thought("t", "", call("c1")),
+        result("r", "c1", f"shot: {uri}"),
+    ]
+    user, _, tool = build_messages("", [], cards, [])
+    assert user.content == "\n\n".join(
+        (f"see ![it]({IMAGE}) here", f"look\n{IMAGE}", '[{"type":"text","text":"x"},1]', IMAGE)
+    )
+    assert json.loads(tool.content)["result"] == f"shot: {IMAGE}"
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [("search", "search"), ("9lives", "_9lives"), ("-x", "_-x"), ("ä b", "__b"), ("", "unnamed")]
+)
+def test_names_of_functions(name: str, sent: str) -> None:
+    messages = build_messages("", [], [ASK], [thought("a", "", call("c1", name))])
+    assert [each.name for each in messages[1].tool_calls] == [sent]
 
 
 @pytest.mark.parametrize("card_type", [CardType.INSTRUCTION, CardType.THOUGHT, CardType.DELIVERABLE])

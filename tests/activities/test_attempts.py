@@ -1,0 +1,87 @@
+"""Attempts at a model: what is recorded, what a heartbeat tells, and what the next worker takes over."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.asking import CANCELED, LOST, Attempts
+from activities.heartbeat import beating
+from schema.ports import ContentDelta, ModelDone
+from turnstile.converters import DATA_CONVERTER
+
+
+def _done(attempts: Attempts, number: int, tokens: int) -> None:
+    draft = attempts.begin(number, "m")
+    draft.add(ContentDelta("secret text"))
+    draft.add(ModelDone("stop", {"prompt_tokens": tokens}, 0.25, "exact"))
+    attempts.end(None)
+
+
+def test_sums_and_records() -> None:
+    attempts = Attempts()
+    _done(attempts, 1, 3)
+    attempts.begin(2, "m")
+    attempts.end("rate_limited")
+    _done(attempts, 3, 4)
+    metadata = attempts.metadata()
+    assert (metadata["llm_usage"], metadata["llm_response_cost"]) == ({"prompt_tokens": 7}, 0.5)
+    assert [(each["attempt"], each.get("error_code"), each["usage_kind"]) for each in attempts.records] == [
+        (1, None, "exact"),
+        (2, "rate_limited", "unknown"),
+        (3, None, "exact"),
+    ]
+    assert "secret" not in str(metadata)
+
+
+def test_the_next_worker_takes_over_what_was_told() -> None:
+    attempts = Attempts()
+    _done(attempts, 1, 3)
+    draft = attempts.begin(2, "m")
+    draft.add(ContentDelta("secret text"))
+    told = attempts.told()
+    assert [each.get("error_code") for each in told] == [None, LOST]
+    assert "secret" not in str(told)
+    resumed = Attempts.resumed([told])
+    _done(resumed, 3, 4)
+    assert [each["attempt"] for each in resumed.records] == [1, 2, 3]
+    assert resumed.metadata()["llm_usage"] == {"prompt_tokens": 7}
+    attempts.end(CANCELED)
+    attempts.end("again")
+    assert [each.get("error_code") for each in attempts.told()] == [None, CANCELED]
+
+
+@pytest.mark.parametrize("details", [[], ["text"], [{"a": 1}], [[1, 2]], [None]])
+def test_details_of_another_version_are_left_out(details: list[object]) -> None:
+    assert Attempts.resumed(details).records == []
+
+
+def test_what_is_told_fits_a_payload() -> None:
+    attempts = Attempts()
+    for number in range(100):
+        attempts.begin(number, "m" * 256)
+        attempts.end("model_stream_broken")
+    told = attempts.told()
+    assert told[-1]["attempt"] == 99
+    DATA_CONVERTER.payload_converter.to_payloads([told])
+    assert len(attempts.records) == 100
+
+
+async def test_a_heartbeat_tells_the_attempts_and_once_more_at_a_failure() -> None:
+    environment, beats = ActivityEnvironment(), list[Any]()
+    environment.on_heartbeat = lambda *details: beats.append(details)
+
+    async def fails() -> None:
+        attempts = Attempts()
+        async with beating(attempts.told):
+            await asyncio.sleep(0)
+            attempts.begin(1, "m")
+            attempts.end("rate_limited")
+            raise RuntimeError("crash")
+
+    with pytest.raises(RuntimeError, match="crash"):
+        await environment.run(fails)
+    assert beats[0] == ([],)
+    [[last]] = beats[-1]
+    assert last["error_code"] == "rate_limited"

@@ -1,0 +1,189 @@
+"""Whether turns could run here: versions, servers, models and their keys. Asks no provider and changes nothing.
+
+Each check is a line that says what is and, where something is wrong, what to do. A server has some seconds to answer.
+"""
+
+import asyncio
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
+from temporalio.client import Client
+
+from activities.models import ModelRouter
+from activities.models.litellm_sdk import TESTED_VERSION
+from bridge.connection import connect
+from ledger.migrate import pending
+from ledger.pool import Pool
+from ledger.usage import list_profile_models
+from schema.base import Strict
+from schema.errors import ConfigError, TurnstileError
+from turnstile import wiring
+from turnstile.models import real_model, route_models
+from turnstile.settings import Settings
+
+T = TypeVar("T")
+COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
+"""Versions that stole keys; pip would not say so."""
+_TOLD = ("temporalio", "nats-py", "pydantic")
+_SECONDS = 5.0
+
+
+class Check(Strict):
+    """One line."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    says: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Doctor:
+    settings: Settings
+    data: Path | None
+    models: Sequence[str]
+
+    async def servers(self) -> list[Check]:
+        try:
+            endpoints = wiring.resolve_endpoints(self.settings, self.data)
+        except ConfigError as error:
+            return [Check(name="servers", status="warn", says=str(error), hint="`turnstile up` starts all of them")]
+        return list(
+            await asyncio.gather(
+                _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
+                _answers("NATS", lambda: _nats(endpoints.nats_url)),
+                _answers("Temporal", lambda: _temporal(endpoints.temporal_address, endpoints.temporal_namespace)),
+            )
+        )
+
+    async def named_models(self) -> tuple[list[str], list[Check]]:
+        """The models of all profiles and those asked about."""
+        wanted = dict.fromkeys(self.models)
+        try:
+            pool = Pool(
+                wiring.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=_SECONDS
+            )
+        except ConfigError:
+            return list(wanted), []
+        try:
+            async with asyncio.timeout(_SECONDS):
+                found = await pool.run(list_profile_models)
+        except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
+            says = f"profiles could not be read ({type(error).__name__})"
+            return list(wanted), [Check(name="profiles", status="warn", says=says)]
+        finally:
+            await pool.close()
+        return list(wanted | dict.fromkeys(each.model for each in found)), []
+
+
+async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
+    """All checks: versions, settings, servers, key files, and the models of profiles and of `models`."""
+    doctor = _Doctor(settings, data, models)
+    servers, (named, problems) = await asyncio.gather(doctor.servers(), doctor.named_models())
+    return [*versions(), *servers, *problems, *key_files(settings), *await check_models(settings, named)]
+
+
+def versions() -> list[Check]:
+    """Python and the libraries that matter."""
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    found = [Check(name="Python", status="ok" if sys.version_info >= (3, 11) else "fail", says=python)]
+    told = ", ".join(f"{name} {metadata.version(name)}" for name in _TOLD)
+    found.append(Check(name="packages", status="ok", says=f"turnstile {metadata.version('turnstile')}, {told}"))
+    try:
+        litellm = metadata.version("litellm")
+    except metadata.PackageNotFoundError:
+        hint = "install requirements.lock; scripted models work without it"
+        return [*found, Check(name="litellm", status="fail", says="not installed", hint=hint)]
+    if litellm in COMPROMISED["litellm"]:
+        hint = "uninstall it, replace every key that this machine holds, install requirements.lock"
+        return [*found, Check(name="litellm", status="fail", says=f"{litellm} steals keys", hint=hint)]
+    if litellm != TESTED_VERSION:
+        says = f"{litellm}, and {TESTED_VERSION} is what was tested"
+        return [*found, Check(name="litellm", status="warn", says=says, hint="install requirements.lock")]
+    return [*found, Check(name="litellm", status="ok", says=litellm)]
+
+
+def key_files(settings: Settings) -> list[Check]:
+    """Key files that others may read."""
+    found: list[Check] = []
+    for entry, file in settings.model.api_key_files.items():
+        name = f"key of {entry}"
+        try:
+            mode = file.stat().st_mode
+        except OSError as error:
+            found.append(
+                Check(name=name, status="fail", says=f"{file}: {error.strerror}", hint="[model.api_key_files]")
+            )
+            continue
+        others = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
+        says = f"{file}, readable by others" if others else str(file)
+        found.append(
+            Check(name=name, status="warn" if others else "ok", says=says, hint=f"chmod 600 {file}" if others else "")
+        )
+    return found
+
+
+async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]:
+    """Whether each model could be asked: a known provider, and a key for it."""
+    if not models:
+        return [Check(name="models", status="ok", says="no profile names one yet")]
+    router: ModelRouter = route_models(settings.model, real_model(settings.model))
+    found: list[Check] = []
+    try:
+        for model in models:
+            try:
+                await router.check(model)
+            except TurnstileError as error:
+                hint = "docs/models.md lists providers and their variables"
+                found.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
+            else:
+                found.append(Check(name=model, status="ok", says="can be asked"))
+    finally:
+        await router.close()
+    return found
+
+
+async def _answers(name: str, look: Callable[[], Awaitable[Check]]) -> Check:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return await look()
+    except TimeoutError:
+        says = f"no answer in {_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001 -- whatever a client raises is the finding
+        says = str(error) if isinstance(error, TurnstileError) else type(error).__name__
+    return Check(name=name, status="fail", says=says, hint="see that it runs and that its address is right")
+
+
+async def _postgres(url: str) -> Check:
+    pool = Pool(url, size=1, name="turnstile doctor", patience=_SECONDS)
+    try:
+        await pool.open()
+        missing = await pending(pool)
+    finally:
+        await pool.close()
+    if missing:
+        hint = "run `turnstile migrate`"
+        return Check(name="PostgreSQL", status="fail", says=f"{pool.server} lacks {len(missing)} migrations", hint=hint)
+    return Check(name="PostgreSQL", status="ok", says=pool.server)
+
+
+async def _nats(url: str) -> Check:
+    conn = await connect(url, name="turnstile doctor")
+    try:
+        account = await conn.js.account_info()
+    finally:
+        await conn.close()
+    return Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")
+
+
+async def _temporal(address: str, namespace: str) -> Check:
+    client = await Client.connect(address, namespace=namespace)
+    info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
+    await client.count_workflows("WorkflowId = 'none'")
+    return Check(name="Temporal", status="ok", says=f"{address}, namespace {namespace}, version {info.server_version}")
