@@ -92,7 +92,7 @@ def tool_spec(row: ToolRow) -> JsonObject:
     """The spec of a row; raises `BadRequest` if it cannot become one, saying why."""
     name = row.tool_name
     if not _NAME.match(name):
-        raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, and does not start with a digit or -")
+        raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, the first no digit or -")
     if not row.target_subject:
         raise BadRequest(f"tool {name}: it has no target_subject to be sent to")
     options = options_of(row)

@@ -5,14 +5,15 @@ It always starts its own servers and never touches those that the settings name:
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bridge.tool_service import ToolService
 from ledger.pool import Pool
-from ledger.roster import add_agent, list_agents, put_profile
+from ledger.roster import add_agent, list_agents, put_profile, put_tool
 from schema.ids import AgentId, AgentTurnId
 from schema.profiles import LlmConfig, Profile
 from turnstile.cli.asking import Question, ask_and_follow, request_of
@@ -22,6 +23,7 @@ from turnstile.cli.turn_report import document_of, link_of, print_deliverable, p
 from turnstile.embedded import DEFAULT_DATA
 from turnstile.settings import DatabaseSettings, NatsSettings, Settings, TemporalSettings
 from turnstile.up import Running, Stopped, run_up, unless
+from turnstile.wiring import nats_url
 
 DEFAULT_MODEL = "scripted/demo"
 QUESTION = "What happens when I ask you something?"
@@ -35,6 +37,7 @@ def demo_profiles(model: str = DEFAULT_MODEL) -> tuple[Profile, Profile]:
         system_prompt_template=(
             "You are {agent_id}, the guide of the project {project_id}. Answer in a few sentences."
         ),
+        allowed_tools=["word_count"],
         max_steps=4,
         llm_config=LlmConfig(model=model),
     )
@@ -46,6 +49,18 @@ def demo_profiles(model: str = DEFAULT_MODEL) -> tuple[Profile, Profile]:
         llm_config=LlmConfig(model="scripted/echo" if model == DEFAULT_MODEL else model),
     )
     return guide, echo
+
+
+tools = ToolService()
+
+
+@tools.tool(target="demo", suffix="count", timeout_seconds=10)
+async def word_count(text: str) -> dict[str, int]:
+    """Count the words of a text. Use it instead of counting yourself.
+
+    text: The text to count in.
+    """
+    return {"words": len(text.split())}
 
 
 async def run_demo(session: Session, *, keep: bool, model: str) -> None:
@@ -90,11 +105,13 @@ async def _tell(session: Session, up: asyncio.Event, model: str, *, keep: bool) 
     await up.wait()
     out = session.out
     guide, echo = demo_profiles(model)
-    async with session.ledger() as pool:
+    async with session.ledger() as pool, _serving(session):
+        for tool in tools.definitions():
+            await put_tool(pool, session.project, tool)
         for profile in (guide, echo):
             await _add(session, pool, profile)
         if not out.as_json:
-            out.line(f"agents guide and echo are in the project {session.project}", style="dim")
+            out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
         first = await ask_and_follow(session, pool, request_of(Question("guide", QUESTION)))
         output_box = (await read_report(pool, session, first)).turn.output_box_id
@@ -103,6 +120,25 @@ async def _tell(session: Session, up: asyncio.Event, model: str, *, keep: bool) 
         question = Question("echo", "Thank you, guide.", context_box_id=output_box)
         second = await ask_and_follow(session, pool, request_of(question))
         await _report(session, pool, [first, second], keep=keep)
+
+
+@asynccontextmanager
+async def _serving(session: Session) -> AsyncGenerator[None]:
+    """The tool, answering calls on NATS as one in a process of its own would."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(
+        tools.run(nats_url(session.settings, session.options.data), stop=stop, ready=ready.set)
+    )
+    up = asyncio.create_task(ready.wait())
+    await asyncio.wait([serving, up], return_when=asyncio.FIRST_COMPLETED)
+    up.cancel()
+    try:
+        if serving.done():
+            serving.result()
+        yield
+    finally:
+        stop.set()
+        await serving
 
 
 async def _add(session: Session, pool: Pool, profile: Profile) -> None:

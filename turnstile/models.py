@@ -2,11 +2,10 @@
 
 import logging
 
-from ledger.usage import list_profile_models
-
 from activities.models import LitellmModel, ModelAccess, ModelRouter, ScriptedModel, load_scripts
 from activities.models.scripted import PREFIX
 from ledger.pool import Pool
+from ledger.usage import list_profile_models
 from schema.errors import TurnstileError
 from turnstile.settings import ModelSettings
 

@@ -8,14 +8,11 @@ import pytest
 
 from activities.chunks import CHUNK_LIMIT_BYTES, ChunkWriter
 from schema.events import Address, Chunk, Message
-from schema.headers import new_traceparent
 from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId
 from schema.ports import ContentDelta, ReasoningDelta, ToolCallDelta
 from schema.states import ChunkType
 
-ADDRESS = Address(
-    ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, new_traceparent(), 0, "worker"
-)
+ADDRESS = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
 
 
 class Recorder:

@@ -129,9 +129,11 @@ async def test_built_in_scripts() -> None:
     assert set(scripts) == {"demo", "echo", "instant"}
     assert (await ask(scripts["echo"])).text == "You said: hello there"
     assert (await ask(scripts["instant"])).text == "Done."
-    demo = scripts["demo"](request())
-    assert isinstance(demo, ScriptLine)
-    assert (demo.chunks, 0 < demo.delay_seconds < 0.2) == (12, True)
+    calls, answers = (scripts["demo"](request(step=step)) for step in (1, 2))
+    assert isinstance(calls, ScriptLine)
+    assert [call.name for call in calls.tool_calls] == ["word_count"]
+    assert isinstance(answers, ScriptLine)
+    assert (answers.chunks, 0 < answers.delay_seconds < 0.2) == (12, True)
 
 
 async def test_scripts_are_read_from_yaml_and_python(tmp_path: Path) -> None:

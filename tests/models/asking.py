@@ -8,7 +8,6 @@ from activities.models.answer import ModelAnswer
 from schema.base import JsonObject
 from schema.errors import ModelError
 from schema.events import Address, Chunk, Message
-from schema.headers import new_traceparent
 from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId
 from schema.ports import Model, ModelMessage, ModelRequest
 from schema.profiles import LlmConfig
@@ -79,9 +78,7 @@ async def question(
 ) -> Asked:
     """Ask until there is an answer or a last error; nothing but a `ModelError` is caught."""
     result = asked or Asked()
-    address = Address(
-        ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, new_traceparent(), 0, "worker"
-    )
+    address = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
     llm = LlmConfig.model_validate({"model": model_id, **(config or {})})
     asking = Question(AgentTurnId("t"), StepId("t-s1"), 1, llm, messages, tools, address)
     count = [1, 0]

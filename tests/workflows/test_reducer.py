@@ -215,7 +215,7 @@ class Turns(RuleBasedStateMachine):
     @invariant()
     def phase_and_action_agree(self) -> None:
         """And it ends at most once."""
-        phases = {Wait: Phase.WAITING, Return: Phase.ENDED}
+        phases: dict[type[Action], Phase] = {Wait: Phase.WAITING, Return: Phase.ENDED}
         assert self.state.phase is phases.get(type(self.doing), Phase.BUSY)
         assert self.ends == isinstance(self.doing, Return)
 
