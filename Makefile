@@ -3,7 +3,7 @@
 #   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
 #   make test     the test suite, on real servers          ARGS="-k lease"
 #   make check    lint, format, types, import rules
-#   make bench    the measurements as one table            ARGS="--help"
+#   make bench    turns/s, time to stop, the cost of sleeping
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
@@ -44,7 +44,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/turnstile bench $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # The lock of a data directory is free (flock) when no servers run on it.
 clean:

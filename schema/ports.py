@@ -93,7 +93,7 @@ ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone
 
 
 class Model(Protocol):
-    """A way to ask models. One adapter serves every turn, and keeps nothing about any (architecture: no state)."""
+    """A way to ask models. One adapter serves every turn, and keeps nothing about any (ARCHITECTURE.md)."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The answer as it comes, ended by `ModelDone`; raises `ModelError`, which says if a retry can help."""

@@ -1,4 +1,4 @@
-"""A turn as Temporal sees it: ids, numbers and codes, never content (protocol §2, architecture: the idea).
+"""A turn as Temporal sees it: ids, numbers and codes, never content (protocol §2, ARCHITECTURE.md).
 
 These models are workflow and activity payloads. Fields may be added with defaults; none may be renamed or removed
 while histories that hold them can still be replayed.
@@ -31,7 +31,7 @@ class TurnRef(Tolerant):
 
 
 class Ring(Tolerant):
-    """A pointer to an inbox row: what the `doorbell` signal carries (architecture: Temporal)."""
+    """A pointer to an inbox row: what the `doorbell` signal carries (ARCHITECTURE.md)."""
 
     inbox_id: InboxId
     message_type: MessageType

@@ -56,12 +56,21 @@ def turnstile_runtime() -> Runtime:
     return Runtime(telemetry=TelemetryConfig(), worker_heartbeat_interval=timedelta(seconds=60))
 
 
-def turn_workers(client: Client, worker_targets: Sequence[str], *, max_concurrency: int) -> list[Worker]:
-    """One worker per target, on a client that has the plugin with activities."""
+def turn_workers(
+    client: Client,
+    worker_targets: Sequence[str],
+    *,
+    max_concurrency: int,
+    activities: Sequence[Callable[..., Any]] = (),
+    workflows: Sequence[type] = (),
+) -> list[Worker]:
+    """One worker per target, on a client that has the plugin with activities; more of either may be added."""
     return [
         Worker(
             client,
             task_queue=options.task_queue(target),
+            activities=activities,
+            workflows=workflows,
             max_concurrent_activities=max_concurrency,
             max_cached_workflows=1000,
             workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
