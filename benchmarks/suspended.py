@@ -67,7 +67,7 @@ async def wake(tenant: Tenant, turns: int) -> float:
     await asyncio.gather(*(one(row["tool_call_id"]) for row in rows))
 
     async def ended() -> bool:
-        return await tenant.count("state.turn_outcomes", "status = 'success'") == turns
+        return await tenant.count("state.turn_outcomes", "status = 'success' AND agent_id LIKE 'agent-%'") == turns
 
     await until(ended, 300, "all turns ended", pause=0.5)
     return time.monotonic() - began

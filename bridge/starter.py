@@ -24,6 +24,7 @@ from ledger.pool import Pool
 from ledger.views import locate_turn
 from schema.events import Address, InboxProgress
 from schema.faults import Fault, hit
+from schema.ids import AgentTurnId
 from schema.ports import Publisher
 from schema.states import TurnStatus
 from schema.turns import TurnInput, TurnRef
@@ -75,7 +76,11 @@ class Starter:
             )
             hit(Fault.CLAIM_TAKEN)
             self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
-            await asyncio.gather(*(self._settle(claim) for claim in claims))
+            bells: dict[AgentTurnId | None, list[Claim]] = {}
+            for claim in claims:
+                if claim.verdict == "signal":
+                    bells.setdefault(claim.agent_turn_id, []).append(claim)
+            await asyncio.gather(*map(self._settle, claims), *map(self._signal, bells.values()))
             wanted = _unfinished(claims)
 
     async def _settle(self, claim: Claim) -> None:
@@ -83,7 +88,7 @@ class Starter:
             case "start":
                 await self._start(claim)
             case "signal":
-                await self._signal(claim)
+                pass  # rung together with the others of its turn
             case "consumed" | "skipped" | "deferred":
                 self.counts.settled += 1
                 await self._tell(claim, claim.last_error or claim.verdict)
@@ -93,17 +98,21 @@ class Starter:
                 await self._tell(claim, "protocol_violation")
                 await self._fence(claim)
 
-    async def _signal(self, claim: Claim) -> None:
-        """Ring at the turn's workflow; it applies the row. Signals need a running workflow, never make one."""
-        turn = claim.turn()
+    async def _signal(self, claims: list[Claim]) -> None:
+        """Ring once at the workflow of the turn that these rows are for; it applies them together (§7.5, greedy batch).
+
+        Signals need a running workflow, never make one.
+        """
+        turn = claims[0].turn()
         handle = self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn.agent_turn_id))
+        rings = [claim.ring() for claim in claims]
         try:
-            await handle.signal(AgentTurn.doorbell, [claim.ring()], rpc_timeout=_RPC_TIMEOUT)
+            await handle.signal(AgentTurn.doorbell, rings, rpc_timeout=_RPC_TIMEOUT)
             hit(Fault.WORKFLOW_SIGNALLED)
-            self.counts.signalled += 1
+            self.counts.signalled += len(claims)
         except (RPCError, OSError) as error:
             log.warning("turn %s: could not be rung (%s): given back", turn.agent_turn_id, type(error).__name__)
-            await self._release(claim, RELEASE_DELAY_SECONDS)
+            await self._release(claims, RELEASE_DELAY_SECONDS)
 
     async def _start(self, claim: Claim) -> None:
         turn = claim.turn()
@@ -112,12 +121,12 @@ class Starter:
             hit(Fault.WORKFLOW_STARTED)
             self.counts.started += 1
         except WorkflowAlreadyStartedError:
-            # Completed, yet the ledger has it in hand: whatever ended it will show in the ledger, or be repaired there.
+            # Completed, yet the ledger has it in hand: tried again, until whatever ended it shows in the ledger.
             log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
-            await self._release(claim, 10 * RELEASE_DELAY_SECONDS)
+            await self._release([claim], 10 * RELEASE_DELAY_SECONDS)
         except (RPCError, OSError) as error:
             log.warning("turn %s: could not be started (%s): given back", turn.agent_turn_id, type(error).__name__)
-            await self._release(claim, RELEASE_DELAY_SECONDS)
+            await self._release([claim], RELEASE_DELAY_SECONDS)
 
     async def start(self, turn: TurnRef) -> None:
         """Start the turn's workflow, or find it running; raises what the client raises."""
@@ -157,9 +166,10 @@ class Starter:
             rpc_timeout=_RPC_TIMEOUT,
         )
 
-    async def _release(self, claim: Claim, delay: float) -> None:
-        self.counts.released += 1
-        await self._pool.run(lambda conn: release_claims(conn, [claim.inbox_id], delay_seconds=delay))
+    async def _release(self, claims: Sequence[Claim], delay: float) -> None:
+        self.counts.released += len(claims)
+        rows = [claim.inbox_id for claim in claims]
+        await self._pool.run(lambda conn: release_claims(conn, rows, delay_seconds=delay))
 
     async def _fence(self, claim: Claim) -> None:
         """A turn that an illegal row names gets its outcome, if an agent has it in hand."""

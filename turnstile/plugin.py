@@ -61,6 +61,7 @@ def turn_workers(
     worker_targets: Sequence[str],
     *,
     max_concurrency: int,
+    max_cached_turns: int = 500,
     activities: Sequence[Callable[..., Any]] = (),
     workflows: Sequence[type] = (),
 ) -> list[Worker]:
@@ -72,7 +73,8 @@ def turn_workers(
             activities=activities,
             workflows=workflows,
             max_concurrent_activities=max_concurrency,
-            max_cached_workflows=1000,
+            # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
+            max_cached_workflows=max_cached_turns,
             workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
             # After a crash the next wake of a turn waits this long for the dead worker's sticky queue.

@@ -108,7 +108,10 @@ async def _run(
         async with asyncio.TaskGroup() as group:
             if worker:
                 workers = turn_workers(
-                    client, settings.worker.worker_targets, max_concurrency=settings.worker.max_concurrency
+                    client,
+                    settings.worker.worker_targets,
+                    max_concurrency=settings.worker.max_concurrency,
+                    max_cached_turns=settings.worker.max_cached_turns,
                 )
                 running += [group.create_task(_work(each, stop)) for each in workers]
                 running.append(group.create_task(_sign_on(pool, client.identity, settings.worker.worker_targets, stop)))

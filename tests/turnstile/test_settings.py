@@ -77,7 +77,6 @@ def test_settings_are_frozen() -> None:
         ("[worker]\nworker_targets = ['a b']", "config.toml: worker.worker_targets = 'a b': must match pattern"),
         ("[worker]\nworker_targets = ['a', 'a']", "names the same thing twice"),
         ("[observability]\nlog_level = 'loud'", "log_level = 'loud': must be 'debug', 'info', 'warning' or 'error'"),
-        ("[bridge]\ndispatched_timeout_seconds = 3", "config.toml: bridge: dispatched_timeout_seconds must be 0 (off)"),
         ("[bridge]\nstop_grace_seconds = nan", "bridge.stop_grace_seconds = nan: must be"),
         ("[worker", "config.toml: not valid TOML: "),
     ],

@@ -95,6 +95,7 @@ class WorkerSettings(Strict):
         default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256
     )
     max_concurrency: int = Field(default=100, ge=1, le=10_000)
+    max_cached_turns: int = Field(default=500, ge=10, le=100_000)
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
     max_step_attempts: int = Field(default=25, ge=1, le=1000)
     activity_heartbeat_timeout_seconds: Annotated[float, Field(ge=1, le=300, allow_inf_nan=False)] = 10.0
@@ -111,17 +112,8 @@ class BridgeSettings(Strict):
     inbox_processing_timeout_seconds: Seconds = 300.0
     pending_wakeup_seconds: Seconds = 5.0
     dispatched_retry_seconds: Seconds = 10.0
-    dispatched_timeout_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
     command_retry_seconds: Seconds = 30.0
-    active_reap_seconds: Seconds = 300.0
     stop_grace_seconds: Seconds = 5.0
-    ui_actions: bool = False
-
-    @model_validator(mode="after")
-    def _retry_before_reap(self) -> Self:
-        if 0 < self.dispatched_timeout_seconds <= self.dispatched_retry_seconds:
-            raise ValueError("dispatched_timeout_seconds must be 0 (off) or more than dispatched_retry_seconds")
-        return self
 
 
 class ModelSettings(Strict):
