@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
 from pydantic import JsonValue
 from referencing import Registry
 
@@ -79,7 +79,7 @@ def _violation(row: ToolRow, options: ToolOptions, arguments: JsonObject) -> str
         validator = Draft202012Validator(schema, registry=Registry())
         found = cast("Iterable[ValidationError]", validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
         error = cast("ValidationError | None", best_match(found))  # pyright: ignore[reportUnknownMemberType]
-    except (SchemaError, RecursionError):
+    except (SchemaError, UnknownType, RecursionError):
         return f"The tool {row.tool_name} cannot be called: its parameters are no JSON schema."
     except Exception as trouble:  # noqa: BLE001 -- a schema by a stranger may refer anywhere; nothing is fetched
         return f"The tool {row.tool_name} cannot be called: its schema cannot be used ({type(trouble).__name__})."

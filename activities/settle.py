@@ -62,7 +62,9 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> TurnSt
     ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _STOP_REASON, None, {"steps": step})
     live = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
     try:
-        done = await pool.run(lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=live))
+        done = await pool.run(
+            lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=live, raise_epoch=True)
+        )
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
     await teller.finished(pool, done, None)

@@ -1,4 +1,4 @@
-"""`run_step`: one step of a turn as one activity (protocol §7; architecture: Temporal).
+"""`run_step`: one step of a turn as one activity (protocol §7; ARCHITECTURE.md).
 
 It opens the gate, reads the boxes, asks the model, commits what follows and publishes it: two round trips to the
 ledger, three for the last step. It may run any number of times, at once or late: the gate and the unique step id let
@@ -9,6 +9,7 @@ but a bounded cache of box contents. It returns ids and codes only.
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -44,7 +45,7 @@ from schema.cards import Card, CardUnreadable
 from schema.errors import ModelError, StaleTurn
 from schema.events import Message
 from schema.faults import Fault, hit
-from schema.ids import CardId, step_id
+from schema.ids import CardId, InboxId, step_id
 from schema.ports import Model, ModelMessage, Publisher
 from schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
 from schema.tools import ToolCommand
@@ -83,11 +84,7 @@ class StepActivities:
         async with beating(attempts.told):
             clock, started = time.monotonic(), datetime.now(UTC)
             try:
-                if given.reports:
-                    done = await self._pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
-                    hit(Fault.REPORTS_APPLIED)
-                    await tell_applied(self._pool, self._publisher, given.turn, done)
-                begun = await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+                begun = await self._begin(given)
             except StaleTurn:
                 return await self._recall(given.turn, given.step)
             hit(Fault.STEP_BEGUN)
@@ -101,6 +98,24 @@ class StepActivities:
                 if not _is_stopped():
                     raise
                 return await self._stop(step)
+
+    async def _begin(self, given: RunStepInput) -> BegunStep:
+        """Apply the reports and open the gate; a turn that sleeps with no call left to wait for is woken (§8)."""
+        if given.reports:
+            await self._apply(given.turn, given.reports)
+        try:
+            return await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+        except StaleTurn:
+            found = await self._pool.run(lambda conn: recall_step(conn, given.turn, 0))
+            if not found.gate or found.head_status != HeadStatus.SUSPENDED or found.waiting:
+                raise
+        await self._apply(given.turn, ())
+        return await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+
+    async def _apply(self, turn: TurnRef, reports: Sequence[InboxId]) -> None:
+        done = await self._pool.run(lambda conn: apply_reports(conn, turn, reports))
+        hit(Fault.REPORTS_APPLIED)
+        await tell_applied(self._pool, self._publisher, turn, done)
 
     async def _run(self, step: _Step) -> StepResult:
         head, step_key = step.begun.head, step_id(step.turn.agent_turn_id, step.number)
@@ -246,7 +261,10 @@ class StepActivities:
         self, step: _Step, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
     ) -> StepResult:
         record = _record(step, cards, metadata | {"next": "end"}, status)
-        done = await self._pool.run(lambda conn: finish_turn(conn, step.turn, ending, record=record))
+        fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
+        done = await self._pool.run(
+            lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
+        )
         recorded = done.step_metadata or record.metadata
         await step.teller.finished(self._pool, done, _completed(step.teller, step.number, recorded))
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
@@ -265,7 +283,9 @@ class StepActivities:
         if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
             if recorded is not None and recorded.get("next") == "suspend":
                 await self._tell_suspended(teller, number, recorded, found.updated_at)
-            return StepSuspends(step=number, waiting=tuple(found.waiting), deadline=found.resume_deadline)
+            # A step that found no record was not begun: the turn still sleeps in the one before it.
+            asleep = number if recorded is not None else max(0, number - 1)
+            return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
         if recorded is not None:
             await teller.tell(_completed(teller, number, recorded))
             return StepContinues(step=number)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from bridge.service import VerbHandler, VerbRequest
 from bridge.stopping import stop_turn
 from bridge.telling import SENDER, tell
+from bridge.wire import decode_object
 from ledger.cards import get_card
 from ledger.intake import enqueue
 from ledger.lease import Lease
@@ -101,12 +102,13 @@ class Verbs:
 
     async def report(self, request: VerbRequest) -> ReportReply:
         """A tool's answer to a call; what is refused leaves a row in `state.rejections`."""
-        wanted = request.parse(ReportRequest)
-        _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
+        ids = {"tool_call_id": _claimed_call(request)}
         try:
+            wanted = request.parse(ReportRequest)
+            ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
+            _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
             done = await report(self._pool, request.project_id, wanted, request.headers)
         except (Refused, BadRequest) as error:
-            ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
             await self._reject(request, error, ids)
             raise
         hit(Fault.REPORT_COMMITTED)
@@ -123,8 +125,9 @@ class Verbs:
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
+        told = {name: each.replace("\0", "") for name, each in ids.items()}
         await self._pool.run(
-            lambda conn: reject(conn, request.project_id, source, error.code, f"{request.verb}: {error}", ids)
+            lambda conn: reject(conn, request.project_id, source, error.code, f"{request.verb}: {error}", told)
         )
 
 
@@ -138,6 +141,15 @@ def _dispatched(lease: Lease) -> Message:
         output_box_id=None,
     )
     return lease.address(SENDER).state(event)
+
+
+def _claimed_call(request: VerbRequest) -> str:
+    """The call that a report is about, as far as it can be read; for the row that says it was refused."""
+    try:
+        claimed = decode_object(request.payload).get("tool_call_id")
+    except BadRequest:
+        claimed = None
+    return (claimed if isinstance(claimed, str) else request.headers.get(headers.TOOL_CALL_ID, ""))[:128]
 
 
 def _same(request: VerbRequest, header: str, argument: str) -> None:

@@ -9,8 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import asyncpg
-
 from ledger.cards import card_columns
 from ledger.lease import Lease
 from ledger.pool import Again, Pool
@@ -106,10 +104,7 @@ async def enqueue(
         new_output_box_id=new_box_id(),
     )
     cards = _cards(command, sender)
-    try:
-        return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
-    except (asyncpg.UntranslatableCharacterError, asyncpg.CharacterNotInRepertoireError):
-        raise BadRequest("text must not hold NUL characters or broken Unicode") from None
+    return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
 
 
 async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:

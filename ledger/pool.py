@@ -1,4 +1,4 @@
-"""The connections to Postgres, and the rule by which a transition is run again (ledger notes: client rule).
+"""The connections to Postgres, and the rule by which a transition is run again (ARCHITECTURE.md).
 
 `Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
 seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after a lost
@@ -19,7 +19,7 @@ import asyncpg
 from asyncpg.exceptions import InternalClientError
 
 from ledger.queries import Connection, query
-from schema.errors import ServerUnavailable, StaleTurn, TurnstileError
+from schema.errors import BadRequest, ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ _LOST = (
     OSError,
     TimeoutError,
 )
+_UNSTORABLE = (asyncpg.UntranslatableCharacterError, asyncpg.CharacterNotInRepertoireError)
 _CONTENDED = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
@@ -146,7 +147,10 @@ class Pool:
             yield conn
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a one-statement transition until it answers; raises `StaleTurn` if its gate is really gone."""
+        """Run a one-statement transition until it answers.
+
+        Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store.
+        """
         deadline = time.monotonic() + self._patience
         stale = again = lost = 0
         while True:
@@ -158,6 +162,8 @@ class Pool:
                 stale += 1
                 if stale > 1:
                     raise
+            except _UNSTORABLE:
+                raise BadRequest("text must not hold NUL characters or broken Unicode") from None
             except (Again, *_CONTENDED):
                 again += 1
                 if again > 50:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from pydantic import Json
+from pydantic_core import to_json
 
 from ledger.lease import Lease
 from ledger.pool import Again, Pool
@@ -52,6 +53,7 @@ class SettledRow(Tolerant):
 class AppliedReports(Tolerant):
     """Where the turn stands after its reports were applied: the calls it still waits for, and until when."""
 
+    result: Literal["done"]
     status: HeadStatus
     deadline: datetime | None
     updated_at: datetime
@@ -136,7 +138,7 @@ async def report_call(
         status=ReplyStatus.ACCEPTED,
         tool_call_id=request.tool_call_id,
         inbox_id=row["inbox_id"],
-        duplicate=verdict == "duplicate",
+        duplicate=verdict == "duplicate" and row["inbox_id"] != inbox_id,  # else our own answer was lost
     )
     return Reported(
         reply, None if reply.duplicate or row["worker_target"] is None else _ring(project, row["inbox_id"], row)
@@ -159,15 +161,14 @@ def _content(request: ReportRequest) -> str | None:
     error = request.error
     if error is None and request.status is not TurnStatus.SUCCESS and request.result is None:
         error = ToolError(code=f"tool_{request.status.value}", message="the tool gave no reason")
-    text = ToolResultContent(
-        status=request.status, after_execution=request.after_execution, result=request.result, error=error
-    ).model_dump_json()
-    if len(text.encode()) > RESULT_LIMIT_BYTES:
+    if sum(len(to_json(part)) for part in (request.result, error) if part is not None) > RESULT_LIMIT_BYTES:
         raise Refused(
             "result_too_large",
             f"an inline result is limited to {RESULT_LIMIT_BYTES} bytes: report a shorter one or a card",
         )
-    return text
+    return ToolResultContent(
+        status=request.status, after_execution=request.after_execution, result=request.result, error=error
+    ).model_dump_json()
 
 
 async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[InboxId]) -> AppliedReports:
@@ -196,6 +197,8 @@ async def request_stop(
     found = RequestedStop.model_validate(dict(row))
     if found.verdict == "again":
         raise Again
+    if found.verdict == "duplicate" and found.inbox_id == inbox_id:  # our own answer was lost
+        return found.model_copy(update={"verdict": "accepted"})
     return found
 
 

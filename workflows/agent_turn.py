@@ -1,8 +1,8 @@
-"""`AgentTurn`: one turn as a workflow (protocol §7; architecture: Temporal).
+"""`AgentTurn`: one turn as a workflow (protocol §7; ARCHITECTURE.md).
 
 It holds ids only and decides nothing: the ledger does, and `_turn` says what comes next. Its history grows by a
 constant number of bytes per step whatever the model says. Business ends (failed, canceled, timeout) return; only bugs
-raise, and then the safety net starts it again from the head. The Web UI shows its summary and details.
+raise, and fail the workflow instead of hanging it. The Web UI shows its summary and details.
 """
 
 import asyncio
@@ -121,16 +121,17 @@ class AgentTurn:
         if self._stop and not handle.done():
             handle.cancel()
         try:
-            return _turn.StepReturned(await handle)
+            return _turn.StepReturned(await self._unbroken(handle))
         except asyncio.CancelledError:
             return _turn.StepGaveUp()
         except ActivityError as error:
-            if isinstance(error.cause, ActivityCancelledError):
+            # One that was asked to stop is not run again, even where its worker died: the turn ends without it.
+            if self._stop or isinstance(error.cause, ActivityCancelledError):
                 return _turn.StepGaveUp()
             raise
 
     async def _locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
-        return await workflow.execute_local_activity(
+        handle = workflow.start_local_activity(
             name,
             given,
             result_type=answer,
@@ -138,6 +139,17 @@ class AgentTurn:
             retry_policy=options.SETTLE_RETRY,
             summary=name.replace("_", " "),
         )
+        return await self._unbroken(handle)
+
+    async def _unbroken(self, handle: workflow.ActivityHandle[Answer]) -> Answer:
+        """What it answers. A cancellation of the workflow meanwhile asks for a stop, which follows."""
+        try:
+            return await asyncio.shield(handle)
+        except asyncio.CancelledError:
+            if handle.done():
+                raise
+            self._ask_stop()
+            return await handle
 
     async def _wait(self, action: _turn.Wait) -> None:
         """Until something rings or the deadline; with the deadline over, look again soon."""

@@ -105,23 +105,21 @@ LIMIT :row_limit::int;
 
 -- name: retry_commands :many
 -- Rule 'command': calls that nobody reported for a while: publish their command once more. Counted on the waiting row's
--- updated_at, so that one bridge at a time does it and the next repeat is as far away again.
+-- updated_at, so that one bridge at a time does it and the next repeat is as far away again. The collation keeps the lookup
+-- by turn from the primary key, which would be read by its project.
 WITH silent AS MATERIALIZED (
-    SELECT w.tool_call_id, w.project_id FROM state.agent_state_head h
+    SELECT w.tool_call_id, w.project_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
-    JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id = h.project_id
+    JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
     WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting'
       AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
 )
 UPDATE state.turn_waiting_tools w SET updated_at = now()
-FROM silent JOIN state.turn_waiting_tools o ON o.tool_call_id = silent.tool_call_id AND o.project_id = silent.project_id
-JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
-JOIN state.agent_steps s ON s.step_id = o.step_id AND s.project_id = o.project_id
-LEFT JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
-WHERE w.tool_call_id = silent.tool_call_id AND w.project_id = silent.project_id
+FROM silent WHERE w.tool_call_id = silent.tool_call_id AND w.project_id = silent.project_id
 RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.tool_call_id,
-          coalesce(h.active_channel_id, 'public') AS channel_id,
+          coalesce(silent.active_channel_id, 'public') AS channel_id,
           greatest(1, floor(extract(epoch FROM now() - w.created_at) / greatest(:older_seconds::float8, 0.001)))::int AS repeat,
-          (SELECT c FROM jsonb_array_elements(s.metadata -> 'commands') c WHERE c ->> 'tool_call_id' = w.tool_call_id) AS command,
-          i.context_headers;
+          (SELECT c FROM state.agent_steps s CROSS JOIN jsonb_array_elements(s.metadata -> 'commands') c
+           WHERE s.step_id = w.step_id AND s.project_id = w.project_id AND c ->> 'tool_call_id' = w.tool_call_id) AS command,
+          (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = silent.active_inbox_id) AS context_headers;

@@ -1,5 +1,6 @@
 -- Calls that are out: reports, timeouts, and their application (protocol §6 report, §7.5, §7.6).
--- Lock order: head, waiting rows, inbox rows.
+-- Lock order: head, waiting rows, inbox rows. A waiting row is joined by its call and the project of the row that names it:
+-- with the project as a constant, a plan made while the table was empty would read it by its project.
 
 -- name: report_call :one
 -- One report of a call: inbox row, waiting row 'received', edge report/response, and the card if the result came inline.
@@ -26,21 +27,20 @@ card AS MATERIALIZED (
 plan AS MATERIALIZED (
     SELECT CASE
         WHEN call.tool_call_id IS NULL THEN 'unknown_call'
-        WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
         WHEN call.agent_turn_id IS DISTINCT FROM coalesce(:claimed_turn_id::text, call.agent_turn_id)
           OR call.agent_id IS DISTINCT FROM coalesce(:claimed_agent_id::text, call.agent_id)
           OR call.recursion_depth IS DISTINCT FROM coalesce(:claimed_depth::int, call.recursion_depth) THEN 'not_your_call'
+        WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
         WHEN :content::jsonb IS NOT NULL THEN 'accepted'
         WHEN card.card_id IS NULL THEN 'unknown_card'
         WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
-          OR card.metadata ->> 'author_id' NOT IN ('tool.' || call.tool_name, 'system') THEN 'not_its_card'
+          OR coalesce(card.metadata ->> 'author_id', '') NOT IN ('tool.' || call.tool_name, 'system') THEN 'not_its_card'
         ELSE 'accepted' END AS verdict
     FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
 ),
-received AS (
-    UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
-    FROM plan WHERE plan.verdict = 'accepted' AND w.tool_call_id = :tool_call_id AND w.project_id = :project_id
-      AND w.wait_status = 'waiting'
+held AS MATERIALIZED (  -- before the inbox row and the edge, which a timeout of this call writes too
+    SELECT w.tool_call_id FROM plan JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
+    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id FOR NO KEY UPDATE OF w
 ),
 inbox AS (
     INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
@@ -51,9 +51,13 @@ inbox AS (
            jsonb_build_object('status', :status::text, 'after_execution', :after_execution::text, 'tool_result_card_id',
                               coalesce(:tool_result_card_id::text, call.tool_call_id || '-result')),
            'pending', now(), clock_timestamp()
-    FROM plan CROSS JOIN call WHERE plan.verdict = 'accepted'
+    FROM held CROSS JOIN call
     ON CONFLICT DO NOTHING
     RETURNING inbox_id
+),
+received AS (  -- only by a row of ours: a call that says so never expires
+    UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
+    FROM inbox WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND w.wait_status = 'waiting'
 ),
 made AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
@@ -101,7 +105,7 @@ calls AS MATERIALIZED (  -- the turn's calls that still wait, locked before any 
     ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
 due AS MATERIALIZED (
-    SELECT i.inbox_id, i.message_type, i.correlation_id, i.created_at, i.retry_count, i.agent_turn_id, i.turn_epoch,
+    SELECT i.inbox_id, i.project_id, i.message_type, i.correlation_id, i.created_at, i.retry_count, i.agent_turn_id, i.turn_epoch,
            i.payload ->> 'tool_result_card_id' AS card_id
     FROM go JOIN state.agent_inbox i ON i.inbox_id = ANY (:inbox_ids::text[])
     WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
@@ -123,8 +127,8 @@ judged AS MATERIALIZED (
     LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
 ),
 winner AS MATERIALIZED (  -- a result and a timeout of one call: the earlier row wins
-    SELECT DISTINCT ON (j.correlation_id) j.inbox_id, j.message_type, j.correlation_id, j.created_at, j.tool_name, j.step_id, j.verdict,
-           CASE j.verdict WHEN 'exhausted' THEN j.correlation_id || '-exhausted' ELSE j.card_id END AS card_id
+    SELECT DISTINCT ON (j.correlation_id) j.inbox_id, j.project_id, j.message_type, j.correlation_id, j.created_at, j.tool_name,
+           j.step_id, j.verdict, CASE j.verdict WHEN 'exhausted' THEN j.correlation_id || '-exhausted' ELSE j.card_id END AS card_id
     FROM judged j WHERE j.verdict IN ('good', 'exhausted') ORDER BY j.correlation_id, j.created_at, j.inbox_id
 ),
 placed AS MATERIALIZED (
@@ -147,7 +151,7 @@ applied AS (
     UPDATE state.turn_waiting_tools w SET
         wait_status = CASE p.message_type WHEN 'timeout' THEN 'expired' ELSE 'applied' END, tool_result_card_id = p.card_id,
         received_at = coalesce(w.received_at, p.created_at), applied_at = now(), updated_at = now()
-    FROM placed p WHERE w.tool_call_id = p.correlation_id AND w.project_id = :project_id
+    FROM placed p WHERE w.tool_call_id = p.correlation_id AND w.project_id = p.project_id
 ),
 moved AS (
     UPDATE state.agent_state_head h SET
@@ -173,7 +177,7 @@ settled AS (
     FROM judged j LEFT JOIN placed p ON p.inbox_id = j.inbox_id WHERE i.inbox_id = j.inbox_id
     RETURNING i.inbox_id, i.status, i.last_error
 )
-SELECT 'done' AS result, coalesce(m.status, go.status) AS status, coalesce(m.resume_deadline, go.resume_deadline) AS deadline,
+SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
        (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
@@ -199,7 +203,7 @@ late AS MATERIALIZED (
 ),
 dropped AS (  -- without a call card nobody can ever answer: it leaves the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
-    FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = :project_id
+    FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id
       AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = late.tool_call_id || '-call' AND c.tenant_id = :project_id)
     RETURNING w.tool_call_id
 ),
@@ -234,9 +238,10 @@ edges AS (
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
     ON CONFLICT DO NOTHING
 ),
-cleared AS (
+cleared AS (  -- and if no other call is left to wait for, the turn goes on
     UPDATE state.agent_state_head h SET resume_deadline = NULL, updated_at = now(),
-           waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped)
+           waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped),
+           status = CASE (SELECT count(*) FROM dropped) WHEN h.waiting_tool_count THEN 'running' ELSE h.status END
     FROM head WHERE h.agent_id = :agent_id AND h.project_id = :project_id
 )
 SELECT i.inbox_id, 'timeout' AS message_type, i.correlation_id FROM inbox i
@@ -266,7 +271,8 @@ earlier AS MATERIALIZED (
     WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop'
 ),
 plan AS MATERIALIZED (
-    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn' WHEN turn.over THEN 'already_final'
+    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn' 
+                WHEN turn.over OR turn.inbox_status IN ('skipped', 'error') AND turn.head_status IS NULL THEN 'already_final'
                 WHEN turn.inbox_status = 'queued' THEN 'queued' WHEN turn.head_status = 'dispatched' THEN 'dispatched'
                 WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate' WHEN turn.head_status IS NULL THEN 'again'
                 ELSE 'accepted' END AS verdict

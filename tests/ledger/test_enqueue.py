@@ -250,7 +250,7 @@ async def test_the_trace_goes_from_the_headers_to_row_edge_head_and_cards(agents
     asked = await ask(agents, incoming=step)
     assert asked.reply.trace_id == headers.trace_id(parent)
     assert asked.lease is not None
-    assert asked.lease.traceparent.split("-")[1] == headers.trace_id(parent)
+    assert headers.trace_id(asked.lease.context_headers[headers.TRACEPARENT]) == headers.trace_id(parent)
     leased = await head(agents)
     assert (leased["trace_id"], leased["parent_step_id"]) == (asked.reply.trace_id, "step-1")
     kept = await value(
@@ -329,7 +329,7 @@ async def test_a_queued_turn_is_stopped_in_its_own_box(agents: Pool) -> None:
     stopped = await stop(agents, ALICE, queued)
     assert stopped is not None
     assert (stopped.status, stopped.output_box_id) == ("canceled", queued.reply.output_box_id)
-    assert stopped.trace_id == queued.reply.trace_id
+    assert headers.trace_id(stopped.context_headers[headers.TRACEPARENT]) == queued.reply.trace_id
     [outcome] = await rows(agents, "SELECT * FROM state.turn_outcomes")
     assert (outcome["turn_epoch"], outcome["error_code"], outcome["announced_at"]) == (0, "stopped", None)
     assert (

@@ -15,10 +15,12 @@ from ledger import sweep
 from ledger.intake import Enqueue
 from ledger.lease import AgentKey, Claim, claim_inbox, release_claims
 from ledger.pool import Pool
-from ledger.turns import fence
+from ledger.turns import fence, recall_step
+from ledger.waiting import inject_timeouts
 from schema.errors import StaleTurn
 from schema.ids import AgentId, AgentTurnId, BoxId
-from schema.states import TurnStatus
+from schema.states import HeadStatus, MessageType, TurnStatus
+from schema.turns import TurnRef
 from tests.support.agents import (
     PROJECT,
     TARGET,
@@ -34,6 +36,17 @@ from tests.support.agents import (
     rows,
     send,
     stop,
+)
+from tests.support.calls import (
+    ask_to_stop,
+    end,
+    expire,
+    result_card,
+    settle,
+    suspend,
+    tell,
+    write_card,
+    written_report,
 )
 from tests.support.invariants import assert_invariants
 
@@ -59,7 +72,8 @@ class Crash(Exception):
 class Hammer:
     """What all clients share: the seed's dice, the end, what was answered, and what happened how often."""
 
-    def __init__(self, seed: int, seconds: float) -> None:
+    def __init__(self, seed: int, seconds: float, eyes: Pool) -> None:
+        self.eyes = eyes  # whom nobody kills
         self.dice = random.Random(seed)  # noqa: S311 -- dice
         self.end = time.monotonic() + seconds
         self.accepted: dict[str, AgentTurnId] = {}
@@ -69,7 +83,7 @@ class Hammer:
     @property
     def over(self) -> int:
         """How many turns have ended, or nearly: twins and repeats are counted as they come."""
-        return self.count["finished"] + self.count["fenced"] + self.count["stopped"]
+        return sum(self.count[how] for how in ("finished", "fenced", "stopped", "ended by stop"))
 
     @property
     def on(self) -> bool:
@@ -132,10 +146,68 @@ class Hammer:
         await self.maybe_twice(lambda: begin(pool, turn))
         steps = self.dice.randrange(3)
         for step in range(1, steps + 1):
-            await self.maybe_twice(lambda step=step: commit(pool, turn, step))
+            if self.chance(0.5):
+                await self.call(pool, turn, step)
+            else:
+                await self.maybe_twice(lambda step=step: commit(pool, turn, step))
             await self.maybe_twice(lambda step=step: begin(pool, turn, step + 1))
         await self.maybe_twice(lambda: finish(pool, turn, steps + 1))
         self.count["finished"] += 1
+
+    async def call(self, pool: Pool, turn: TurnRef, step: int) -> None:
+        """A step that calls tools, the tools, and the wait for them, which others may help to end."""
+        names = [f"{turn.agent_turn_id}-{step}-{number}" for number in range(self.dice.randrange(1, 4))]
+        seconds = self.dice.random() * 0.1
+        await self.maybe_twice(lambda: suspend(pool, turn, *names, step=step, wait_seconds=seconds))
+        self.count["calls"] += len(names)
+        tools = [self.tool(pool, turn, name) for name in names]
+        done = await asyncio.gather(*tools, self.wait(pool, turn), return_exceptions=True)
+        for each in done:
+            if isinstance(each, BaseException):
+                raise each
+
+    async def tool(self, pool: Pool, turn: TurnRef, name: str) -> None:
+        """Answers soon, late or never; over the verb, often more than once, or by SQL."""
+        await asyncio.sleep(self.dice.random() * 0.15)
+        how = self.dice.random()
+        if how < 0.15:
+            self.count["silent tools"] += 1
+        elif how < 0.3:
+            wrong = {"author_id": "tool.other"} if self.chance(0.3) else {}
+            made = result_card(turn, name, **wrong)
+            if not self.chance(0.1):
+                await write_card(self.eyes, made)
+            await written_report(self.eyes, turn, name, made.card_id)
+            self.count["reports by SQL"] += 1
+        else:
+            done = await self.maybe_twice(lambda: tell(pool, name))
+            self.count["reports"] += not done.reply.duplicate
+
+    async def wait(self, pool: Pool, turn: TurnRef) -> None:
+        """Until the turn goes on; gives it up to the safety net after a while."""
+        give_up = time.monotonic() + 0.5
+        while time.monotonic() < give_up:
+            rings = await self.maybe_twice(lambda: expire(pool, turn))
+            if rings:
+                await self.maybe_twice(lambda rings=rings: settle(pool, turn, *(ring.inbox_id for ring in rings)))
+            for each in await pool.run(lambda c: claim_inbox(c, [(PROJECT, turn.agent_id)], [TARGET], row_limit=3)):
+                if each.verdict == "signal":
+                    await self.hear(pool, each)
+            where = await pool.run(lambda conn: recall_step(conn, turn, 0))
+            if not where.gate or where.head_status is HeadStatus.RUNNING:
+                return
+            await asyncio.sleep(0.01)
+        raise Crash
+
+    async def hear(self, pool: Pool, claimed: Claim) -> None:
+        """What a workflow does that a doorbell wakes: whichever client has claimed the row."""
+        turn = claimed.turn()
+        if claimed.message_type == MessageType.STOP:
+            ended = await self.maybe_twice(lambda: end(pool, turn))
+            self.count["ended by stop"] += ended.result == "done"
+        else:
+            done = await self.maybe_twice(lambda: settle(pool, turn, claimed.inbox_id))
+            self.count["applied"] += len(done.rows)
 
     async def client(self, pool: Pool) -> None:
         """Asks, claims and works until the end."""
@@ -147,6 +219,8 @@ class Hammer:
                 for each in claimed:
                     if each.verdict == "start":
                         await self.work(pool, each)
+                    elif each.verdict == "signal":
+                        await self.hear(pool, each)
             except StaleTurn:
                 self.count["stale"] += 1
             except Crash:
@@ -164,9 +238,29 @@ class Hammer:
             for row in await rows(eyes, QUEUED):
                 if self.chance(0.2):
                     self.count["stopped"] += await stop(pool, row["agent_id"], row["agent_turn_id"]) is not None
+            await self.sweep_calls(pool)
             for row in await rows(eyes, LIVE):
+                if self.chance(0.03):
+                    await self.ask_to_stop(pool, row["active_agent_turn_id"])
                 if self.chance(0.5 if row["quiet"] else 0.02):
                     await self.fence(pool, row["active_agent_turn_id"])
+
+    async def sweep_calls(self, pool: Pool) -> None:
+        """The rules for suspended and stopping turns, and for commands that nobody answers."""
+        for turn in await pool.run(lambda c: sweep.list_overdue(c, [TARGET], older_seconds=0.1, row_limit=50)):
+            await pool.run(lambda c, turn=turn: inject_timeouts(c, turn))
+        for turn in await pool.run(lambda c: sweep.list_stops_overdue(c, [TARGET], older_seconds=0.1, row_limit=50)):
+            await self.fence(pool, turn.agent_turn_id)
+        silent = await pool.run(lambda c: sweep.retry_commands(c, [TARGET], older_seconds=0.05, row_limit=50))
+        self.count["commands again"] += len(silent)
+
+    async def ask_to_stop(self, pool: Pool, turn: AgentTurnId) -> None:
+        """Ask a turn to stop, wherever it is, often twice."""
+        try:
+            found = await self.maybe_twice(lambda: ask_to_stop(pool, turn))
+        except Crash:
+            return
+        self.count["asked to stop"] += found.verdict == "accepted"
 
     async def fence(self, pool: Pool, turn: AgentTurnId) -> None:
         ref = await locate(pool, turn)
@@ -189,7 +283,7 @@ class Hammer:
 async def test_hammer(pool: Pool, open_pool: Callable[..., Pool], hammer_seconds: float) -> None:
     seed = time.time_ns()
     log.info("seed %d", seed)
-    hammer = Hammer(seed, hammer_seconds)
+    hammer = Hammer(seed, hammer_seconds, pool)
     await add_agents(pool, *AGENTS)
     for agent in (*AGENTS, AGENTS[0]):  # a box for each to reuse, and one that all share
         sent = command(agent)
@@ -211,5 +305,7 @@ async def test_hammer(pool: Pool, open_pool: Callable[..., Pool], hammer_seconds
     kept = {row["correlation_id"]: row["agent_turn_id"] for row in asked}
     assert hammer.accepted.items() <= kept.items()
     log.info("%s", dict(hammer.count))
-    for what in ("enqueues", "finished", "twins", "repeats", "crashes", "fenced", "stopped", "killed", "stale"):
+    happened = ("enqueues", "finished", "twins", "repeats", "crashes", "fenced", "stopped", "killed", "stale")
+    of_calls = ("calls", "reports", "reports by SQL", "silent tools", "applied", "asked to stop", "ended by stop")
+    for what in (*happened, *of_calls, "commands again"):
         assert hammer.count[what], what

@@ -9,6 +9,7 @@ from ledger.intake import Enqueued
 from ledger.lease import dispatch_next, release_claims
 from ledger.pool import Pool
 from ledger.turns import fence, mark_announced
+from schema import headers
 from schema.errors import StaleTurn
 from schema.ids import AgentId
 from schema.states import TurnStatus
@@ -61,7 +62,7 @@ async def test_dispatch_leases_idle_agents_to_their_oldest_turn(agents: Pool) ->
     keys = [(PROJECT, agent) for agent in (ALICE, BOB, CAROL)]
     [leased] = await agents.run(lambda conn: dispatch_next(conn, keys))
     assert (leased.agent_id, leased.agent_turn_id, leased.turn_epoch) == (ALICE, older.reply.agent_turn_id, 1)
-    assert leased.traceparent.split("-")[1] == older.reply.trace_id
+    assert headers.trace_id(leased.context_headers[headers.TRACEPARENT]) == older.reply.trace_id
     assert leased.worker_target == TARGET
     assert (await head(agents, BOB))["active_agent_turn_id"] == newer.reply.agent_turn_id
     assert await agents.run(lambda conn: dispatch_next(conn, keys)) == []

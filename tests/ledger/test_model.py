@@ -10,14 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ledger.intake import Enqueue
 from ledger.pool import Pool
 from ledger.sweep import list_stranded
 from ledger.turns import LIVE, FinishedTurn, fence, retry_step
+from schema.cards import CardType
 from schema.errors import StaleTurn
-from schema.ids import AgentId, BoxId
+from schema.ids import AgentId, BoxId, InboxId
 from schema.states import InboxStatus, TurnStatus
 from schema.turns import TurnRef
 from tests.conftest import Databases
@@ -38,6 +46,7 @@ from tests.support.agents import (
     send,
     stop,
 )
+from tests.support.calls import ask_to_stop, expire, settle, suspend, tell, waits
 from tests.support.invariants import assert_invariants
 from turnstile.embedded import Endpoints
 
@@ -49,9 +58,23 @@ NEAR = st.sampled_from([0, 0, 0, 0, -1, 1])
 """Mostly right, sometimes one off."""
 
 
-@dataclass
+@dataclass(eq=False)
+class Row:
+    """What the model knows of a report, timeout or stop. `status`: pending | processing | final."""
+
+    turn: "Turn"
+    call: str
+    message_type: str
+    inbox_id: InboxId
+    status: str = "pending"
+
+
+OPEN = {"waiting", "received"}
+
+
+@dataclass(eq=False)
 class Turn:
-    """What the model knows of a turn. `status`: queued | dispatched | running | ended."""
+    """What the model knows of a turn. `status`: queued | dispatched | running | suspended | ended."""
 
     sent: Enqueue
     box: BoxId
@@ -59,7 +82,15 @@ class Turn:
     epoch: int = 0
     steps: int = 0
     claimed: bool = False
-    ended_by_step: int | None = None
+    cards: int = 0
+    deadline: bool | None = None
+    """Whether it is over; None once the timeouts were injected."""
+    calls: dict[str, str] = field(default_factory=dict[str, str])
+    placed: list[str] = field(default_factory=list[str])
+    """The calls that have their result in the box, in order."""
+
+    def open(self) -> list[str]:
+        return [name for name, state in self.calls.items() if state in OPEN]
 
     @property
     def agent(self) -> AgentId:
@@ -89,6 +120,7 @@ class Ledger(RuleBasedStateMachine):
         self.run(add_agents(self.pool, *AGENTS))
         self.agents = {agent: Agent() for agent in AGENTS}
         self.turns: list[Turn] = []
+        self.rows: list[Row] = []  # in the order in which they came
 
     def teardown(self) -> None:
         self.run(self.pool.close())
@@ -130,15 +162,28 @@ class Ledger(RuleBasedStateMachine):
             agent.active, turn.status, turn.epoch = turn, "dispatched", agent.epoch
         return turn
 
-    def end(self, turn: Turn, ended: FinishedTurn, bump: int, by_step: int | None) -> None:
+    def end(self, turn: Turn, ended: FinishedTurn, bump: int) -> None:
         agent = self.agents[turn.agent]
-        turn.status, turn.ended_by_step, agent.active = "ended", by_step, None
+        turn.status, agent.active = "ended", None
+        for name in turn.open():
+            turn.calls[name] = "dropped"
+        for row in self.rows:
+            if row.turn is turn and row.message_type == "stop":
+                row.status = "final"
         leased = self.lease(agent)
         if leased is None:
             agent.epoch += bump
         assert ended.result == "done"
         assert ended.next_turn_id == (leased and leased.sent.agent_turn_id)
         assert ended.head_epoch == agent.epoch
+
+    @initialize(count=st.integers(1, 3), over=st.booleans())
+    def sleep(self, count: int, over: bool) -> None:
+        """Begin where the most can happen: one turn asleep, another in its queue."""
+        self.enqueue(ALICE, None)
+        self.begin(0, 0, 0)
+        self.suspend(0, 0, count, over)
+        self.enqueue(ALICE, None)
 
     @rule(agent=AGENT, reuse=st.none() | PICK)
     def enqueue(self, agent: AgentId, reuse: int | None) -> None:
@@ -175,11 +220,17 @@ class Ledger(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        claimed = {each.agent_turn_id: each.verdict for each in self.run(claim(self.pool, *AGENTS))}
-        due = [turn for turn in self.turns if turn.status == "dispatched" and not turn.claimed]
-        assert claimed == {turn.sent.agent_turn_id: "start" for turn in due}
-        for turn in due:
+        claimed = {each.inbox_id: each.verdict for each in self.run(claim(self.pool, *AGENTS, row_limit=500))}
+        starts = [turn for turn in self.turns if turn.status == "dispatched" and not turn.claimed]
+        foreseen = {turn.sent.inbox_id: "start" for turn in starts}
+        for turn in starts:
             turn.claimed = True
+        for row in self.rows:
+            if row.status == "pending":
+                settled = row.message_type != "stop" and row.turn.calls[row.call] not in OPEN
+                foreseen[row.inbox_id] = "consumed" if settled else "signal"
+                row.status = "final" if settled else "processing"
+        assert claimed == foreseen
 
     @precondition(lambda self: self.turns)
     @rule(pick=PICK, epoch_off=NEAR, step_off=NEAR)
@@ -193,7 +244,10 @@ class Ledger(RuleBasedStateMachine):
             turn.status = "running"
             assert begun.head.step_count == turn.steps
             own = [card for card in begun.output if card.metadata.agent_turn_id == turn.sent.agent_turn_id]
-            assert len(own) == turn.steps
+            assert len(own) == turn.cards
+            assert [card.tool_call_id for card in own if card.type == CardType.TOOL_RESULT] == turn.placed
+            last = [name for name in turn.placed if name.startswith(f"{turn.sent.agent_turn_id}-{turn.steps}-")]
+            assert sorted(call.tool_call_id for call in begun.head.answered) == sorted(last)
 
     @precondition(lambda self: self.turns)
     @rule(pick=PICK, epoch_off=NEAR, step_off=NEAR)
@@ -201,11 +255,12 @@ class Ledger(RuleBasedStateMachine):
         turn = self.turns[pick % len(self.turns)]
         step = turn.steps + 1 + step_off
         done = self.stale(commit(self.pool, self.ref(turn, epoch_off), step))
-        gate = turn.status in {"dispatched", "running"} and epoch_off == 0
+        gate = turn.status in set(LIVE) and epoch_off == 0
         if gate and turn.status == "running" and step_off == 0:
             assert done is not None
             assert done.result == "done"
             turn.steps += 1
+            turn.cards += 1
         elif gate and 0 < step <= turn.steps:
             assert done is not None
             assert done.result == "already"
@@ -221,7 +276,7 @@ class Ledger(RuleBasedStateMachine):
         if turn.status == "running" and epoch_off == 0 and step_off == 0:
             assert ended is not None
             turn.steps += 1
-            self.end(turn, ended, 0, turn.steps)
+            self.end(turn, ended, 0)
         elif turn.status == "ended" and 0 < step <= turn.steps:
             assert ended is not None
             assert ended.result == "already"
@@ -235,10 +290,7 @@ class Ledger(RuleBasedStateMachine):
         ended = self.stale(fence(self.pool, self.ref(turn, epoch_off), TurnStatus.FAILED, "reaped", "reaped"))
         if turn.status in set(LIVE) and epoch_off == 0:
             assert ended is not None
-            self.end(turn, ended, 1, None)
-        elif turn.status == "ended":
-            assert ended is not None
-            assert ended.result == "already"
+            self.end(turn, ended, 1)
         else:
             assert ended is None
 
@@ -253,6 +305,102 @@ class Ledger(RuleBasedStateMachine):
             assert (stopped.output_box_id == turn.box) == all(other.box != turn.box for other in others)
             self.agents[turn.agent].queue.remove(turn)
             turn.status = "ended"
+
+    def calls(self) -> list[tuple[Turn, str]]:
+        return [(turn, name) for turn in self.turns for name in turn.calls]
+
+    @precondition(lambda self: any(turn.status == "running" for turn in self.turns))
+    @rule(pick=PICK, epoch_off=NEAR, count=st.integers(1, 3), over=st.booleans())
+    def suspend(self, pick: int, epoch_off: int, count: int, over: bool) -> None:
+        running = [turn for turn in self.turns if turn.status == "running"]
+        turn = running[pick % len(running)]
+        step = turn.steps + 1
+        names = [f"{turn.sent.agent_turn_id}-{step}-{number}" for number in range(count)]
+        seconds = 0 if over else 600
+        done = self.stale(suspend(self.pool, self.ref(turn, epoch_off), *names, step=step, wait_seconds=seconds))
+        assert (done is not None) == (epoch_off == 0)
+        if done is not None:
+            assert (done.result, done.status) == ("done", "suspended")
+            turn.status, turn.steps, turn.deadline = "suspended", step, over
+            turn.cards += 1 + count
+            turn.calls |= dict.fromkeys(names, "waiting")
+
+    @precondition(lambda self: self.calls())
+    @rule(pick=PICK)
+    def report(self, pick: int) -> None:
+        calls = self.calls()
+        turn, name = calls[pick % len(calls)]
+        reply = self.run(tell(self.pool, name)).reply
+        earlier = [row for row in self.rows if row.call == name and row.message_type == "tool_result"]
+        assert reply.inbox_id is not None
+        assert [row.inbox_id for row in earlier] == ([reply.inbox_id] if reply.duplicate else [])
+        if not earlier:
+            self.rows.append(Row(turn, name, "tool_result", reply.inbox_id))
+            if turn.calls[name] == "waiting":
+                turn.calls[name] = "received"
+
+    @precondition(lambda self: any(turn.status == "suspended" for turn in self.turns))
+    @rule(pick=PICK, epoch_off=NEAR)
+    def expire(self, pick: int, epoch_off: int) -> None:
+        asleep = [turn for turn in self.turns if turn.status == "suspended"]
+        turn = asleep[pick % len(asleep)]
+        found = {ring.inbox_id for ring in self.run(expire(self.pool, self.ref(turn, epoch_off)))}
+        if epoch_off or turn.deadline is False:
+            assert found == set()
+            return
+        timed = {row.call for row in self.rows if row.message_type == "timeout"}
+        turn.deadline = None
+        for name in sorted(turn.open()):
+            if turn.calls[name] == "waiting" and name not in timed:
+                self.rows.append(Row(turn, name, "timeout", InboxId(f"timeout-{name}")))
+        live = [row for row in self.rows if row.turn is turn and row.status != "final" and row.call in turn.open()]
+        assert found == {row.inbox_id for row in live}
+
+    @precondition(lambda self: self.rows)
+    @rule(pick=PICK, epoch_off=NEAR, picks=st.sets(PICK, min_size=1, max_size=4))
+    def settle(self, pick: int, epoch_off: int, picks: set[int]) -> None:
+        turn = self.turns[pick % len(self.turns)] if pick % 3 == 0 else self.rows[pick % len(self.rows)].turn
+        rows = [self.rows[index] for index in sorted({each % len(self.rows) for each in picks})]
+        done = self.stale(settle(self.pool, self.ref(turn, epoch_off), *(row.inbox_id for row in rows)))
+        assert (done is not None) == (turn.status in {"running", "suspended"} and epoch_off == 0)
+        if done is None:
+            return
+        foreseen: dict[str, tuple[str, str | None]] = {}
+        for row in rows:
+            if row.status == "final" or row.turn.agent != turn.agent or row.message_type == "stop":
+                continue
+            row.status = "final"
+            if row.turn is not turn:
+                foreseen[row.inbox_id] = ("skipped", "stale_turn")
+            elif row.call in turn.open():
+                foreseen[row.inbox_id] = ("consumed", None)
+                turn.calls[row.call] = "expired" if row.message_type == "timeout" else "applied"
+                turn.cards += 1
+                turn.placed.append(row.call)
+            else:
+                foreseen[row.inbox_id] = ("consumed", "already_settled")
+        assert {row.inbox_id: (row.status, row.reason) for row in done.rows} == foreseen
+        assert sorted(done.waiting) == sorted(turn.open())
+        if not turn.open():
+            turn.status = "running"
+        assert done.status == turn.status
+
+    @precondition(lambda self: self.turns)
+    @rule(pick=PICK)
+    def ask_to_stop(self, pick: int) -> None:
+        turn = self.turns[pick % len(self.turns)]
+        found = self.run(ask_to_stop(self.pool, turn.sent.agent_turn_id))
+        asked = [row for row in self.rows if row.turn is turn and row.message_type == "stop"]
+        match turn.status:
+            case "ended":
+                assert found.verdict == "already_final"
+            case "queued" | "dispatched":
+                assert found.verdict == turn.status
+            case _:
+                assert found.verdict == ("duplicate" if asked else "accepted")
+                assert found.inbox_id is not None
+                if not asked:
+                    self.rows.append(Row(turn, "", "stop", found.inbox_id))
 
     @precondition(lambda self: self.turns)
     @rule(pick=PICK)
@@ -293,6 +441,11 @@ class Ledger(RuleBasedStateMachine):
             assert row["status"] == (active.status if active else "idle")
             assert row["active_agent_turn_id"] == (active.sent.agent_turn_id if active else None)
             assert row["step_count"] == (active.steps if active else 0)
+            assert row["waiting_tool_count"] == (len(active.open()) if active else 0)
+
+    @invariant()
+    def calls_are_where_the_model_says(self) -> None:
+        assert self.run(waits(self.pool)) == {name: turn.calls[name] for turn, name in self.calls()}
 
     @invariant()
     def the_invariants_hold(self) -> None:

@@ -18,8 +18,9 @@ from ledger.lease import claim_inbox, dispatch_next, release_claims
 from ledger.pool import Pool, Session
 from ledger.queries import Connection
 from ledger.turns import begin_step, commit_step, mark_announced, recall_step, retry_step
+from ledger.waiting import apply_reports, describe_call, inject_timeouts, report_call, request_stop
 from schema.errors import StaleTurn
-from schema.ids import AgentId, AgentTurnId, InboxId
+from schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, uuid7
 from schema.turns import TurnRef
 from tests.conftest import Databases
 from tests.support.agents import (
@@ -31,7 +32,9 @@ from tests.support.agents import (
     add_agents,
     ask,
     begin,
+    claim,
     command,
+    commit,
     drain,
     finish,
     finish_on,
@@ -40,8 +43,9 @@ from tests.support.agents import (
     send,
     stop_on,
 )
+from tests.support.calls import ask_to_stop, call_record, ending, request, sleeper, told
 
-DAVE, EVE = AgentId("dave"), AgentId("eve")
+DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
 PAST = 50_000
 ROWS = 40
 """Rows that one node of a plan may see, over all its loops."""
@@ -134,51 +138,73 @@ class Live:
     """What is going on when the statements run."""
 
     running: TurnRef
-    """Alice's turn, before its first step; `queued` waits behind it."""
+    """Alice's turn, before its second step; `queued` waits behind it."""
     queued: Enqueued
     claimed: InboxId
     ended: AgentTurnId
+    asleep: TurnRef
+    """Frank's turn, past its deadline: it waits for two calls, one of them `reported`."""
+    silent: ToolCallId
+    reported: InboxId
 
 
 async def live(pool: Pool) -> Live:
-    """Alice is running, Bob idle with a turn that could run, Carol's turn rings, Dave is claimed, one has ended."""
+    """Alice is running, Bob idle with a turn that could run, Carol's rings, Dave is claimed, Frank asleep, one over."""
     ended = await lease(pool, CAROL)
     await ask(pool, BOB, output_box_id=ended.output_box_id)
     await begin(pool, ended)
     await finish(pool, ended)
     running = await lease(pool)
     await begin(pool, running)
+    await commit(pool, running)
     claimed = await lease(pool, DAVE)
     queued = await ask(pool)
     await ask(pool, CAROL)
-    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id)
+    asleep = await sleeper(pool, *(calls := [uuid7(), uuid7()]), agent=FRANK, wait_seconds=0)
+    await ask_to_stop(pool, running.agent_turn_id)
+    reported = await told(pool, calls[0])
+    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, ToolCallId(calls[1]), reported)
 
 
 def statements(now: Live) -> dict[str, Statement]:
     """Every hot statement, in an order in which each has something to do."""
-    sent, keys = command(EVE), [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL)]
-    turn, targets = now.running, [TARGET]
+    sent, keys = command(EVE), [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL), (PROJECT, FRANK)]
+    turn, targets, asleep, row = now.running, [TARGET], now.asleep, uuid7()
     return {
         "list_due_agents": lambda conn: sweep.list_due_agents(conn, targets, older_seconds=0, row_limit=9),
         "list_stranded": lambda conn: sweep.list_stranded(conn, targets, row_limit=9),
         "list_unannounced": lambda conn: sweep.list_unannounced(conn, targets, older_seconds=0, row_limit=9),
         "retry_dispatched": lambda conn: sweep.retry_dispatched(conn, targets, older_seconds=-9, row_limit=9),
         "release_stale_claims": lambda conn: sweep.release_stale_claims(conn, targets, older_seconds=-9, row_limit=9),
+        "list_overdue": lambda conn: sweep.list_overdue(conn, targets, older_seconds=0, row_limit=9),
+        "list_stops_overdue": lambda conn: sweep.list_stops_overdue(conn, targets, older_seconds=0, row_limit=9),
+        "retry_commands": lambda conn: sweep.retry_commands(conn, targets, older_seconds=-9, row_limit=9),
+        "describe_call": lambda conn: describe_call(conn, PROJECT, now.silent),
+        "inject_timeouts": lambda conn: inject_timeouts(conn, asleep),
+        "report_call": lambda conn: report_call(conn, PROJECT, request(now.silent), "{}", InboxId(row), {}),
+        "request_stop": lambda conn: request_stop(
+            conn, PROJECT, asleep.agent_turn_id, "enough", InboxId(f"stop-{row}")
+        ),
         "release_claims": lambda conn: release_claims(conn, [now.claimed], delay_seconds=0),
         "mark_announced": lambda conn: mark_announced(conn, [now.ended]),
         "enqueue_turn": lambda conn: send(conn, sent),
         "claim_inbox": lambda conn: claim_inbox(conn, keys, targets, row_limit=10),
+        "apply_reports": lambda conn: apply_reports(conn, asleep, [now.reported]),
+        "finish_suspended_turn": ending(asleep),
         "dispatch_next": lambda conn: dispatch_next(conn, keys),
-        "begin_step": lambda conn: begin_step(conn, turn, 1, BoxCache(0)),
-        "retry_step": lambda conn: retry_step(conn, turn, 1),
+        "begin_step": lambda conn: begin_step(conn, turn, 2, BoxCache(0)),
+        "retry_step": lambda conn: retry_step(conn, turn, 2),
         "recall_step": lambda conn: recall_step(conn, turn, 0),
         "stop_queued_turn": lambda conn: stop_on(conn, ALICE, now.queued),
-        "finish_turn": lambda conn: finish_on(conn, turn, 1),
-        "commit_step": lambda conn: commit_step(conn, turn, middle_record(turn, 1)),
+        "finish_turn": lambda conn: finish_on(conn, turn, 2),
+        "commit_step": lambda conn: commit_step(conn, turn, middle_record(turn, 2)),
+        "commit_step_with_calls": lambda conn: commit_step(conn, turn, call_record(turn, 2, "a", "b")),
     }
 
 
-HOT = list(statements(Live(TurnRef.model_construct(), cast("Any", None), InboxId(""), AgentTurnId(""))))
+NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="")
+NOTHING = Live(NOBODY, cast("Any", None), InboxId(""), AgentTurnId(""), NOBODY, ToolCallId(""), InboxId(""))
+HOT = list(statements(NOTHING))
 
 
 @dataclass(frozen=True)
@@ -194,13 +220,14 @@ async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
     """Each statement is planned while the database is empty; then it gets its past."""
     name = await databases.create(migrated)
     pool = Pool(databases.url(name), size=3)
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK)
     async with pool.connection() as conn:
         session = Explaining(conn)
         for statement in statements(await live(pool)).values():
             with contextlib.suppress(StaleTurn):
                 await statement(session)
         await drain(pool)
+        await claim(pool, ALICE, FRANK)  # what came too late
         async with pool.connection() as filling:
             for fill in FILL:
                 await filling.fetch(fill, *([PAST] if "$1" in fill else []))

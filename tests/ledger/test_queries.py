@@ -9,9 +9,11 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from ledger import intake, lease, queries, roster, sweep, turns, usage, views
+from ledger import intake, lease, queries, roster, sweep, turns, usage, views, waiting
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
+from schema.tools import ToolRow
+from schema.turns import Ring
 from tests.conftest import Databases
 
 ROOT = Path(__file__).parents[2]
@@ -23,27 +25,33 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     # the model that reads a query's rows, or the columns that its function reads
     "add_agent": {"verdict", "worker_target"},
     "applied_migrations": {"name", "checksum"},
+    "apply_reports": waiting.AppliedReports,
     "begin_step": CARD | {"part", "position"},
     "box_cards": CARD,
     "claim_inbox": lease.Claim,
     "commit_step": turns.CommittedStep,
+    "describe_call": waiting.CallView,
     "describe_turn": views.TurnView,
     "dispatch_next": lease.Lease,
     "enqueue_turn": {
         *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
-        *("trace_id", "recursion_depth", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
+        *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         "leased_epoch",
     },
     "finish_turn": turns.FinishedTurn,
     "get_card": CARD,
     "has_migrations": {"found"},
+    "inject_timeouts": Ring,
     "list_agents": roster.AgentRow,
     "list_due_agents": AGENT_KEY,
     "list_inbox": views.InboxLine,
+    "list_overdue": turns.TurnRef,
     "list_profile_models": usage.ProfileModel,
     "list_profiles": roster.ProfileRow,
     "list_steps": views.StepView,
     "list_stranded": AGENT_KEY,
+    "list_stops_overdue": turns.TurnRef,
+    "list_tools": ToolRow,
     "list_turns": views.TurnLine,
     "list_unannounced": sweep.Unannounced,
     "locate_turn": turns.TurnRef,
@@ -52,11 +60,19 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "make_head": NOTHING,
     "mark_announced": NOTHING,
     "put_profile": {"verdict", "agents"},
+    "put_tool": {"created"},
     "recall_step": turns.RecalledStep,
     "record_migration": NOTHING,
     "reject": NOTHING,
     "release_claims": {"inbox_id"},
     "release_stale_claims": AGENT_KEY,
+    "remove_tool": {"tool_name"},
+    "report_call": {
+        *("verdict", "inbox_id", "agent_id", "agent_turn_id", "turn_epoch", "wait_status", "channel_id"),
+        *("worker_target", "context_headers"),
+    },
+    "request_stop": waiting.RequestedStop,
+    "retry_commands": sweep.SilentCall,
     "retry_dispatched": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text"},
@@ -110,6 +126,7 @@ def sql_types(field: str) -> set[str]:
     """The SQL types whose values fit a field. `infinity` is why no raw time of an inbox row is read."""
     words: list[tuple[str, set[str]]] = [
         ("Json", JSON),
+        ("annotation=dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),
         ("annotation=list", {"text[]", "_text"}),

@@ -1,4 +1,4 @@
-"""Profiles and the roster (protocol §4)."""
+"""Profiles, the roster and tools (protocol §4)."""
 
 import json
 
@@ -6,12 +6,28 @@ import pytest
 
 from ledger.cards import box_cards
 from ledger.pool import Pool
-from ledger.roster import add_agent, list_agents, list_profiles, put_profile
+from ledger.roster import add_agent, list_agents, list_profiles, list_tools, put_profile, put_tool, remove_tool
 from schema.cards import CardType, JsonContent, content_of
 from schema.errors import BadRequest, Refused
 from schema.ids import AgentId, ProjectId
 from schema.profiles import Profile
-from tests.support.agents import ALICE, BOB, CAROL, PROJECT, add_agents, ask, begin, finish, lease, play, profile, rows
+from schema.states import AfterExecution
+from schema.tools import ToolDefinition
+from tests.support.agents import (
+    ALICE,
+    BOB,
+    CAROL,
+    PROJECT,
+    add_agents,
+    ask,
+    begin,
+    commit,
+    finish,
+    lease,
+    play,
+    profile,
+    rows,
+)
 
 
 async def test_a_profile_is_a_card_in_a_box(pool: Pool) -> None:
@@ -82,3 +98,58 @@ async def test_ids_that_cannot_be_tokens_are_refused(pool: Pool) -> None:
         await add_agent(pool, PROJECT, AgentId("a b"), "helper")
     with pytest.raises(BadRequest, match="worker_target"):
         await add_agent(pool, PROJECT, ALICE, "helper", worker_target="a.*")
+
+
+def tool(name: str = "search", **fields: object) -> ToolDefinition:
+    """A tool with one argument."""
+    given = {
+        "tool_name": name,
+        "description": "Search the web.",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+        "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.search.run",
+    }
+    return ToolDefinition.model_validate(given | fields)
+
+
+async def test_a_tool_is_put_replaced_listed_and_removed(agents: Pool) -> None:
+    assert await put_tool(agents, PROJECT, tool(options={"suspend_timeout_seconds": 5, "args": {"fixed": {"q": "x"}}}))
+    assert await put_tool(agents, PROJECT, tool("fetch", after_execution="terminate"))
+    assert await put_tool(agents, ProjectId("p2"), tool())
+    fetch, search = await list_tools(agents, PROJECT)
+    assert (fetch.tool_name, fetch.after_execution, fetch.options) == ("fetch", AfterExecution.TERMINATE, {})
+    assert (search.tool_name, search.description) == ("search", "Search the web.")
+    assert search.options == {"suspend_timeout_seconds": 5, "args": {"fixed": {"q": "x"}}}
+    assert search.target_subject == tool().target_subject
+    assert not await put_tool(agents, PROJECT, tool(description="Search nothing."))
+    _, search = await list_tools(agents, PROJECT)
+    assert (search.description, search.options) == ("Search nothing.", {})
+    await remove_tool(agents, PROJECT, "search")
+    assert [row.tool_name for row in await list_tools(agents, PROJECT)] == ["fetch"]
+    assert [row.tool_name for row in await list_tools(agents, ProjectId("p2"))] == ["search"]
+    with pytest.raises(Refused) as refused:
+        await remove_tool(agents, PROJECT, "search")
+    assert refused.value.code == "unknown_tool"
+
+
+async def test_a_first_step_reads_the_tools_of_its_project(agents: Pool) -> None:
+    await put_tool(agents, PROJECT, tool())
+    await put_tool(agents, ProjectId("p2"), tool("theirs"))
+    turn = await lease(agents)
+    [row] = (await begin(agents, turn)).head.tools
+    assert (row["tool_name"], row["parameters"]) == ("search", tool().parameters)
+    assert "project_id" not in row
+    await commit(agents, turn)
+    assert (await begin(agents, turn, 2)).head.tools == []
+
+
+@pytest.mark.parametrize("change", ["after_execution = 'explode'", "parameters = '[]'", "options = '3'"])
+async def test_a_tool_row_that_does_not_parse_is_named(agents: Pool, change: str) -> None:
+    await put_tool(agents, PROJECT, tool())
+    await rows(agents, f"UPDATE resource.tools SET {change}")  # noqa: S608 -- a constant of this test
+    with pytest.raises(BadRequest, match="search"):
+        await list_tools(agents, PROJECT)
+
+
+async def test_a_tool_needs_a_project_that_can_be_a_token(pool: Pool) -> None:
+    with pytest.raises(BadRequest, match="project_id"):
+        await put_tool(pool, ProjectId("a.b"), tool())

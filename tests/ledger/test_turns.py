@@ -6,6 +6,7 @@ from ledger.cards import BoxCache, box_cards, get_card
 from ledger.pool import Pool
 from ledger.turns import LIVE, Ending, fence, finish_turn, recall_step, retry_step
 from ledger.views import describe_turn, list_inbox, list_steps, list_turns, locate_turn
+from schema import headers
 from schema.cards import CardType, JsonContent, content_of
 from schema.errors import StaleTurn
 from schema.ids import CardId, ProjectId, turn_card_id
@@ -28,9 +29,9 @@ from tests.support.agents import (
     play,
     rows,
     start,
-    suspend,
     value,
 )
+from tests.support.calls import suspend
 
 
 def types(places: list[Position]) -> list[str]:
@@ -106,9 +107,9 @@ async def test_a_suspended_turn_is_recalled_not_begun(agents: Pool) -> None:
     turn = await lease(agents)
     await begin(agents, turn)
     await commit(agents, turn)
-    await suspend(agents, turn, "call-1", "call-2")
+    await suspend(agents, turn, "call-1", "call-2", step=2)
     with pytest.raises(StaleTurn):
-        await begin(agents, turn, 2)
+        await begin(agents, turn, 3)
     recalled = await agents.run(lambda conn: recall_step(conn, turn, 1))
     assert recalled.gate
     assert recalled.head_status == HeadStatus.SUSPENDED
@@ -181,13 +182,19 @@ async def test_a_finish_records_the_outcome_and_frees_the_agent(agents: Pool) ->
 
 async def test_a_finish_leases_the_next_turn_first_come_first_served(agents: Pool) -> None:
     turn = await lease(agents)
-    queued = [(await ask(agents)).reply.agent_turn_id for _ in range(3)]
+    traceparent = headers.new_traceparent()
+    asked = [await ask(agents, incoming={headers.TRACEPARENT: traceparent, headers.DEPTH: "3"}) for _ in range(3)]
+    queued = [each.reply.agent_turn_id for each in asked]
     await begin(agents, turn)
     ended = await finish(agents, turn)
     assert (ended.next_turn_id, ended.head_status, ended.head_epoch) == (queued[0], HeadStatus.DISPATCHED, 2)
-    leased = ended.next_lease(turn, "00-a-b-01", 0)
+    assert headers.trace_id(ended.context_headers[headers.TRACEPARENT]) == turn.trace_id
+    leased = ended.next_lease(turn)
     assert leased is not None
-    assert leased.turn_epoch == 2
+    assert (leased.turn_epoch, leased.agent_turn_id) == (2, queued[0])
+    bell = leased.doorbell("test", "dispatch")  # of the next turn's own trace and depth
+    assert headers.trace_id(bell.headers[headers.TRACEPARENT]) == headers.trace_id(traceparent) != turn.trace_id
+    assert bell.headers[headers.DEPTH] == "3"
     assert [(await play(agents)).agent_turn_id for _ in queued] == queued
     assert (await head(agents))["turn_epoch"] == 4
 
@@ -260,7 +267,7 @@ async def test_a_fence_ends_a_turn_wherever_it_is(agents: Pool, at: str, queue: 
         await begin(agents, turn)
         await commit(agents, turn)
     if at == "suspended":
-        await suspend(agents, turn, "call-1", "call-2")
+        await suspend(agents, turn, "call-1", "call-2", step=2)
     assert (await head(agents))["status"] == at
     ended = await fence(agents, turn, TurnStatus.CANCELED, "stopped", "the user stopped it")
     assert (ended.result, ended.status, ended.error_code) == ("done", TurnStatus.CANCELED, "stopped")
@@ -268,8 +275,8 @@ async def test_a_fence_ends_a_turn_wherever_it_is(agents: Pool, at: str, queue: 
     made = await agents.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id))
     assert made is not None
     thoughts = [] if at == "dispatched" else ["agent.thought"]
-    results = ["tool.result"] * 2 if at == "suspended" else []
-    assert [each.type for each in made] == [*thoughts, *results, "task.deliverable"]
+    called = ["agent.thought", *["tool.call"] * 2, *["tool.result"] * 2] if at == "suspended" else []
+    assert [each.type for each in made] == [*thoughts, *called, "task.deliverable"]
     fallback = content_of(made[-1])
     assert isinstance(fallback, JsonContent)
     assert fallback.data == {
@@ -317,12 +324,14 @@ async def test_a_late_worker_of_a_fenced_turn_has_no_effect(agents: Pool) -> Non
     assert (recalled.gate, recalled.error_code) == (False, "timeout_reaped_by_watchdog")
 
 
-async def test_a_fence_of_an_ended_turn_is_answered_its_outcome(agents: Pool) -> None:
+async def test_a_fence_of_an_ended_turn_is_stale(agents: Pool) -> None:
     turn = await lease(agents)
     await begin(agents, turn)
     await finish(agents, turn)
-    late = await fence(agents, turn, TurnStatus.FAILED, "timeout_reaped_by_watchdog", "no sign of life")
-    assert (late.result, late.status, late.error_code, late.head_epoch) == ("already", "success", None, 1)
+    with pytest.raises(StaleTurn):
+        await fence(agents, turn, TurnStatus.FAILED, "timeout_reaped_by_watchdog", "no sign of life")
+    recalled = await agents.run(lambda conn: recall_step(conn, turn, 1))
+    assert (recalled.status, recalled.error_code, recalled.head_epoch) == ("success", None, 1)
 
 
 async def test_a_fence_of_another_epoch_is_stale(agents: Pool) -> None:

@@ -24,6 +24,7 @@ from ledger.turns import (
     mark_announced,
 )
 from ledger.views import locate_turn
+from ledger.waiting import apply_reports, inject_timeouts
 from schema import headers
 from schema.cards import Card, CardType, Role, TextContent, make_card
 from schema.ids import (
@@ -34,8 +35,6 @@ from schema.ids import (
     ChannelId,
     InboxId,
     ProjectId,
-    StepId,
-    ToolCallId,
     new_box_id,
     step_card_id,
     step_id,
@@ -201,12 +200,12 @@ async def play(pool: Pool, agent: AgentId = ALICE) -> TurnRef:
 
 
 async def drain(pool: Pool) -> None:
-    """Play every turn that is left to its end, as a worker does that finds it anywhere."""
+    """Play every turn that is left to its end, as a worker does that finds it anywhere; calls time out at once."""
     while True:
         await pool.run(lambda conn: release_stale_claims(conn, [TARGET], older_seconds=0, row_limit=500))
         await dispatch(pool, await pool.run(lambda conn: list_stranded(conn, [TARGET], row_limit=50)))
         live = await rows(
-            pool, "SELECT agent_id, active_agent_turn_id FROM state.agent_state_head WHERE status <> 'idle'"
+            pool, "SELECT agent_id, active_agent_turn_id, status FROM state.agent_state_head WHERE status <> 'idle'"
         )
         if not live and not await value(pool, "SELECT count(*) FROM state.queued_turns"):
             return
@@ -214,8 +213,17 @@ async def drain(pool: Pool) -> None:
             await claim(pool, row["agent_id"], row_limit=500)
             turn = await locate(pool, row["active_agent_turn_id"])
             assert turn is not None
+            if row["status"] == "suspended":
+                await wake(pool, turn)
             begun = await begin(pool, turn, 0)
             await finish(pool, turn, begun.head.step_count + 1)
+
+
+async def wake(pool: Pool, turn: TurnRef) -> None:
+    """Time out what a suspended turn waits for."""
+    await rows(pool, "UPDATE state.agent_state_head SET resume_deadline = NULL WHERE agent_id = $1", turn.agent_id)
+    rings = await pool.run(lambda conn: inject_timeouts(conn, turn))
+    await pool.run(lambda conn: apply_reports(conn, turn, [ring.inbox_id for ring in rings]))
 
 
 async def locate(pool: Pool, turn: AgentTurnId) -> TurnRef | None:
@@ -241,23 +249,6 @@ async def box(pool: Pool, box_id: BoxId | None) -> list[Position]:
             box_id,
         )
     return [Position(row["position"], row["card_id"], row["type"]) for row in rows]
-
-
-async def suspend(pool: Pool, turn: TurnRef, *calls: str, step: int = 1, status: str = "waiting") -> None:
-    """A running turn that waits for these calls. By SQL until the ledger has a transition that suspends."""
-    async with pool.connection() as conn, conn.transaction():
-        for name in calls:
-            await conn.fetch(
-                "INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id,"
-                " tool_call_id, tool_name, wait_status) VALUES ($1, $2, $3, $4, $5, $6, 'search', $7)",
-                *(turn.project_id, turn.agent_id, turn.agent_turn_id, turn.turn_epoch),
-                *(StepId(f"{turn.agent_turn_id}-s{step}"), ToolCallId(name), status),
-            )
-        await conn.fetch(
-            "UPDATE state.agent_state_head SET status = 'suspended', waiting_tool_count = $3,"
-            " resume_deadline = now() + interval '1 minute' WHERE agent_id = $1 AND active_agent_turn_id = $2",
-            *(turn.agent_id, turn.agent_turn_id, len(calls)),
-        )
 
 
 async def rows(pool: Pool, statement: str, *args: Any) -> list[dict[str, Any]]:

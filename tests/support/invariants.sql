@@ -85,8 +85,11 @@ WHERE c.metadata ->> 'type' IN ('agent.thought', 'tool.result', 'tool.call', 'ta
 GROUP BY b.card_id HAVING count(*) > 1;
 
 -- name: card_without_a_box :many
--- No card was written by half.
-SELECT c.card_id FROM public.cards c WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id);
+-- No card was written by half; only results that no call took lie about.
+SELECT c.card_id FROM public.cards c
+WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id)
+  AND (c.metadata ->> 'type' <> 'tool.result'
+       OR EXISTS (SELECT FROM state.turn_waiting_tools w WHERE w.tool_result_card_id = c.card_id));
 
 -- name: box_without_a_row :many
 -- The boxes of a turn exist.
@@ -102,11 +105,12 @@ WHERE c.xmin <> b.xmin
   AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.payload ->> 'output_box_id' = b.box_id::text);
 
 -- name: waiting_counts_agree :many
--- A suspended head waits for as many calls as it has unanswered rows; nobody else waits.
-SELECT h.agent_id, h.waiting_tool_count FROM state.agent_state_head h
+-- A suspended head waits for as many calls as it has unanswered rows; nobody else waits, or has a deadline.
+SELECT h.agent_id, h.status, h.waiting_tool_count FROM state.agent_state_head h
 WHERE h.waiting_tool_count <> (
     SELECT count(*) FROM state.turn_waiting_tools w
-    WHERE w.agent_turn_id = h.active_agent_turn_id AND w.wait_status IN ('waiting', 'received'));
+    WHERE w.agent_turn_id = h.active_agent_turn_id AND w.turn_epoch = h.turn_epoch AND w.wait_status IN ('waiting', 'received'))
+   OR (h.status = 'suspended') <> (h.waiting_tool_count > 0) OR (h.status <> 'suspended' AND h.resume_deadline IS NOT NULL);
 
 -- name: nobody_waits_for_an_ended_turn :many
 -- An ended turn leaves no call waiting.
@@ -114,11 +118,67 @@ SELECT w.tool_call_id FROM state.turn_waiting_tools w JOIN state.turn_outcomes o
 WHERE w.wait_status IN ('waiting', 'received');
 
 -- name: one_result_a_call :many
--- Exactly one tool.result per settled call is in the output box of its turn, none for an open one (§2.8).
+-- Exactly one tool.result per settled call is in the output box of its turn, none for an open one (§2.8), or for one that
+-- had no card and was dropped while its turn went on (§7.6).
 SELECT w.tool_call_id, w.wait_status FROM state.turn_waiting_tools w
-WHERE (w.wait_status IN ('applied', 'expired', 'dropped'))::int <> (
-    SELECT count(*) FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
-    WHERE c.tool_call_id = w.tool_call_id AND c.metadata ->> 'type' = 'tool.result');
+JOIN state.agent_steps s ON s.step_id = w.step_id AND s.project_id = w.project_id
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE b.box_id = s.output_box_id) AS here, count(*) AS anywhere
+    FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+    WHERE c.tool_call_id = w.tool_call_id AND c.tenant_id = w.project_id AND c.metadata ->> 'type' = 'tool.result') r
+WHERE (r.here, r.anywhere) <> (1, 1) AND w.wait_status IN ('applied', 'expired')
+   OR r.anywhere <> 0 AND w.wait_status IN ('waiting', 'received')
+   OR w.wait_status = 'dropped' AND (r.here, r.anywhere) <> (1, 1) AND (r.anywhere <> 0 OR EXISTS (
+          SELECT FROM public.cards c WHERE c.card_id = w.tool_call_id || '-call'));
+
+-- name: applied_results_are_in_the_box :many
+-- The card that an applied or expired call names is the tool.result in its turn's box, by its tool or the system, and a
+-- dropped or open call names none.
+SELECT w.tool_call_id, w.wait_status, w.tool_result_card_id FROM state.turn_waiting_tools w
+WHERE (w.wait_status IN ('applied', 'expired')) <> (w.tool_result_card_id IS NOT NULL)
+   OR (w.wait_status IN ('applied', 'expired')) <> (w.applied_at IS NOT NULL)
+   OR w.wait_status IN ('applied', 'expired') AND NOT EXISTS (
+       SELECT FROM public.cards c JOIN public.box_cards b ON b.card_id = c.card_id
+       JOIN state.agent_steps s ON s.step_id = w.step_id AND s.output_box_id = b.box_id
+       WHERE c.card_id = w.tool_result_card_id AND c.tool_call_id = w.tool_call_id AND c.metadata ->> 'type' = 'tool.result'
+         AND c.metadata ->> 'author_id' IN ('system', 'tool.' || w.tool_name));
+
+-- name: a_consumed_report_has_a_settled_call :many
+-- No report is lost: one that is consumed was applied, or its call was settled by another (§2.7).
+SELECT i.inbox_id, i.correlation_id, w.wait_status FROM state.agent_inbox i
+JOIN state.turn_waiting_tools w ON w.tool_call_id = i.correlation_id AND w.project_id = i.project_id
+WHERE i.message_type IN ('tool_result', 'timeout') AND i.status = 'consumed' AND w.wait_status IN ('waiting', 'received');
+
+-- name: one_winner_a_call :many
+-- Of the reports of an applied or expired call exactly one was applied: it is consumed without a reason, or exhausted.
+SELECT w.tool_call_id, w.wait_status FROM state.turn_waiting_tools w
+WHERE w.wait_status IN ('applied', 'expired') AND 1 <> (
+    SELECT count(*) FROM state.agent_inbox i
+    WHERE i.correlation_id = w.tool_call_id AND i.project_id = w.project_id AND i.message_type IN ('tool_result', 'timeout')
+      AND (i.status = 'consumed' AND i.last_error IS NULL OR i.last_error = 'resume_retry_exhausted'));
+
+-- name: a_received_call_has_a_live_report :many
+-- A call that says 'received' has a report that will be applied.
+SELECT w.tool_call_id FROM state.turn_waiting_tools w
+WHERE w.wait_status = 'received' AND NOT EXISTS (
+    SELECT FROM state.agent_inbox i
+    WHERE i.correlation_id = w.tool_call_id AND i.project_id = w.project_id AND i.message_type = 'tool_result'
+      AND i.archived_at IS NULL);
+
+-- name: calls_have_their_edges :many
+-- Every call has its request edge, with its turn's depth and trace, and a reported one its one response edge.
+SELECT w.tool_call_id, w.wait_status FROM state.turn_waiting_tools w
+JOIN state.agent_inbox t ON t.agent_turn_id = w.agent_turn_id AND t.message_type IN ('turn', 'ui_action')
+WHERE NOT EXISTS (
+    SELECT FROM state.execution_edges e
+    WHERE e.correlation_id = w.tool_call_id AND e.project_id = w.project_id AND e.primitive = 'tool_call' AND e.edge_phase = 'request'
+      AND e.source_agent_turn_id = w.agent_turn_id AND e.target_agent_turn_id = w.agent_turn_id AND e.source_step_id = w.step_id
+      AND e.recursion_depth = (t.context_headers ->> 'CG-Recursion-Depth')::int
+      AND e.trace_id = split_part(t.context_headers ->> 'traceparent', '-', 2))
+   OR (w.received_at IS NOT NULL AND NOT EXISTS (
+    SELECT FROM state.execution_edges e
+    WHERE e.correlation_id = w.tool_call_id AND e.project_id = w.project_id AND e.primitive = 'report' AND e.edge_phase = 'response'
+      AND e.target_agent_turn_id = w.agent_turn_id));
 
 -- name: steps_in_order :many
 -- The steps of a turn are 1 to n, and a live head counts those of its turn.

@@ -1,6 +1,7 @@
 """`turnstile worker` and `turnstile bridge` as processes of their own, that tests may kill -9 and start again."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -18,8 +19,10 @@ class TurnstileProcess:
     """One of them; its output is gathered in a file through all its lives."""
 
     def __init__(self, role: Role, config: Path) -> None:
-        self.role = role
+        self.role: Role = role
         self.log = config.with_name(f"{role}.log")
+        self.env: dict[str, str] = {}
+        """What the next life has in its environment beside the test's own."""
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
         self._read = 0
@@ -37,7 +40,12 @@ class TurnstileProcess:
         program = Path(sys.executable).with_name("turnstile")
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                program, self.role, "--config", self._config, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+                program,
+                *(self.role, "--config", self._config),
+                env={**os.environ, **self.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     async def start(self) -> None:
@@ -62,6 +70,12 @@ class TurnstileProcess:
     async def kill(self) -> None:
         """SIGKILL."""
         await self._end(signal.SIGKILL)
+
+    async def died(self) -> int:
+        """Wait until it ends by itself; returns the exit code."""
+        process, self._process = self._process, None
+        assert process is not None
+        return await asyncio.wait_for(process.wait(), 30)
 
     async def stop(self) -> int:
         """SIGTERM; returns the exit code."""

@@ -5,10 +5,31 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import asyncpg
+
 from ledger.pool import Pool
 from ledger.queries import Connection
 
 T = TypeVar("T")
+
+
+class Counting(Pool):
+    """A pool that counts the deadlocks which its retry would hide."""
+
+    deadlocks = 0
+
+    async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """As a pool runs it."""
+
+        async def counted(conn: Connection) -> T:
+            try:
+                return await transition(conn)
+            except asyncpg.DeadlockDetectedError:
+                self.deadlocks += 1
+                raise
+
+        return await super().run(counted)
+
 
 _WAITERS = """
 SELECT count(*) AS waiting FROM pg_stat_activity

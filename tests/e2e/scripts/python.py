@@ -52,6 +52,13 @@ def three_steps(request: ModelRequest) -> ScriptLine:
     return ScriptLine(text=f"step {request.step} of {told}", reasoning=told, tool_calls=calls)
 
 
+def player(request: ModelRequest) -> ScriptLine:
+    """Says the lines of its instruction, `{"steps": [line, …]}`, one a step; then answers with the request."""
+    told = next(each.content for each in request.messages if each.role == "user")
+    lines = json.loads(told)["steps"]
+    return ScriptLine.model_validate(lines[request.step - 1]) if request.step <= len(lines) else mirror(request)
+
+
 def _shown(request: ModelRequest) -> dict[str, object]:
     return {
         "messages": [[each.role, each.content] for each in request.messages],
@@ -68,4 +75,5 @@ SCRIPTS: dict[str, Script] = {
     "gated": gated,
     "buggy": buggy,
     "three_steps": three_steps,
+    "player": player,
 }

@@ -1,0 +1,179 @@
+"""Turns that go through every fault point, whatever dies meanwhile, and the rows they leave behind.
+
+`Player` insists: a request that nobody answered, or that an error answered, is made again, as any client would.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from schema.base import JsonObject
+from schema.errors import ServerUnavailable
+from schema.faults import Fault
+from schema.ids import AgentTurnId, uuid7
+from tests.support.stack import QUICK, Config, Stack
+from tests.support.tenants import Tenant, new_tenant
+from tests.support.tools import Hand, call_of, calling, definition, hand_of
+
+Kind = Literal["answered", "silent", "stopped"]
+"""Its two calls are answered in order; nobody answers; it is stopped while it waits."""
+
+KINDS: dict[Fault, Kind] = {
+    Fault.TIMEOUTS_INJECTED: "silent",
+    Fault.STOP_COMMITTED: "stopped",
+    Fault.STOP_PUBLISHED: "stopped",
+}
+"""The kind of turn that meets a point; the others are met by one whose calls are answered."""
+
+LINES = [calling("nosuch", text="First a guess."), calling("search", "search"), {"text": "All is done."}]
+SILENT = [LINES[0], calling("silent", "silent"), LINES[2]]
+TOOLS = [definition(options={"suspend_timeout_seconds": 90}), definition("silent")]
+CALLS = 2
+HASTY: Config = {
+    **QUICK,
+    "worker": {**QUICK["worker"], "activity_heartbeat_timeout_seconds": 1.5},
+    "tools": {"suspend_timeout_seconds": 1.0},
+    "bridge": {
+        **QUICK["bridge"],
+        "pending_wakeup_seconds": 0.5,
+        "dispatched_retry_seconds": 1.0,
+        "inbox_processing_timeout_seconds": 1.0,
+        "stop_grace_seconds": 30.0,
+        "command_retry_seconds": 3.0,
+    },
+}
+"""What is broken is mended soon."""
+
+Rows = dict[Kind, dict[str, Any]]
+
+
+@dataclass
+class Player:
+    """A turn of its own project, played to its end."""
+
+    hand: Hand
+    kind: Kind
+
+    @property
+    def tenant(self) -> Tenant:
+        """Its project."""
+        return self.hand.tenant
+
+    async def play(self) -> dict[str, Any]:
+        """The turn from its enqueue to its end; returns the rows it left."""
+        lines = SILENT if self.kind == "silent" else LINES
+        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": json.dumps({"steps": lines})}
+        reply = await self.insist("enqueue", payload | {"correlation_id": uuid7()})
+        turn = AgentTurnId(str(reply["agent_turn_id"]))
+        calls = [call_of(turn, index, step=2) for index in range(CALLS)]
+        for call in calls:
+            await self.hand.called(call, timeout=60)
+        if self.kind == "answered":
+            for number, call in enumerate(calls):
+                await self.insist("report", {"tool_call_id": call, "status": "success", "result": {"n": number}})
+        elif self.kind == "stopped":
+            await self.insist("stop", {"agent_turn_id": turn})
+        await self.tenant.ended(turn, timeout=60)
+        return await rows_of(self.tenant, turn, in_order=self.kind == "answered")
+
+    async def insist(self, verb: str, payload: JsonObject) -> JsonObject:
+        """The reply of a bridge that is there and well."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    reply = await self.tenant.client.request(verb, payload, timeout=1.0)
+                except ServerUnavailable:
+                    reply = JsonObject(status="error")
+                if reply["status"] == "accepted":
+                    return reply
+                assert reply["status"] == "error", reply
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def player_of(stack: Stack, kind: Kind) -> AsyncGenerator[Player]:
+    """A player in a project of its own."""
+    async with hand_of(new_tenant(stack), *TOOLS) as hand:
+        yield Player(hand, kind)
+
+
+async def played(stack: Stack, kind: Kind) -> dict[str, Any]:
+    """The rows of a turn of this kind, from its enqueue to its end."""
+    async with player_of(stack, kind) as player:
+        return await player.play()
+
+
+async def unharmed(stack: Stack) -> Rows:
+    """The rows of each kind of turn where nothing fails."""
+    kinds: tuple[Kind, ...] = ("answered", "silent", "stopped")
+    rows = await asyncio.gather(*(played(stack, kind) for kind in kinds))
+    found = dict(zip(kinds, rows, strict=True))
+    assert {kind: len(each["cards"]) for kind, each in found.items()} == {"answered": 11, "silent": 11, "stopped": 10}
+    assert [dict(each["events"]) for each in found.values()] == [{"success": 1}, {"success": 1}, {"canceled": 1}]
+    return found
+
+
+async def rows_of(tenant: Tenant, turn: AgentTurnId, *, in_order: bool) -> dict[str, Any]:
+    """All that the turn left in the ledger and the event stream, with its ids replaced by their places.
+
+    Results that one statement made (timeouts, cancellations) are in the order of their ids, which differ by turn.
+    """
+    names = {turn: "TURN", tenant.project: "PROJECT"}
+    names |= {call_of(turn, index, step): f"CALL-{step}-{index}" for step in (1, 2) for index in range(CALLS)}
+
+    def named(value: object) -> str:
+        text = str(value)
+        for found, name in names.items():
+            text = text.replace(found, name)
+        return text
+
+    async def of(statement: str) -> list[str]:
+        return [named(list(row.values())) for row in await tenant.rows(statement, turn)]
+
+    cards = await of(
+        "SELECT c.card_id, c.content::text AS content, c.tool_call_id, c.tool_calls::text AS calls,"
+        " c.metadata ->> 'type' AS type, c.metadata ->> 'role' AS role, c.metadata ->> 'author_id' AS author,"
+        " c.metadata ->> 'step_id' AS step FROM state.turn_outcomes o"
+        " JOIN box_cards b ON b.box_id = o.output_box_id JOIN cards c USING (card_id)"
+        " WHERE o.agent_turn_id = $1 ORDER BY b.position"
+    )
+    return {
+        "cards": cards if in_order else sorted(cards),
+        "types": await of(
+            "SELECT c.metadata ->> 'type' AS type FROM state.turn_outcomes o"
+            " JOIN box_cards b ON b.box_id = o.output_box_id JOIN cards c USING (card_id)"
+            " WHERE o.agent_turn_id = $1 ORDER BY b.position"
+        ),
+        "outcome": await of(
+            "SELECT status, error_code, error, turn_epoch, deliverable_card_id, tool_result_card_id"
+            " FROM state.turn_outcomes WHERE agent_turn_id = $1"
+        ),
+        "head": await of(
+            "SELECT status, turn_epoch, waiting_tool_count FROM state.agent_state_head h WHERE EXISTS"
+            " (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = $1 AND i.project_id = h.project_id)"
+        ),
+        "waiting": sorted(
+            await of(
+                "SELECT tool_call_id, wait_status, tool_result_card_id FROM state.turn_waiting_tools"
+                " WHERE agent_turn_id = $1"
+            )
+        ),
+        "inbox": sorted(
+            await of(
+                "SELECT message_type, correlation_id = agent_turn_id AS own, status, last_error, turn_epoch"
+                " FROM state.agent_inbox WHERE agent_turn_id = $1"
+            )
+        ),
+        "edges": sorted(
+            await of(
+                "SELECT primitive, edge_phase, CASE primitive WHEN 'enqueue' THEN '' ELSE correlation_id END AS key,"
+                " recursion_depth FROM state.execution_edges WHERE target_agent_turn_id = $1"
+            )
+        ),
+        "steps": await of("SELECT step_id, status, error FROM state.agent_steps WHERE agent_turn_id = $1 ORDER BY 1"),
+        "events": Counter(named(event.payload["status"]) for event in await tenant.events("agent.*.task")),
+    }

@@ -1,0 +1,222 @@
+"""A tool of the test's own on NATS, and an agent that calls it: the test decides what is called and what is answered.
+
+The agent's model is the script `player`, whose instruction is its script. The tool hears commands by a core
+subscription, repeats included, and reports what, when and how often the test says.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from nats.aio.msg import Msg
+from pydantic import JsonValue
+
+from bridge.wire import decode_object
+from ledger.roster import put_tool
+from ledger.views import locate_turn
+from schema import headers
+from schema.base import JsonObject
+from schema.ids import AgentId, AgentTurnId, ToolCallId, step_id, tool_call_id
+from schema.inbox import ReportReply
+from schema.states import ReplyStatus
+from schema.tools import ToolDefinition
+from schema.turns import TurnRef
+from tests.support.conditions import until
+from tests.support.tenants import ALICE, Ended, Tenant, turn_of
+
+ANYTHING: JsonObject = {"type": "object", "properties": {"q": {"type": "string"}}}
+
+
+def definition(name: str = "search", **fields: Any) -> ToolDefinition:
+    """A tool that takes a text `q`, unless `fields` say otherwise."""
+    given: dict[str, Any] = {
+        "tool_name": name,
+        "description": f"The tool {name}.",
+        "parameters": ANYTHING,
+        "target_subject": f"cg.v1r4.{{project_id}}.{{channel_id}}.cmd.tool.{name}.run",
+    }
+    return ToolDefinition.model_validate(given | fields)
+
+
+def calling(*named: str | tuple[str, Any], **line: Any) -> JsonObject:
+    """A step of the model that makes these calls: names, or names with arguments (an object, or text as it is)."""
+    calls: list[tuple[str, Any]] = [(each, {"q": f"{each} it"}) if isinstance(each, str) else each for each in named]
+    made: list[JsonValue] = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    return {**line, "tool_calls": made}
+
+
+def call_of(turn: AgentTurnId, index: int = 0, step: int = 1) -> ToolCallId:
+    """The id of a call, by its place in its step."""
+    return tool_call_id(step_id(turn, step), index)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as the tool heard it."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+    @property
+    def call(self) -> ToolCallId:
+        """The call it is for."""
+        return ToolCallId(self.headers[headers.TOOL_CALL_ID])
+
+    @property
+    def payload(self) -> JsonObject:
+        """What it says."""
+        return decode_object(self.data)
+
+
+@dataclass
+class Hand:
+    """The tool in the test's hand, and the agent that calls it."""
+
+    tenant: Tenant
+    agent: AgentId
+    commands: list[Command] = field(default_factory=list[Command])
+
+    async def start(self, *steps: JsonObject, **fields: Any) -> AgentTurnId:
+        """A turn whose model says these lines, then what it was asked."""
+        return turn_of(await self.tenant.enqueue(self.agent, json.dumps({"steps": steps}), **fields))
+
+    async def heard(self, count: int = 1) -> list[Command]:
+        """The commands so far, once there are so many."""
+
+        async def enough() -> bool:
+            return len(self.commands) >= count
+
+        await until(enough, 10, f"{count} commands are heard")
+        return list(self.commands)
+
+    async def called(self, call: ToolCallId, times: int = 1, timeout: float = 10.0) -> list[Command]:
+        """The commands of a call, once it was heard so often."""
+
+        async def often() -> bool:
+            return [each.call for each in self.commands].count(call) >= times
+
+        await until(often, timeout, f"{call} is heard {times} times")
+        return [each for each in self.commands if each.call == call]
+
+    async def suspended(self, *steps: JsonObject, **fields: Any) -> AgentTurnId:
+        """A turn that sleeps: its first step's calls are out."""
+        before = len({each.call for each in self.commands})
+        turn = await self.start(*steps, **fields)
+
+        async def heard() -> bool:
+            return len({each.call for each in self.commands}) > before
+
+        await until(heard, 10, "a call is out")
+        return turn
+
+    async def answer(self, call: ToolCallId, result: Any = "found", **fields: Any) -> ReportReply:
+        """The reply to a report, whatever it is; its result is inline unless `fields` have a card or an error."""
+        inline = {} if {"tool_result_card_id", "error"} & fields.keys() else {"result": result}
+        return await self.send({"tool_call_id": call, "status": "success", **inline, **fields})
+
+    async def send(self, payload: JsonObject, told: dict[str, str] | None = None) -> ReportReply:
+        """The reply to these words under the verb `report`."""
+        reply = await self.tenant.client.request("report", payload, headers=told)
+        return ReportReply.model_validate(reply)
+
+    async def report(self, call: ToolCallId, result: Any = "found", **fields: Any) -> ReportReply:
+        """An accepted report."""
+        reply = await self.answer(call, result, **fields)
+        assert reply.status is ReplyStatus.ACCEPTED, reply
+        return reply
+
+    async def ended(self, turn: AgentTurnId) -> Ended:
+        """The turn, once its outcome is announced."""
+        return await self.tenant.ended(turn)
+
+    async def ref(self, turn: AgentTurnId) -> TurnRef:
+        """The gate of a turn in hand."""
+        found = await self.tenant.pool.run(lambda conn: locate_turn(conn, self.tenant.project, turn))
+        assert found is not None
+        return found
+
+    async def head(self) -> dict[str, Any]:
+        """The agent's head."""
+        [row] = await self.tenant.rows(
+            "SELECT * FROM state.agent_state_head WHERE project_id = $1 AND agent_id = $2",
+            *(self.tenant.project, self.agent),
+        )
+        return row
+
+    async def until_head(self, **values: object) -> dict[str, Any]:
+        """The agent's head, once it has these values."""
+
+        async def there() -> dict[str, Any] | None:
+            row = await self.head()
+            return row if values.items() <= row.items() else None
+
+        return await until(there, 10, f"the head has {values}")
+
+    async def waits(self, turn: AgentTurnId) -> dict[str, str]:
+        """`wait_status` of the turn's calls."""
+        found = await self.tenant.rows(
+            "SELECT tool_call_id, wait_status FROM state.turn_waiting_tools WHERE agent_turn_id = $1", turn
+        )
+        return {row["tool_call_id"]: row["wait_status"] for row in found}
+
+    async def inbox(self, correlation: str, *types: str) -> list[dict[str, Any]]:
+        """Inbox rows of these types (`tool_result`) under a correlation, oldest first."""
+        return await self.tenant.rows(
+            "SELECT * FROM state.agent_inbox WHERE project_id = $1 AND correlation_id = $2"
+            " AND message_type = ANY ($3) ORDER BY created_at, inbox_id",
+            *(self.tenant.project, correlation, list(types or ("tool_result",))),
+        )
+
+    async def settled(self, correlation: str, *types: str) -> tuple[str, str | None]:
+        """Status and error of the only such row, once it is final."""
+
+        async def final() -> tuple[str, str | None] | None:
+            [row] = await self.inbox(correlation, *types)
+            return (row["status"], row["last_error"]) if row["archived_at"] is not None else None
+
+        return await until(final, 10, "the inbox row is final")
+
+    async def rejections(self) -> list[tuple[str, JsonObject]]:
+        """Codes and ids of what was refused in this project."""
+        found = await self.tenant.rows(
+            "SELECT error_code, error, ids::text AS ids FROM state.rejections WHERE project_id = $1"
+            " ORDER BY rejection_id",
+            self.tenant.project,
+        )
+        return [(row["error_code"], json.loads(row["ids"])) for row in found]
+
+
+@asynccontextmanager
+async def hand_of(
+    tenant: Tenant, *tools: ToolDefinition, agent: AgentId = ALICE, **profile: Any
+) -> AsyncGenerator[Hand]:
+    """The hand, with these tools (or `search`) and an agent that may call them unless its profile says otherwise."""
+    offered = tools or (definition(),)
+    for each in offered:
+        await put_tool(tenant.pool, tenant.project, each)
+    await tenant.agent("player", agent, **{"allowed_tools": [each.tool_name for each in offered], **profile})
+    hand = Hand(tenant, agent)
+
+    async def on_command(msg: Msg) -> None:
+        hand.commands.append(Command(msg.subject, msg.data, dict(msg.headers or {})))
+
+    subscription = await tenant.stack.conn.subscribe(f"cg.v1r4.{tenant.project}.*.cmd.tool.>", on_command)
+    try:
+        yield hand
+    finally:
+        await tenant.stack.conn.unsubscribe(subscription)
+
+
+def shown(said: object) -> dict[str, Any]:
+    """What a mirroring model was asked, from what it said."""
+    assert isinstance(said, str)
+    return json.loads(said)
+
+
+def heard_by_model(ended: Ended) -> list[dict[str, Any]]:
+    """The tool messages that the model was asked with in its last step."""
+    messages = cast("list[list[str]]", shown(ended.deliverable())["messages"])
+    return [json.loads(content) for role, content in messages if role == "tool"]
