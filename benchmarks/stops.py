@@ -25,7 +25,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 CONFIG = {"worker": {"max_concurrency": 200}}
 
 
-SETTLE_SECONDS = 0.3
+SETTLE_SECONDS = 0.15
 """From the beginning of a turn's first step to a model that surely streams."""
 
 
