@@ -39,6 +39,7 @@ from tests.support.agents import (
 )
 from tests.support.calls import (
     ask_to_stop,
+    call_record,
     end,
     expire,
     result_card,
@@ -158,11 +159,13 @@ class Hammer:
         """A step that calls tools, the tools, and the wait for them, which others may help to end."""
         names = [f"{turn.agent_turn_id}-{step}-{number}" for number in range(self.dice.randrange(1, 4))]
         seconds = self.dice.random() * 0.1
-        await self.maybe_twice(lambda: suspend(pool, turn, *names, step=step, wait_seconds=seconds))
+        done = await self.maybe_twice(lambda: suspend(pool, turn, *names, step=step, wait_seconds=seconds))
+        if done.step_metadata != call_record(turn, step, *names).metadata:
+            return  # another worker committed it otherwise
         self.count["calls"] += len(names)
         tools = [self.tool(pool, turn, name) for name in names]
-        done = await asyncio.gather(*tools, self.wait(pool, turn), return_exceptions=True)
-        for each in done:
+        ended = await asyncio.gather(*tools, self.wait(pool, turn), return_exceptions=True)
+        for each in ended:
             if isinstance(each, BaseException):
                 raise each
 
@@ -240,7 +243,7 @@ class Hammer:
                     self.count["stopped"] += await stop(pool, row["agent_id"], row["agent_turn_id"]) is not None
             await self.sweep_calls(pool)
             for row in await rows(eyes, LIVE):
-                if self.chance(0.03):
+                if self.chance(0.15):
                     await self.ask_to_stop(pool, row["active_agent_turn_id"])
                 if self.chance(0.5 if row["quiet"] else 0.02):
                     await self.fence(pool, row["active_agent_turn_id"])
