@@ -33,6 +33,7 @@ LINES = [calling("nosuch", text="First a guess."), calling("search", "search"), 
 SILENT = [LINES[0], calling("silent", "silent"), LINES[2]]
 TOOLS = [definition(options={"suspend_timeout_seconds": 90}), definition("silent")]
 CALLS = 2
+PATIENCE_SECONDS = 150.0
 HASTY: Config = {
     **QUICK,
     "worker": {**QUICK["worker"], "activity_heartbeat_timeout_seconds": 1.5},
@@ -71,18 +72,18 @@ class Player:
         turn = AgentTurnId(str(reply["agent_turn_id"]))
         calls = [call_of(turn, index, step=2) for index in range(CALLS)]
         for call in calls:
-            await self.hand.called(call, timeout=60)
+            await self.hand.called(call, timeout=PATIENCE_SECONDS)
         if self.kind == "answered":
             for number, call in enumerate(calls):
                 await self.insist("report", {"tool_call_id": call, "status": "success", "result": {"n": number}})
         elif self.kind == "stopped":
             await self.insist("stop", {"agent_turn_id": turn})
-        await self.tenant.ended(turn, timeout=60)
+        await self.tenant.ended(turn, timeout=PATIENCE_SECONDS)
         return await rows_of(self.tenant, turn, in_order=self.kind == "answered")
 
     async def insist(self, verb: str, payload: JsonObject) -> JsonObject:
         """The reply of a bridge that is there and well."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
                     reply = await self.tenant.client.request(verb, payload, timeout=1.0)
