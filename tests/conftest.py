@@ -1,5 +1,6 @@
 """Real servers for the whole suite: one set a session, and a database for every test, cloned from a migrated one."""
 
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
@@ -20,6 +21,12 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=300, stateful_step_count=60)
 settings.load_profile("default")
+
+
+# A shell that puts the suite into the background has it ignore Ctrl-C, and every program that a test starts inherits that:
+# `up` and `watch` would rightly not end by the SIGINT that a test sends. A handler here is the default there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
