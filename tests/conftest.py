@@ -23,8 +23,8 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile("default")
 
 
-# A shell that puts the suite into the background has it ignore Ctrl-C, and every program that a test starts inherits that:
-# `up` and `watch` would rightly not end by the SIGINT that a test sends. A handler here is the default there.
+# A shell that puts the suite into the background has it ignore Ctrl-C, and every program that a test starts inherits
+# that: `up` and `watch` would rightly not end by the SIGINT that a test sends. A handler here is the default there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
