@@ -79,7 +79,7 @@ class Player:
         elif self.kind == "stopped":
             await self.insist("stop", {"agent_turn_id": turn})
         await self.tenant.ended(turn, timeout=PATIENCE_SECONDS)
-        return await rows_of(self.tenant, turn, in_order=self.kind == "answered")
+        return await rows_of(self.tenant, turn)
 
     async def insist(self, verb: str, payload: JsonObject) -> JsonObject:
         """The reply of a bridge that is there and well."""
@@ -118,10 +118,12 @@ async def unharmed(stack: Stack) -> Rows:
     return found
 
 
-async def rows_of(tenant: Tenant, turn: AgentTurnId, *, in_order: bool) -> dict[str, Any]:
+async def rows_of(tenant: Tenant, turn: AgentTurnId) -> dict[str, Any]:
     """All that the turn left in the ledger and the event stream, with its ids replaced by their places.
 
-    Results that one statement made (timeouts, cancellations) are in the order of their ids, which differ by turn.
+    The order of the cards is told by their types alone. Results of calls that were out together stand in the order in
+    which they were applied: a bridge that dies with the first report claimed lets the second overtake it, and results
+    that one statement made (timeouts, cancellations) are in the order of their ids, which differ by turn.
     """
     names = {turn: "TURN", tenant.project: "PROJECT"}
     names |= {call_of(turn, index, step): f"CALL-{step}-{index}" for step in (1, 2) for index in range(CALLS)}
@@ -143,7 +145,7 @@ async def rows_of(tenant: Tenant, turn: AgentTurnId, *, in_order: bool) -> dict[
         " WHERE o.agent_turn_id = $1 ORDER BY b.position"
     )
     return {
-        "cards": cards if in_order else sorted(cards),
+        "cards": sorted(cards),
         "types": await of(
             "SELECT c.metadata ->> 'type' AS type FROM state.turn_outcomes o"
             " JOIN box_cards b ON b.box_id = o.output_box_id JOIN cards c USING (card_id)"
