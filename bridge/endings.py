@@ -1,14 +1,15 @@
 """Ends of turns that the bridge makes itself, told to the world (protocol §6, §8): event, doorbell, mark."""
 
 import logging
+from collections.abc import Sequence
 
 from bridge.telling import SENDER, tell
 from ledger.pool import Pool
-from ledger.turns import FinishedTurn, fence, mark_announced
+from ledger.turns import LIVE, FinishedTurn, fence, mark_announced
 from schema.errors import StaleTurn
 from schema.events import Address, TaskEvent
 from schema.ports import Publisher
-from schema.states import TurnStatus
+from schema.states import HeadStatus, TurnStatus
 from schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,17 @@ async def announce(pool: Pool, publisher: Publisher, turn: TurnRef, done: Finish
 
 
 async def end_by_force(
-    pool: Pool, publisher: Publisher, turn: TurnRef, status: TurnStatus, error_code: str, reason: str
+    pool: Pool,
+    publisher: Publisher,
+    turn: TurnRef,
+    status: TurnStatus,
+    error_code: str,
+    reason: str,
+    from_statuses: Sequence[HeadStatus] = LIVE,
 ) -> bool:
     """Fence the turn and announce its end; False if it was over, or elsewhere, by itself."""
     try:
-        done = await fence(pool, turn, status, error_code, reason)
+        done = await fence(pool, turn, status, error_code, reason, from_statuses)
     except StaleTurn:
         log.info("turn %s went on before it was fenced (%s)", turn.agent_turn_id, error_code)
         return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -121,26 +121,26 @@ class Starter:
             hit(Fault.WORKFLOW_STARTED)
             self.counts.started += 1
         except WorkflowAlreadyStartedError:
-            # Completed, yet the ledger has it in hand: tried again, until whatever ended it shows in the ledger.
+            # Completed, yet the ledger has it in hand: the rule 'engine' starts it again, or what ended it shows soon.
             log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
             await self._release([claim], 10 * RELEASE_DELAY_SECONDS)
         except (RPCError, OSError) as error:
             log.warning("turn %s: could not be started (%s): given back", turn.agent_turn_id, type(error).__name__)
             await self._release([claim], RELEASE_DELAY_SECONDS)
 
-    async def start(self, turn: TurnRef) -> None:
+    async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> None:
         """Start the turn's workflow, or find it running; raises what the client raises."""
         given = TurnInput(**turn.model_dump(), heartbeat_timeout_seconds=self._heartbeat_timeout)
         try:
-            await self._start_workflow(turn, given)
+            await self._start_workflow(turn, given, reuse)
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
             # An engine whose data was wiped has forgotten the search attributes: declare them again.
             await declare_search_attributes(self._client)
-            await self._start_workflow(turn, given)
+            await self._start_workflow(turn, given, reuse)
 
-    async def _start_workflow(self, turn: TurnRef, given: TurnInput) -> None:
+    async def _start_workflow(self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy) -> None:
         attributes = TypedSearchAttributes(
             [
                 SearchAttributePair(options.TURN_PROJECT, turn.project_id),
@@ -156,7 +156,7 @@ class Starter:
             given,
             id=options.turn_workflow_id(turn.agent_turn_id),
             task_queue=options.task_queue(turn.worker_target),
-            id_reuse_policy=options.TURN_ID_REUSE,
+            id_reuse_policy=reuse,
             id_conflict_policy=options.TURN_ID_CONFLICT,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=attributes,

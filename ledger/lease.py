@@ -1,6 +1,7 @@
 """Leases and claims: which turn an agent is on, and which inbox rows a bridge has taken (protocol §3, §6)."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal
 
 from ledger.queries import Connection, query
@@ -8,7 +9,7 @@ from schema.base import Tolerant
 from schema.events import Address, Message
 from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
-from schema.states import MessageType
+from schema.states import HeadStatus, MessageType
 from schema.turns import Ring, TurnRef
 
 
@@ -69,6 +70,15 @@ class Claim(Tolerant):
     def ring(self) -> Ring:
         """The pointer that the turn's workflow is given."""
         return Ring.model_validate(self.model_dump())
+
+
+class TurnInHand(TurnRef):
+    """A turn that its agent has in hand, and how it is getting on; `updated_at` is the head's last change."""
+
+    status: HeadStatus
+    updated_at: datetime
+    resume_deadline: datetime | None
+    restart_count: int
 
 
 AgentKey = tuple[ProjectId, AgentId]

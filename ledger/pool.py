@@ -7,6 +7,7 @@ away is waited for up to `patience` seconds; then `ServerUnavailable`.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -176,6 +177,20 @@ class Pool:
                 if lost in {3, 30}:
                     log.warning("waiting for %s (%s)", self.server, type(error).__name__)
                 await asyncio.sleep(min(0.05 * 2**lost, 1.0))
+
+    async def rehearse(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """What the transition would answer: it runs in a transaction that is rolled back."""
+        answers: list[T] = []
+        async with self.connection() as conn:
+            with contextlib.suppress(_Rehearsed):
+                async with conn.transaction():
+                    answers.append(await transition(conn))
+                    raise _Rehearsed
+        return answers[0]
+
+
+class _Rehearsed(Exception):
+    """The end of a rehearsal."""
 
 
 class _Counted:

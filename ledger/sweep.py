@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Json
 
-from ledger.lease import AgentKey
+from ledger.lease import AgentKey, TurnInHand
 from ledger.queries import Connection, Row, query
 from schema.base import JsonObject, Tolerant
 from schema.events import Address, Message, TaskEvent
@@ -14,7 +14,9 @@ from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId, ToolCallId
 from schema.states import TurnStatus
 from schema.tools import ToolCommand
-from schema.turns import TurnRef
+
+WORKER_SILENT_SECONDS = 30.0
+"""A worker that has not signed on for so long is not there."""
 
 
 class Unannounced(Tolerant):
@@ -68,6 +70,13 @@ async def retry_dispatched(
 ) -> list[AgentKey]:
     """Rule 'dispatched, retry': the agents whose leased turn nobody began."""
     return await _agents("retry_dispatched", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def retry_resumes(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'resume': the agents whose sleeping turn was not woken by a report that was claimed."""
+    return await _agents("retry_resumes", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:
@@ -132,21 +141,21 @@ async def retry_commands(
 
 async def list_overdue(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[TurnRef]:
+) -> list[TurnInHand]:
     """Rule 'suspended': the turns whose deadline is over."""
     return await _turns("list_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def list_stops_overdue(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[TurnRef]:
+) -> list[TurnInHand]:
     """Rule 'stop': the turns that did not stop in time."""
     return await _turns("list_stops_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
-async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[TurnRef]:
+async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[TurnInHand]:
     rows = await query(name).many(conn, worker_targets=list(worker_targets), **more)
-    return [TurnRef.model_validate(dict(row)) for row in rows]
+    return [TurnInHand.model_validate(dict(row)) for row in rows]
 
 
 async def reject(
@@ -159,5 +168,7 @@ async def reject(
 
 
 async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str]) -> None:
-    """This instance serves these targets, now."""
-    await query("touch_worker").many(conn, instance=instance, worker_targets=list(worker_targets))
+    """This instance serves these targets, now; after a gap it counts as new."""
+    await query("touch_worker").many(
+        conn, instance=instance, worker_targets=list(worker_targets), silent_seconds=WORKER_SILENT_SECONDS
+    )

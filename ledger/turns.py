@@ -316,7 +316,14 @@ def _record(turn: TurnRef, record: StepRecord) -> dict[str, Any]:
     }
 
 
-async def fence(pool: Pool, turn: TurnRef, status: TurnStatus, error_code: str, reason: str) -> FinishedTurn:
+async def fence(
+    pool: Pool,
+    turn: TurnRef,
+    status: TurnStatus,
+    error_code: str,
+    reason: str,
+    from_statuses: Sequence[HeadStatus] = LIVE,
+) -> FinishedTurn:
     """End a turn by force, whatever its worker does: fallback deliverable, outcome, raised epoch, next lease (§8).
 
     Raises `StaleTurn` if the turn is not the head's any more. Two round trips.
@@ -325,7 +332,7 @@ async def fence(pool: Pool, turn: TurnRef, status: TurnStatus, error_code: str, 
     card = fallback_card(turn, made or (), status, reason)
     ending = Ending(status, card.card_id, error_code, reason)
     done = await pool.run(
-        lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=LIVE, raise_epoch=True)
+        lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=from_statuses, raise_epoch=True)
     )
     if done.result == "already":
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} was over")

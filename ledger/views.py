@@ -4,10 +4,10 @@ from datetime import datetime
 
 from pydantic import Json
 
+from ledger.lease import TurnInHand
 from ledger.queries import Connection, query
 from schema.base import JsonObject, Tolerant
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
-from schema.turns import TurnRef
 
 
 class TurnView(Tolerant):
@@ -110,7 +110,7 @@ async def list_inbox(
     return [InboxLine.model_validate(dict(row)) for row in rows]
 
 
-async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnRef | None:
+async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnInHand | None:
     """The gate and boxes of the turn, if an agent has it in hand."""
     row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
-    return None if row is None else TurnRef.model_validate(dict(row))
+    return None if row is None else TurnInHand.model_validate(dict(row))

@@ -26,17 +26,20 @@ from bridge.connection import NatsConnection, connect
 from bridge.doorbells import Doorbells
 from bridge.engine import await_client, declare_search_attributes
 from bridge.publisher import NatsPublisher
+from bridge.reconciler import Reconciler
+from bridge.rules import Rules, WatchdogTimes
 from bridge.service import VerbService
 from bridge.starter import Starter
 from bridge.streams import COMMANDS_CONSUMER, declare_commands, declare_streams, declare_wakeups, wakeup_consumer
 from bridge.verbs import Verbs
-from bridge.watchdog import Watchdog, WatchdogTimes
+from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
 from ledger.migrate import MigrationError, migrate, pending
 from ledger.pool import Pool
 from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ServerUnavailable
+from schema.ports import Publisher
 from turnstile.embedded import Endpoints
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
@@ -159,23 +162,21 @@ async def _bridge(
 ) -> list[asyncio.Task[None]]:
     targets = settings.worker.worker_targets
     publisher = NatsPublisher(conn)
-    starter = Starter(
-        pool,
-        client,
-        publisher,
-        targets,
-        heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
-    )
+    rules = safety_rules(settings, pool, publisher, client)
     await declare_streams(conn)
     verbs = Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth).handlers()
     service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency)
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
-    watchdog = Watchdog(pool, starter, publisher, targets, _times(settings))
+    watchdog = Watchdog(pool, rules)
     await service.start()
     await conn.verify()
-    jobs = [commands.run(stop), watchdog.run(stop), *(Doorbells(conn, starter, each).run(stop) for each in targets)]
+    jobs = [
+        commands.run(stop),
+        watchdog.run(stop),
+        *(Doorbells(conn, rules.starter, each).run(stop) for each in targets),
+    ]
     return [group.create_task(job) for job in jobs] + [group.create_task(_serve(service, stop))]
 
 
@@ -231,15 +232,36 @@ def _activities(
     return StepActivities(pool, model, publisher, limits, cache), SettleActivities(pool, publisher)
 
 
-def _times(settings: Settings) -> WatchdogTimes:
-    return WatchdogTimes(
-        poll_interval=settings.bridge.poll_interval_seconds,
-        inbox_processing_timeout=settings.bridge.inbox_processing_timeout_seconds,
-        pending_wakeup=settings.bridge.pending_wakeup_seconds,
-        dispatched_retry=settings.bridge.dispatched_retry_seconds,
-        stop_grace=settings.bridge.stop_grace_seconds,
-        command_retry=settings.bridge.command_retry_seconds,
+def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: Client) -> Rules:
+    """The rules of the safety net, as they are set, for the served targets."""
+    targets, bridge = settings.worker.worker_targets, settings.bridge
+    heartbeat = settings.worker.activity_heartbeat_timeout_seconds
+    starter = Starter(pool, client, publisher, targets, heartbeat_timeout_seconds=heartbeat)
+    times = WatchdogTimes(
+        poll_interval=bridge.poll_interval_seconds,
+        inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,
+        pending_wakeup=bridge.pending_wakeup_seconds,
+        dispatched_retry=bridge.dispatched_retry_seconds,
+        dispatched_timeout=bridge.dispatched_timeout_seconds,
+        active_reap=bridge.active_reap_seconds,
+        engine_interval=bridge.engine_interval_seconds,
+        stop_grace=bridge.stop_grace_seconds,
+        command_retry=bridge.command_retry_seconds,
     )
+    reconciler = Reconciler(pool, client, starter, publisher, targets)
+    return Rules(pool, starter, publisher, reconciler, targets, times)
+
+
+@asynccontextmanager
+async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
+    """The rules on servers of their own, for a command that runs them; each server is waited for."""
+    async with (
+        _pool(settings, endpoints, 4, "turnstile-watchdog") as pool,
+        _nats(endpoints, "turnstile-watchdog") as conn,
+    ):
+        client = await _client(endpoints, turnstile_plugin())
+        await declare_search_attributes(client)
+        yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
 
 
 @asynccontextmanager

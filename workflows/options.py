@@ -14,6 +14,8 @@ from schema.ids import workflow_id as _workflow_id
 
 TURN_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
 """A lost run can be started again; a completed one cannot."""
+TURN_ID_RESTART = WorkflowIDReusePolicy.ALLOW_DUPLICATE
+"""The safety net's: it has made sure that the ledger still has the turn in hand."""
 TURN_ID_CONFLICT = WorkflowIDConflictPolicy.USE_EXISTING
 """A second claim of a running turn finds it."""
 WORKFLOW_TASK_TIMEOUT = timedelta(seconds=3)
@@ -59,3 +61,8 @@ def task_queue(worker_target: str) -> str:
 def turn_workflow_id(turn: AgentTurnId) -> str:
     """The workflow id of a turn."""
     return _workflow_id(turn)
+
+
+def turn_of(workflow: str) -> AgentTurnId:
+    """The turn of a workflow id of ours."""
+    return AgentTurnId(workflow.removeprefix(_workflow_id(AgentTurnId(""))))

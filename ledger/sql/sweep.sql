@@ -75,32 +75,43 @@ INSERT INTO state.rejections (project_id, source, error_code, error, ids)
 VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
--- This instance serves these targets, now.
-INSERT INTO state.workers (worker_target, instance, last_seen_at)
+-- This instance serves these targets, now; a gap of more than silent_seconds starts its service anew. Forgets the long gone.
+WITH gone AS (
+    DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
+)
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at)
 SELECT DISTINCT t.worker_target, :instance, now() FROM unnest(:worker_targets::text[]) t (worker_target)
-ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at;
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
+    started_at = CASE WHEN w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8) THEN now() ELSE w.started_at END;
 
 -- name: list_overdue :many
 -- Rule 'suspended': turns whose resume deadline has passed (or is cleared), with the gate of each.
-SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
-       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, a.worker_target, h.profile_box_id::text AS profile_box_id,
-       h.context_box_id::text AS context_box_id, h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id
-FROM state.agent_state_head h
-JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
-WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND a.worker_target = ANY (:worker_targets::text[])
-  AND coalesce(h.resume_deadline, h.updated_at) < now() - make_interval(secs => :older_seconds::float8)
+SELECT t.* FROM state.turns_in_hand t
+WHERE t.status = 'suspended' AND t.worker_target = ANY (:worker_targets::text[])
+  AND coalesce(t.resume_deadline, t.updated_at) < now() - make_interval(secs => :older_seconds::float8)
 LIMIT :row_limit::int;
+
+-- name: retry_resumes :many
+-- Rule 'resume': a report of a sleeping turn was claimed, but the turn has not woken: its row becomes pending again.
+WITH late AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_inbox i
+    JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+    JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+    WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.status = 'processing'
+      AND i.message_type IN ('tool_result', 'timeout') AND h.status = 'suspended'
+      AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+    ORDER BY i.next_retry_at LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
+)
+UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
+FROM late WHERE i.inbox_id = late.inbox_id
+RETURNING i.project_id, i.agent_id;
 
 -- name: list_stops_overdue :many
 -- Rule 'stop': turns that were asked to stop and are not over after the grace.
-SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
-       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, a.worker_target, h.profile_box_id::text AS profile_box_id,
-       h.context_box_id::text AS context_box_id, h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id
-FROM state.agent_inbox i
-JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+SELECT t.* FROM state.agent_inbox i
+JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
 WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.message_type = 'stop'
-  AND i.created_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+  AND i.created_at < now() - make_interval(secs => :older_seconds::float8) AND t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;
 
 -- name: retry_commands :many

@@ -47,11 +47,6 @@ ORDER BY i.created_at DESC LIMIT :row_limit::int;
 
 -- name: locate_turn :opt
 -- The gate and boxes of a turn that the head has now, for whoever must act on it from outside.
-SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
-       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, coalesce(a.worker_target, 'worker_generic') AS worker_target,
-       coalesce(h.profile_box_id, h.context_box_id)::text AS profile_box_id, h.context_box_id::text AS context_box_id,
-       h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id
-FROM state.agent_inbox i
-JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
-LEFT JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+SELECT t.* FROM state.agent_inbox i
+JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action');

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from ledger import intake, lease, queries, roster, sweep, turns, usage, views, waiting
+from ledger import intake, lease, queries, recovery, roster, sweep, turns, usage, views, waiting
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
 from schema.tools import ToolRow
@@ -30,6 +30,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "box_cards": CARD,
     "claim_inbox": lease.Claim,
     "commit_step": turns.CommittedStep,
+    "confirm_in_hand": {"agent_turn_id"},
     "describe_call": waiting.CallView,
     "describe_turn": views.TurnView,
     "dispatch_next": lease.Lease,
@@ -44,17 +45,22 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "inject_timeouts": Ring,
     "list_agents": roster.AgentRow,
     "list_due_agents": AGENT_KEY,
+    "list_in_hand": lease.TurnInHand,
     "list_inbox": views.InboxLine,
-    "list_overdue": turns.TurnRef,
+    "list_over": recovery.OverTurn,
+    "list_overdue": lease.TurnInHand,
     "list_profile_models": usage.ProfileModel,
     "list_profiles": roster.ProfileRow,
+    "list_repairs": recovery.Repairs,
+    "list_silent": lease.TurnInHand,
     "list_steps": views.StepView,
     "list_stranded": AGENT_KEY,
-    "list_stops_overdue": turns.TurnRef,
+    "list_stops_overdue": lease.TurnInHand,
     "list_tools": ToolRow,
     "list_turns": views.TurnLine,
     "list_unannounced": sweep.Unannounced,
-    "locate_turn": turns.TurnRef,
+    "list_undispatched": lease.TurnInHand,
+    "locate_turn": lease.TurnInHand,
     "lock_migrations": {"pg_advisory_lock"},
     "make_box": NOTHING,
     "make_head": NOTHING,
@@ -63,6 +69,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "put_tool": {"created"},
     "recall_step": turns.RecalledStep,
     "record_migration": NOTHING,
+    "record_repairs": NOTHING,
     "reject": NOTHING,
     "release_claims": {"inbox_id"},
     "release_stale_claims": AGENT_KEY,
@@ -72,12 +79,15 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("worker_target", "context_headers"),
     },
     "request_stop": waiting.RequestedStop,
+    "restart_turn": {"restart_count"},
     "retry_commands": sweep.SilentCall,
     "retry_dispatched": AGENT_KEY,
+    "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
+    "take_duty": {"duty"},
     "touch_worker": NOTHING,
     "unlock_migrations": {"pg_advisory_unlock"},
 }

@@ -6,13 +6,13 @@ from datetime import timedelta
 import pytest
 
 from ledger import sweep
+from ledger.lease import TurnInHand
 from ledger.pool import Pool
 from ledger.turns import fence
 from schema import headers
 from schema.errors import BadRequest, StaleTurn
 from schema.ids import AgentTurnId, uuid7
 from schema.states import HeadStatus, TurnStatus
-from schema.turns import TurnRef
 from tests.support.agents import (
     ALICE,
     BOB,
@@ -219,7 +219,7 @@ async def test_turns_that_do_not_stop_in_time_are_listed(agents: Pool) -> None:
     await ask_to_stop(agents, turn.agent_turn_id)
     await ask_to_stop(agents, other.agent_turn_id)
 
-    async def listed(target: str = TARGET, older: float = 5) -> list[TurnRef]:
+    async def listed(target: str = TARGET, older: float = 5) -> list[TurnInHand]:
         return await agents.run(lambda c: sweep.list_stops_overdue(c, [target], older_seconds=older, row_limit=9))
 
     assert await listed() == []
@@ -233,7 +233,7 @@ async def test_turns_that_do_not_stop_in_time_are_listed(agents: Pool) -> None:
     await claim(agents, ALICE, BOB)  # a bridge that took it and told the workflow changes nothing
     assert {each.agent_turn_id for each in await listed()} == {turn.agent_turn_id, other.agent_turn_id}
     await end(agents, turn)
-    assert await listed() == [other]
+    assert [each.agent_turn_id for each in await listed()] == [other.agent_turn_id]
     await fence(agents, other, TurnStatus.CANCELED, "stopped", "the turn was stopped")
     assert await listed() == []
     states = await rows(agents, "SELECT status FROM state.agent_inbox WHERE message_type = 'stop'")

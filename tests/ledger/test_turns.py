@@ -359,7 +359,9 @@ async def test_a_forced_end_may_name_the_states_it_ends(agents: Pool) -> None:
 async def test_views_say_where_a_turn_stands(agents: Pool) -> None:
     turn = await lease(agents, correlation_id="c")
     queued = (await ask(agents)).reply.agent_turn_id
-    assert await agents.run(lambda conn: locate_turn(conn, PROJECT, turn.agent_turn_id)) == turn
+    found = await agents.run(lambda conn: locate_turn(conn, PROJECT, turn.agent_turn_id))
+    assert found is not None
+    assert TurnRef.model_validate(found.model_dump()) == turn
     await begin(agents, turn)
     await commit(agents, turn)
 

@@ -1,0 +1,28 @@
+-- What the safety net remembers (protocol §8): since when a worker serves, whose turn a sweep is, and what was mended.
+
+ALTER TABLE state.workers ADD COLUMN started_at timestamptz NOT NULL DEFAULT now();
+COMMENT ON COLUMN state.workers.started_at IS 'since when it has signed on without a gap';
+
+-- A duty that one bridge at a time does, at most every so often: comparing ledger and engine costs calls.
+CREATE TABLE state.duties (
+    duty     text PRIMARY KEY,
+    taken_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- Rows mended since the database was made, by rule; over all bridges.
+CREATE TABLE state.repairs (
+    rule       text PRIMARY KEY,
+    repaired   bigint NOT NULL DEFAULT 0,
+    last_at    timestamptz NOT NULL DEFAULT now()
+);
+
+-- The turns that agents have in hand: gate and boxes, for whoever must act on one from outside, and how it is getting on.
+CREATE VIEW state.turns_in_hand AS
+SELECT h.project_id, coalesce(h.active_channel_id, 'public') AS channel_id, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
+       h.turn_epoch, coalesce(h.active_inbox_id, '') AS inbox_id, coalesce(a.worker_target, 'worker_generic') AS worker_target,
+       coalesce(h.profile_box_id, h.context_box_id)::text AS profile_box_id, h.context_box_id::text AS context_box_id,
+       h.output_box_id::text AS output_box_id, coalesce(h.trace_id, '') AS trace_id,
+       h.status, h.updated_at, h.resume_deadline, h.restart_count
+FROM state.agent_state_head h
+LEFT JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+WHERE h.output_box_id IS NOT NULL;
