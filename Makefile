@@ -4,6 +4,7 @@
 #   make test     the test suite, on real servers          ARGS="-k lease"
 #   make check    lint, format, types, import rules
 #   make bench    turns/s, time to stop, the cost of sleeping
+#   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench chaos clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,6 +46,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m chaos $(ARGS)
 
 # The lock of a data directory is free (flock) when no servers run on it.
 clean:

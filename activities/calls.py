@@ -4,12 +4,13 @@ What the model left out is filled from `options.args.defaults`, what is forced f
 variable only the name is put on the card. A call that breaks its schema is never sent: the model hears what is wrong.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
+from jsonschema.protocols import Validator
 from pydantic import JsonValue
 from referencing import Registry
 
@@ -41,7 +42,8 @@ def ready(row: ToolRow, arguments_text: str, values: dict[str, str], suspend_sec
     except BadRequest as error:
         return f"The tool {row.tool_name} cannot be called: {error}"
     filled = _fill(given, options, values)
-    if (problem := _violation(row, options, filled)) is not None:
+    own = {name: value for name, value in filled.items() if name not in options.envs}
+    if (problem := violation(row.tool_name, _schema(row, options), own)) is not None:
         return problem
     waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
@@ -68,25 +70,33 @@ def _rendered(value: JsonValue, values: dict[str, str]) -> JsonValue:
             return value
 
 
-def _violation(row: ToolRow, options: ToolOptions, arguments: JsonObject) -> str | None:
-    """How the arguments break the schema; env arguments are the tool service's to fill, so they are left out."""
+def _schema(row: ToolRow, options: ToolOptions) -> JsonObject:
+    """The row's schema without its env arguments, which are the tool service's to fill."""
     schema = dict(row.parameters) or {"type": "object"}
     required = schema.get("required")
     if isinstance(required, list):
         schema["required"] = [name for name in required if name not in options.envs]
-    checked = {name: value for name, value in arguments.items() if name not in options.envs}
+    return schema
+
+
+def _registered(schema: JsonObject) -> Validator:
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def violation(
+    name: str, schema: JsonObject, arguments: JsonObject, make: Callable[[JsonObject], Validator] = _registered
+) -> str | None:
+    """How the arguments of the tool break the schema, as a sentence for the model; None if they do not."""
     try:
-        validator = Draft202012Validator(schema, registry=Registry())
-        found = cast("Iterable[ValidationError]", validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
-        error = cast("ValidationError | None", best_match(found))  # pyright: ignore[reportUnknownMemberType]
+        error = cast("ValidationError | None", best_match(make(schema).iter_errors(arguments)))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
     except (SchemaError, UnknownType, RecursionError):
-        return f"The tool {row.tool_name} cannot be called: its parameters are no JSON schema."
+        return f"The tool {name} cannot be called: its parameters are no JSON schema."
     except Exception as trouble:  # noqa: BLE001 -- a schema by a stranger may refer anywhere; nothing is fetched
-        return f"The tool {row.tool_name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
-    return None if error is None else _worded(row, error)
+        return f"The tool {name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
+    return None if error is None else _worded(name, error)
 
 
-def _worded(row: ToolRow, error: ValidationError) -> str:
+def _worded(name: str, error: ValidationError) -> str:
     where = "/".join(str(part) for part in error.absolute_path)
     at = f" at {where}" if where else ""
-    return f"The arguments of {row.tool_name} do not fit its parameters{at}: {error.message[:500]}"
+    return f"The arguments of {name} do not fit its parameters{at}: {error.message[:500]}"

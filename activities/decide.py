@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from activities.calls import ready
+from activities.choices import Accepted, Refusal, ending
 from activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
-from activities.toolspecs import check_fields, parse_submit_result
 from activities.turnconfig import TurnConfig
+from schema.base import JsonObject
 from schema.cards import (
     SYSTEM_AUTHOR,
     Card,
@@ -15,7 +16,6 @@ from schema.cards import (
     JsonContent,
     ResultField,
     Role,
-    SubmittedField,
     TextContent,
     ThoughtCall,
     ToolCallContent,
@@ -100,13 +100,14 @@ def decide(asked: Asked, answer: ModelAnswer) -> Decision:
     thought = _thought(asked, answer.text, calls)
     if not calls:
         return _without_calls(asked, answer.text, thought)
-    if submitted := [call for call in calls if call.answered.name == SUBMIT_RESULT]:
-        problem = _submission_problem(asked, calls, submitted[0])
-        if isinstance(problem, list):
-            return _submit(asked, thought, submitted[0], problem)
-        cards = (*thought, *(_refusal(asked, call, "invalid_submission", problem) for call in calls))
-        return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
-    return _with_calls(asked, answer.text, thought, calls)
+    match ending(answer.calls, asked.config.choices, asked.wanted):
+        case None:
+            return _with_calls(asked, answer.text, thought, calls)
+        case Refusal(code, message):
+            cards = (*thought, *(_refusal(asked, call, code, message) for call in calls))
+            return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
+        case Accepted(deliverable):
+            return _accept(asked, thought, calls[0], deliverable)
 
 
 def _with_calls(asked: Asked, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
@@ -184,7 +185,7 @@ def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decisi
     if not asked.config.must_end_with:
         deliverable = _deliverable(asked, TextContent(text=text if text.strip() else EMPTY_DELIVERABLE))
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    names = ", ".join(asked.config.must_end_with)
+    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices)))
     reminder = TextContent(
         text=f"This task is not finished by text alone. End it by calling one of these tools: {names}."
     )
@@ -212,28 +213,19 @@ def _out_of_steps(asked: Asked, text: str, cards: tuple[Card, ...]) -> Deliver:
     return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
 
 
-def _submission_problem(asked: Asked, calls: Sequence[_Call], submitted: _Call) -> list[SubmittedField] | str:
-    """The accepted fields, or what is wrong with the submission."""
-    if len(calls) > 1:
-        return f"{SUBMIT_RESULT} must be the only call of its step: nothing of this step was done. Call it alone."
-    fields = parse_submit_result(submitted.answered.arguments_text)
-    if isinstance(fields, str):
-        return fields
-    return check_fields(asked.wanted, fields) or fields
-
-
-def _submit(asked: Asked, thought: tuple[Card, ...], call: _Call, fields: list[SubmittedField]) -> Deliver:
+def _accept(asked: Asked, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
+    """The call ends the turn, whatever `must_end_with` says."""
     accepted = ToolResultContent(
         status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
     )
     result = _result(asked, call, accepted)
-    deliverable = _deliverable(asked, JsonContent(data={"fields": [field.model_dump(mode="json") for field in fields]}))
+    deliverable = _deliverable(asked, JsonContent(data=data))
     return Deliver((*thought, result, deliverable), TurnStatus.SUCCESS, deliverable.card_id, None, result.card_id)
 
 
 def _unknown(asked: Asked, call: _Call) -> str:
-    names = ", ".join([*asked.config.tools, SUBMIT_RESULT]) if not asked.is_last else SUBMIT_RESULT
-    return f"There is no tool {call.answered.name[:64]!r} here. Available: {names}."
+    names = [*(() if asked.is_last else asked.config.tools), *asked.config.choices, SUBMIT_RESULT]
+    return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
 
 
 def _refusal(asked: Asked, call: _Call, code: str, message: str) -> Card:

@@ -10,8 +10,9 @@ Where a box says more than a model may hear:
 - A card that several boxes name, or one box twice, is rendered once, where it stands last.
 - A result belongs to the nearest call of its id before it, and only the first one does; a result without a call is
   left out. A call without a result, the memory of a dead turn, gets `{"status":"canceled"}`.
-- A text deliverable is left out if an `agent.thought` of the same `agent_turn_id` has the same text; every JSON one
-  (of `submit_result`, of a terminating tool, a fallback) is rendered as JSON text.
+- A deliverable is left out if an `agent.thought` of the same `agent_turn_id` says it: a text one if it has the same
+  text, that of a choice if it made the call. Every other JSON one (of `submit_result`, of a terminating tool, a
+  fallback) is rendered as JSON text.
 - `task.result_fields` and `sys.must_end_with_required` are user messages: a system message amid a conversation is
   refused by some providers and moved out of its place by others.
 - Images are left out, with a note in their place: models are asked with text alone. They are known as data URIs in a
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
+from activities.choices import chosen
 from activities.message_names import CallNames, function_name
 from activities.text import parse_arguments
 from activities.toolspecs import fields_of
@@ -83,6 +85,37 @@ class _Pairs:
                 call.result = card
 
 
+@dataclass(slots=True)
+class _Said:
+    """What thoughts say: texts by turn, and arguments by turn and name of the call."""
+
+    texts: set[tuple[AgentTurnId | None, str]] = field(default_factory=set[tuple[AgentTurnId | None, str]])
+    calls: dict[tuple[AgentTurnId | None, str], list[str]] = field(
+        default_factory=dict[tuple[AgentTurnId | None, str], list[str]]
+    )
+
+    def take(self, card: Card) -> None:
+        if card.type == CardType.THOUGHT:
+            turn = card.metadata.agent_turn_id
+            self.texts.add((turn, _text(card).strip()))
+            for call in card.tool_calls or ():
+                self.calls.setdefault((turn, call.tool_name), []).append(call.arguments)
+
+    def has(self, deliverable: Card) -> bool:
+        """Whether a thought of the deliverable's turn says it."""
+        turn, content = deliverable.metadata.agent_turn_id, content_of(deliverable)
+        if turn is None:
+            return False
+        match content:
+            case TextContent():
+                return (turn, content.text.strip()) in self.texts
+            case JsonContent() if (found := chosen(content.data)) is not None:
+                name, arguments = found
+                return any(parse_arguments(text) == arguments for text in self.calls.get((turn, name), ()))
+            case _:
+                return False
+
+
 def build_messages(
     system_prompt: str, memory: Sequence[Card], context: Sequence[Card], current: Sequence[Card]
 ) -> tuple[ModelMessage, ...]:
@@ -97,9 +130,11 @@ def build_messages(
     for card in named:
         pairs.take(card)
     cards = _each_once(named)
-    thoughts = {(card.metadata.agent_turn_id, _text(card).strip()) for card in cards if card.type == CardType.THOUGHT}
+    said = _Said()
+    for card in cards:
+        said.take(card)
     names = CallNames()
-    rendered = [message for card in cards for message in _render(card, pairs, thoughts, names)]
+    rendered = [message for card in cards for message in _render(card, pairs, said, names)]
     if not any(message.role == "user" for message in rendered):
         raise ModelError("model_request_invalid", "no card of the turn asks the model anything", retryable=False)
     if rendered[0].role != "user":
@@ -115,9 +150,7 @@ def _each_once(cards: Sequence[Card]) -> list[Card]:
     return [card for position, card in enumerate(cards) if last[card.card_id] == position]
 
 
-def _render(
-    card: Card, pairs: _Pairs, thoughts: set[tuple[AgentTurnId | None, str]], names: CallNames
-) -> Iterable[ModelMessage]:
+def _render(card: Card, pairs: _Pairs, said: _Said, names: CallNames) -> Iterable[ModelMessage]:
     match card.type:
         case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))
@@ -127,7 +160,7 @@ def _render(
         case CardType.THOUGHT:
             yield from _thought(card, pairs.by_card.get(card.card_id, []), names)
         case CardType.DELIVERABLE:
-            if not _is_said(card, thoughts):
+            if not said.has(card):
                 yield ModelMessage(role="assistant", content=_text(card))
         case _:
             pass  # results come with their calls; the other types, and those of strangers, are not for the model
@@ -144,12 +177,6 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
     for call, each in zip(calls, answered, strict=True):
         result = _CANCELED if each.result is None else _result_text(each.result)
         yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
-
-
-def _is_said(deliverable: Card, thoughts: set[tuple[AgentTurnId | None, str]]) -> bool:
-    """Whether a thought of the same turn has the deliverable's text."""
-    turn, content = deliverable.metadata.agent_turn_id, content_of(deliverable)
-    return turn is not None and isinstance(content, TextContent) and (turn, content.text.strip()) in thoughts
 
 
 def _args(call: ThoughtCall) -> str:

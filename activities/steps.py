@@ -25,7 +25,7 @@ from activities.resume import Termination, termination
 from activities.settle import STOPPED, end_stopped, tell_applied
 from activities.telling import Teller
 from activities.toolspecs import wanted_fields
-from activities.turnconfig import Pinned, TurnConfig, last_step_specs, pin
+from activities.turnconfig import Pinned, TurnConfig, pin
 from ledger.cards import BoxCache
 from ledger.pool import Pool
 from ledger.turns import (
@@ -145,7 +145,7 @@ class StepActivities:
             step=step.number,
             config=pinned.config.llm_config,
             messages=messages,
-            tools=last_step_specs(pinned.specs) if asked.is_last else pinned.specs,
+            tools=pinned.last_specs if asked.is_last else pinned.specs,
             address=step.teller.address,
         )
         return await ask(

@@ -1,4 +1,4 @@
-"""Tool specs offered to a model, OpenAI-style, and the built-in `submit_result` (protocol §7.3, §7.4). Pure.
+"""Tool specs offered to a model, OpenAI-style: tools, choices, `submit_result` (protocol §7.3, §7.4). Pure.
 
 A row that cannot become a spec costs a warning, never the turn; what `options.args.fixed` and `options.envs` force is
 hidden from the model. Problems are worded for the model, which reads them in a failed `tool.result` and tries again.
@@ -6,7 +6,7 @@ hidden from the model. Problems are worded for the model, which reads them in a 
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue, ValidationError
@@ -16,10 +16,8 @@ from schema.base import JsonObject, Tolerant
 from schema.cards import Card, CardType, CardUnreadable, FieldsSchemaContent, ResultField, SubmittedField, content_of
 from schema.errors import BadRequest
 from schema.ids import CardId
-from schema.tools import SUBMIT_RESULT, ToolRow, options_of
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
-"""What every provider accepts as a function name."""
+from schema.profiles import Choice
+from schema.tools import FUNCTION_NAME, SUBMIT_RESULT, ToolRow, options_of
 
 
 def function_spec(name: str, description: str, parameters: JsonObject) -> JsonObject:
@@ -56,7 +54,7 @@ SUBMIT_RESULT_SPEC: JsonObject = function_spec(
 
 @dataclass(frozen=True, slots=True)
 class ToolSpecs:
-    """What a turn's model is offered: `specs` with `submit_result` last, the `rows` behind the others by name."""
+    """What a turn's model is offered: specs of tools, choices and `submit_result`; the `rows` of the tools by name."""
 
     specs: tuple[JsonObject, ...]
     rows: dict[str, ToolRow]
@@ -64,8 +62,14 @@ class ToolSpecs:
     """Why an allowed tool is not offered; for the log."""
 
 
-def build_tool_specs(rows: Sequence[ToolRow], allowed_tools: Sequence[str]) -> ToolSpecs:
-    """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: empty allows none."""
+def build_tool_specs(
+    rows: Sequence[ToolRow], allowed_tools: Sequence[str], choices: Sequence[Choice] = ()
+) -> ToolSpecs:
+    """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: empty allows none.
+
+    A choice takes its name from a row that has it too.
+    """
+    chosen = {choice.name for choice in choices}
     by_name = {row.tool_name: row for row in rows}
     specs: list[JsonObject] = []
     offered: dict[str, ToolRow] = {}
@@ -76,6 +80,9 @@ def build_tool_specs(rows: Sequence[ToolRow], allowed_tools: Sequence[str]) -> T
         row = by_name.get(name)
         if name == SUBMIT_RESULT:
             continue
+        if name in chosen:
+            warnings.append(f"allowed tool {name} is not offered: the turn has a choice of this name")
+            continue
         if row is None:
             warnings.append(f"allowed tool {name} is not among the project's tools")
             continue
@@ -85,13 +92,32 @@ def build_tool_specs(rows: Sequence[ToolRow], allowed_tools: Sequence[str]) -> T
             warnings.append(str(error))
         else:
             offered[name] = row
-    return ToolSpecs((*specs, SUBMIT_RESULT_SPEC), offered, tuple(warnings))
+    return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC), offered, tuple(warnings))
+
+
+def last_specs(specs: Sequence[JsonObject], choices: Iterable[str]) -> tuple[JsonObject, ...]:
+    """What the last allowed step offers of these specs: the choices and `submit_result` (protocol §7.8)."""
+    kept = {SUBMIT_RESULT, *choices}
+    return tuple(spec for spec in specs if _name(spec) in kept)
+
+
+def _name(spec: JsonObject) -> str | None:
+    match spec:
+        case {"function": {"name": str(name)}}:
+            return name
+        case _:
+            return None
+
+
+def choice_spec(choice: Choice) -> JsonObject:
+    """The spec of a choice; some providers want `properties`, if empty ones."""
+    return function_spec(choice.name, choice.description, {"properties": {}, **choice.parameters})
 
 
 def tool_spec(row: ToolRow) -> JsonObject:
     """The spec of a row; raises `BadRequest` if it cannot become one, saying why."""
     name = row.tool_name
-    if not _NAME.match(name):
+    if not re.fullmatch(FUNCTION_NAME, name):
         raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, the first no digit or -")
     if not row.target_subject:
         raise BadRequest(f"tool {name}: it has no target_subject to be sent to")

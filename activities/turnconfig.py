@@ -5,12 +5,13 @@ metadata. Later steps read these back, so that a profile edited in the middle of
 """
 
 import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from activities.toolspecs import SUBMIT_RESULT_SPEC, build_tool_specs
+from activities.toolspecs import build_tool_specs, last_specs
 from ledger.turns import BegunStep
 from schema.base import JsonObject, Tolerant
 from schema.cards import (
@@ -42,6 +43,8 @@ class TurnConfig(Tolerant):
     must_end_with: list[str]
     tools: dict[str, ToolRow]
     """The offered tools by name, as their rows were."""
+    choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
+    """The parameters of each choice by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,11 @@ class Pinned:
     specs: tuple[JsonObject, ...]
     cards: tuple[Card, ...]
 
+    @property
+    def last_specs(self) -> tuple[JsonObject, ...]:
+        """What the last allowed step offers (protocol §7.8)."""
+        return last_specs(self.specs, self.config.choices)
+
 
 def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
     """What is pinned, or what this first step pins; raises `ModelError` (`model_request_invalid`) if it cannot."""
@@ -60,7 +68,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
     runtime = begun.head.runtime_config
-    found = build_tool_specs(_rows(begun.head.tools), profile.allowed_tools)
+    found = build_tool_specs(_rows(begun.head.tools), profile.allowed_tools, runtime.choices)
     for warning in found.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
@@ -69,14 +77,12 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
         max_steps=min(max_steps, profile.max_steps, runtime.max_steps or max_steps),
         must_end_with=profile.must_end_with,
         tools=found.rows,
+        choices={choice.name: choice.parameters for choice in runtime.choices},
     )
     prompt = render(profile.system_prompt_template, _template_values(turn, begun))
+    if runtime.instructions is not None:
+        prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     return Pinned(config, prompt, found.specs, _cards(turn, prompt, found.specs))
-
-
-def last_step_specs(specs: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-    """The last allowed step offers nothing but `submit_result` (protocol §7.8)."""
-    return (SUBMIT_RESULT_SPEC,) if specs else ()
 
 
 def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> Pinned:
@@ -114,7 +120,7 @@ def _rows(raw: Sequence[JsonObject]) -> list[ToolRow]:
 
 
 def _with_runtime(config: LlmConfig, runtime: RuntimeConfig) -> LlmConfig:
-    chosen = runtime.model_dump(exclude_none=True, exclude={"max_steps"})
+    chosen = runtime.model_dump(exclude_none=True, include=set(LlmConfig.model_fields))
     return config.model_copy(update=chosen)
 
 

@@ -6,6 +6,7 @@ seconds and no turn. One that cannot be read is terminated and counted.
 
 import asyncio
 import logging
+from functools import partial
 
 from nats.aio.msg import Msg
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.pull import ContinuousPull
 from bridge.starter import Starter
-from bridge.streams import declare_streams, declare_wakeups, wakeup_consumer
+from bridge.streams import declare_wakeups, wakeup_consumer
 from ledger.lease import AgentKey
 from schema import headers, subjects
 from schema.errors import BadRequest, ServerUnavailable
@@ -27,11 +28,8 @@ class Doorbells:
     """Hears the doorbells of one worker target."""
 
     def __init__(self, conn: NatsConnection, starter: Starter, worker_target: str) -> None:
-        async def ensure() -> None:
-            await declare_streams(conn)
-            await declare_wakeups(conn, worker_target)
-
         self._starter = starter
+        ensure = partial(declare_wakeups, conn, worker_target)
         self._pull = ContinuousPull(conn, subjects.CMD_STREAM, wakeup_consumer(worker_target), ensure)
         self.undecodable = 0
 

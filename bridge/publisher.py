@@ -1,8 +1,10 @@
 """Sends what committed transitions say: `schema.ports.Publisher` on JetStream (protocol §5, §6).
 
 A required message is sent again under the same message id, so a repeat is stored once, until it is acknowledged or
-some ten seconds are over. Best-effort ones are sent once; their loss is counted and logged. Order is kept within a
-call on its first sending. A message that would close the connection is never sent. Costs one round trip a call.
+some ten seconds are over. Best-effort ones are sent once; their loss is counted and logged. Where the server says that
+no stream takes a message, the streams are declared again, whoever deleted them, and it is sent anew. Order is kept
+within a call on its first sending. A message that would close the connection is never sent. Costs one round trip a
+call.
 """
 
 import asyncio
@@ -10,20 +12,34 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from nats.errors import BadHeaderError, BadSubjectError
+from nats.js.errors import NoStreamResponseError
 
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.limitedlog import LimitedLog
-from schema.errors import BadRequest, ServerUnavailable
+from bridge.streams import declare_streams
+from schema.errors import BadRequest, ServerUnavailable, TurnstileError
 from schema.events import Message
 from schema.headers import MSG_ID
 
 _ACK_SECONDS = 2.0
 _GIVE_UP_SECONDS = 10.0
 _PAUSE_SECONDS = (0.1, 1.0)
+_DECLARE_AGAIN_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+class _Sent(Enum):
+    STORED = auto()
+    UNKNOWN = auto()
+    """Not acknowledged: it may be stored."""
+    REFUSED = auto()
+    """It is not stored, and sending it again cannot help."""
+    HOMELESS = auto()
+    """It is not stored: no stream takes it."""
 
 
 @dataclass(slots=True)
@@ -47,6 +63,8 @@ class NatsPublisher:
         self._conn = conn
         self._give_up = give_up_seconds
         self._log = LimitedLog(logger)
+        self._declaring: asyncio.Task[bool] | None = None
+        self._declare_after = 0.0
 
     async def publish(self, messages: Sequence[Message]) -> None:
         """Send in order and wait for the acknowledgements.
@@ -88,19 +106,32 @@ class NatsPublisher:
 
     async def _send_all(self, messages: list[Message]) -> list[Message]:
         """Send in order; returns the required messages that were not acknowledged."""
-        if len(messages) == 1:
-            acknowledged = [await self._send(messages[0])]
-        else:
-            acknowledged = await asyncio.gather(*map(self._send, messages))
-        return [message for message, done in zip(messages, acknowledged, strict=True) if not done and message.required]
+        sent = await self._send_each(messages)
+        homeless = [number for number, found in enumerate(sent) if found is _Sent.HOMELESS]
+        if homeless and await self._declared():
+            again = await self._send_each([messages[number] for number in homeless])
+            for number, found in zip(homeless, again, strict=True):
+                sent[number] = found
+        missing: list[Message] = []
+        for message, found in zip(messages, sent, strict=True):
+            if message.required and found is not _Sent.STORED:
+                missing.append(message)
+            elif found is _Sent.HOMELESS:
+                self._lose(message, "no stream takes it")
+        return missing
 
-    async def _send(self, message: Message) -> bool:
+    async def _send_each(self, messages: list[Message]) -> list[_Sent]:
+        if len(messages) == 1:
+            return [await self._send(messages[0])]
+        return list(await asyncio.gather(*map(self._send, messages)))
+
+    async def _send(self, message: Message) -> _Sent:
         try:
             if not message.required and not self._conn.connected.is_set():
                 # an acknowledgement would take its full timeout; the buffer goes out with the reconnect
                 await self._conn.send(message.subject, message.payload, headers=message.headers)
                 self.counts.unconfirmed += 1
-                return True
+                return _Sent.STORED
             ack = await self._conn.store(
                 message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS
             )
@@ -108,14 +139,36 @@ class NatsPublisher:
             if message.required:
                 raise BadRequest(f"a message on {message.subject[:120]!r} cannot be sent: {error}") from None
             self._lose(message, error)
+            return _Sent.REFUSED
+        except NoStreamResponseError:
+            return _Sent.HOMELESS
         except NATS_TROUBLE as error:
             if not message.required:
                 self._lose(message, error)
-        else:
-            self.counts.stored += 1
-            self.counts.duplicates += bool(ack.duplicate)
-            return True
-        return False
+            return _Sent.UNKNOWN
+        self.counts.stored += 1
+        self.counts.duplicates += bool(ack.duplicate)
+        return _Sent.STORED
+
+    async def _declared(self) -> bool:
+        """Declare the streams, at once for all who ask; False where that fails, or failed a moment ago."""
+        if self._declaring is None or self._declaring.done():
+            if asyncio.get_running_loop().time() < self._declare_after:
+                return False
+            self._declaring = asyncio.create_task(self._declare())
+        task = self._declaring
+        await asyncio.wait({task}, timeout=_ACK_SECONDS)
+        return task.done() and task.result()
+
+    async def _declare(self) -> bool:
+        try:
+            await declare_streams(self._conn)
+        except TurnstileError as error:  # this user may not: the bridges, or `turnstile migrate`, do it
+            self._declare_after = asyncio.get_running_loop().time() + _DECLARE_AGAIN_SECONDS
+            self._log.warning("declare", "the streams are gone, and cannot be declared here: %s", error)
+            return False
+        self._log.warning("declared", "a stream was gone: the streams are declared again")
+        return True
 
     async def _until_connected(self, pause: float, deadline: float) -> None:
         """Wait `pause` seconds, then for a connection, so that repeats do not pile up in its buffer."""

@@ -69,6 +69,8 @@ class Rules:
     reconciler: Reconciler
     worker_targets: Sequence[str]
     times: WatchdogTimes
+    more: Sequence[Rule[Any]] = ()
+    """Rules of what stands on the kernel."""
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -86,6 +88,7 @@ class Rules:
             Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
             Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
             *self._reaps(),
+            *self.more,
         ]
 
     def _reaps(self) -> list[Rule[Any]]:

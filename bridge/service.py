@@ -29,7 +29,7 @@ from schema.errors import BadRequest, ServerUnavailable, TurnstileError
 from schema.ids import ChannelId, ProjectId
 
 SERVICE = "turnstile"
-_REPLY = re.compile(r"(_INBOX[A-Za-z0-9_-]*|_R_)\.[A-Za-z0-9_.-]+\Z")
+REPLY_INBOX = re.compile(r"(_INBOX[A-Za-z0-9_-]*|_R_)\.[A-Za-z0-9_.-]+\Z")
 _WAITING_PER_SLOT = 4
 _SHOWN_FAULTS = 5
 
@@ -131,7 +131,8 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
     for name, value in named:
         if given.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
-    return VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, payload, given, source)
+    verb = ".".join(subject.rest[2:])
+    return VerbRequest(verb, subject.project_id, subject.channel_id, payload, given, source)
 
 
 class VerbService:
@@ -161,7 +162,7 @@ class VerbService:
             version=version,
             description="Turnstile's bridge: verbs of the agent-turn protocol",
             queue=SERVICE,
-            endpoints={verb: f"{subjects.BRIDGE_REQUESTS.removesuffix('*')}{verb}" for verb in verbs},
+            endpoints={verb: f"{subjects.BRIDGE_REQUESTS.removesuffix('>')}{verb}" for verb in verbs},
             stats={verb: EndpointStats() for verb in verbs},
         )
 
@@ -185,13 +186,13 @@ class VerbService:
 
     def _discovery(self, kind: Kind) -> Callable[[Msg], Awaitable[None]]:
         async def on_question(msg: Msg) -> None:
-            if _REPLY.match(msg.reply):
+            if REPLY_INBOX.match(msg.reply):
                 await self._send(msg.reply, encode(self.card.answer(kind)))
 
         return on_question
 
     async def _on_request(self, msg: Msg) -> None:
-        if not _REPLY.match(msg.reply):
+        if not REPLY_INBOX.match(msg.reply):
             self.dropped += 1
             self._log.warning("reply", "a request on %s has no proper reply inbox and is dropped", msg.subject)
         elif len(self._tasks) >= self._most:

@@ -3,9 +3,13 @@
 An existing definition is widened, never narrowed, and keeps every field this module does not know: the raw JSON is
 changed and sent back, which nats-py's own classes would not do. A consumer that cannot be updated is made anew behind
 the last message it had acknowledged in full. Declaring what is there costs one round trip each and writes nothing.
+
+A stream that vanished is made again a moment later only: nats-server 2.15 forgets a stream before it moves its files
+away, so one that is made in between loses its files, and takes and acknowledges nothing until the server restarts.
 """
 
-from typing import Final
+import asyncio
+from typing import Final, Literal
 
 import nats.errors
 from pydantic import Field, ValidationError
@@ -18,9 +22,12 @@ from schema.errors import BadRequest, ConfigError, ServerUnavailable
 from schema.ids import token
 
 COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
+THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
 _SECOND = 1_000_000_000
 _HOUR = 3600 * _SECOND
 _TIMEOUT_SECONDS = 3.0
+GONE_SECONDS: Final = 1.0
+"""How long a stream must have been gone before it is made again."""
 _NOT_FOUND = 404
 _UNAVAILABLE = 503
 _CONSUMER_CREATE = 10012
@@ -81,20 +88,32 @@ def wakeup_consumer(worker_target: str) -> str:
     return f"turnstile_wakeup_{token(worker_target, 'worker_target')}"
 
 
-async def declare_streams(conn: NatsConnection) -> None:
-    """Make or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses."""
-    for wanted in _STREAMS:
-        name = wanted["name"]
-        try:
-            info = await _api(conn, f"STREAM.INFO.{name}", {})
-        except JetStreamError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            await _api(conn, f"STREAM.CREATE.{name}", wanted)
-            continue
-        config = info.get("config")
-        if isinstance(config, dict) and (wider := widened(config, wanted)) != config:
-            await _api(conn, f"STREAM.UPDATE.{name}", wider)
+async def declare_streams(conn: NatsConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
+    """Make or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
+
+    One that is missing must be missing still after `gone_seconds`; 0 is for an installation that is new.
+    """
+    missing = [wanted for wanted in _STREAMS if not await _widen(conn, wanted)]
+    if missing and gone_seconds:
+        await asyncio.sleep(gone_seconds)
+        missing = [wanted for wanted in missing if not await _widen(conn, wanted)]
+    for wanted in missing:
+        await _api(conn, f"STREAM.CREATE.{wanted['name']}", wanted)
+
+
+async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
+    """Whether the stream is there; then it has at least what `wanted` asks."""
+    name = wanted["name"]
+    try:
+        info = await _api(conn, f"STREAM.INFO.{name}", {})
+    except JetStreamError as error:
+        if error.status != _NOT_FOUND:
+            raise
+        return False
+    config = info.get("config")
+    if isinstance(config, dict) and (wider := widened(config, wanted)) != config:
+        await _api(conn, f"STREAM.UPDATE.{name}", wider)
+    return True
 
 
 def widened(config: JsonObject, wanted: JsonObject) -> JsonObject:
@@ -132,10 +151,12 @@ async def declare_consumer(
     ack_wait_seconds: int = 30,
     max_ack_pending: int = 1000,
     max_waiting: int = 512,
+    deliver_policy: Literal["all", "new"] = "all",
 ) -> None:
     """Make or update a durable pull consumer with explicit ack and endless redelivery.
 
-    One that vanished starts with all the stream still holds. Raises as `declare_streams` does.
+    One that vanished starts with all the stream still holds, unless `deliver_policy` says otherwise. Raises as
+    `declare_streams` does.
     """
     wanted: JsonObject = {
         "name": name,
@@ -149,7 +170,7 @@ async def declare_consumer(
     }
     existing = await _consumer_info(conn, stream, name)
     if existing is None:
-        await _create_consumer(conn, stream, {**wanted, "deliver_policy": "all", "replay_policy": "instant"})
+        await _create_consumer(conn, stream, {**wanted, "deliver_policy": deliver_policy, "replay_policy": "instant"})
         return
     merged = {**{key: value for key, value in existing.config.items() if key != "filter_subjects"}, **wanted}
     if merged == existing.config:
@@ -175,6 +196,14 @@ async def declare_commands(conn: NatsConnection) -> None:
     """Streams, and the consumer of the durable verbs."""
     await declare_streams(conn)
     await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
+
+
+async def declare_thread_turns(conn: NatsConnection) -> None:
+    """Streams, and the consumer of the ends of turns that work for threads: the safety net knows of older ones."""
+    await declare_streams(conn)
+    await declare_consumer(
+        conn, THREAD_TURNS_CONSUMER, subjects.TASK_EVENTS, stream=subjects.EVT_STREAM, deliver_policy="new"
+    )
 
 
 async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _ConsumerInfo | None:

@@ -7,6 +7,7 @@ to the engine is a duty that one bridge at a time does. What was mended is count
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +33,14 @@ class Swept:
 
 
 class Watchdog:
-    """Runs the rules at every tick. Holds counters only."""
+    """Runs the rules at every tick. Holds counters, and when it last asked whose turn a rule is."""
 
     def __init__(self, pool: Pool, rules: Rules) -> None:
         self._pool = pool
         self._rules = rules.all()
         self._poll_interval = rules.times.poll_interval
+        self._served = ",".join(sorted(rules.worker_targets))
+        self._asked: dict[str, float] = {}
         self.repairs: Counter[str] = Counter()
         """What was mended here, by rule."""
 
@@ -63,10 +66,16 @@ class Watchdog:
         return swept
 
     async def _is_due(self, rule: Rule[Any]) -> bool:
+        """Whether to look now: at every tick, or when no bridge of the same targets has looked for so long."""
         if not rule.every:
             return True
+        now = time.monotonic()
+        if now - self._asked.get(rule.name, -rule.every) < rule.every:
+            return False
+        self._asked[rule.name] = now
+        duty = f"{rule.name}: {self._served}"
         try:
-            return await self._pool.run(lambda conn: take_duty(conn, rule.name, every_seconds=rule.every))
+            return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
         except TurnstileError as error:
             log.warning("watchdog rule %s: %s", rule.name, error)
             return False

@@ -178,6 +178,15 @@ class Pool:
                     log.warning("waiting for %s (%s)", self.server, type(error).__name__)
                 await asyncio.sleep(min(0.05 * 2**lost, 1.0))
 
+    async def transact(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a transition of several statements in one transaction, as `run` does; it too finds its own effect."""
+
+        async def whole(conn: Connection) -> T:
+            async with cast("Session", conn).transaction():
+                return await transition(conn)
+
+        return await self.run(whole)
+
     async def rehearse(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """What the transition would answer: it runs in a transaction that is rolled back."""
         answers: list[T] = []
@@ -198,10 +207,13 @@ class _Counted:
 
     __slots__ = ("_conn", "_pool")
 
-    def __init__(self, pool: Pool, conn: Connection) -> None:
+    def __init__(self, pool: Pool, conn: Session) -> None:
         self._pool = pool
         self._conn = conn
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
         self._pool.round_trips += 1
         return await self._conn.fetch(query, *args)
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        return self._conn.transaction()

@@ -33,7 +33,7 @@ from schema.cards import (
 from schema.errors import StaleTurn
 from schema.headers import ContextHeaders
 from schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, StepId, ToolCallId, step_id, turn_card_id
-from schema.profiles import RuntimeConfig
+from schema.profiles import STORED, RuntimeConfig
 from schema.states import HeadStatus, StepStatus, TurnStatus
 from schema.tools import ToolCommand
 from schema.turns import Outcome, TurnRef
@@ -240,7 +240,8 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
     profile, context, output = (
         cache.extend(turn.project_id, box, prefix, part) for box, prefix, part in zip(boxes, known, parts, strict=True)
     )
-    return BegunStep(StepHead.model_validate_json(rows[0]["content"]), profile, context, output)
+    head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
+    return BegunStep(head, profile, context, output)
 
 
 async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, int]:

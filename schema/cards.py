@@ -29,6 +29,8 @@ class CardType(StrEnum):
     RENDERED_PROMPT = "sys.rendered_prompt"
     MUST_END_WITH_REQUIRED = "sys.must_end_with_required"
     PARENT_POINTER = "meta.parent_pointer"
+    MESSAGE = "pump.message"
+    """The payload of a message of the pump (protocol §9); in no box."""
 
 
 class Role(StrEnum):
@@ -169,6 +171,14 @@ def content_of(card: Card) -> CardContent:
         raise CardUnreadable(
             f"card {card.card_id} ({card.type or 'no type'}) has content that does not parse"
         ) from None
+
+
+def read_content(content: JsonObject) -> CardContent | None:
+    """The content of a card as a row holds it; None if it does not parse."""
+    try:
+        return _CONTENT.validate_python(content)
+    except ValidationError:
+        return None
 
 
 def make_card(

@@ -34,6 +34,12 @@ class Fault(StrEnum):
     TURN_FINISHED = "turn.finished"
     TURN_PUBLISHED = "turn.published"
     TURN_ANNOUNCED = "turn.announced"
+    THREAD_SENT = "thread.sent"
+    MESSAGE_BEGUN = "message.begun"
+    HOP_ENQUEUED = "hop.enqueued"
+    MESSAGE_SETTLED = "message.settled"
+    MESSAGE_TOLD = "message.told"
+    REPLY_ANNOUNCED = "reply.announced"
 
 
 class FaultStruckError(Exception):

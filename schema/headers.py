@@ -27,6 +27,8 @@ TOOL_CALL_ID = "CG-Tool-Call-Id"
 PARENT_AGENT_ID = "CG-Parent-Agent-Id"
 PARENT_TURN_ID = "CG-Parent-Turn-Id"
 PARENT_STEP_ID = "CG-Parent-Step-Id"
+THREAD_ID = "CG-Thread-Id"
+"""Ours: the root thread of the message pump for which a turn works (protocol §9)."""
 TIMESTAMP = "CG-Timestamp"
 VERSION = "CG-Version"
 MSG_TYPE = "CG-Msg-Type"
@@ -34,7 +36,7 @@ SENDER = "CG-Sender"
 MSG_ID = "Nats-Msg-Id"
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
-_LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID)
+_LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID, THREAD_ID)
 _TRACESTATE_LIMIT = 512
 _DEPTH_LIMIT = 1_000_000
 

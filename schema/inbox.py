@@ -1,15 +1,18 @@
 """What callers send to the bridge, what they hear, and the payloads of inbox rows (protocol §4, §6)."""
 
 import hashlib
+import json
 from typing import Literal, Self
 
 from pydantic import AliasChoices, Field, JsonValue, field_validator, model_validator
 
 from schema.base import JsonObject, Strict, Tolerant
 from schema.cards import ResultField, ToolError
+from schema.errors import Refused
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id, token
 from schema.profiles import RuntimeConfig
 from schema.states import AfterExecution, InboxStatus, ReplyStatus, TurnStatus
+from schema.threads import MessageId, ThreadId
 
 TEXT_LIMIT_BYTES = 524_288
 """Text in one request (protocol §6): 512 KiB of UTF-8."""
@@ -47,6 +50,7 @@ class EnqueueRequest(Strict):
     def text_bytes(self) -> int:
         """Bytes of UTF-8 text in the request, which `TEXT_LIMIT_BYTES` bounds."""
         texts = [self.instruction or "", *(f.name + f.description for f in self.result_fields or [])]
+        texts += self.runtime_config.texts()
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
@@ -139,3 +143,37 @@ class StopReply(Reply):
     inbox_id: InboxId | None = None
     already_final: bool = False
     duplicate: bool = False
+
+
+class SendRequest(Strict):
+    """Arguments of `send` (protocol §9): XML as text, or the fields of the listener's payload as an object."""
+
+    to: str = Field(min_length=1, max_length=128)
+    payload: str | JsonObject
+    thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
+    correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
+    reply_to: str | None = Field(default=None, max_length=256)
+    """A reply inbox that is sent a copy of the answer."""
+
+    def text(self) -> str:
+        """The payload as it travels to its listener."""
+        return self.payload if isinstance(self.payload, str) else json.dumps(self.payload, ensure_ascii=False)
+
+    def check_size(self) -> None:
+        """Raises `Refused` (text_too_large)."""
+        if len(self.text().encode("utf-8", "surrogatepass")) > TEXT_LIMIT_BYTES:
+            raise Refused("text_too_large", f"a payload is limited to {TEXT_LIMIT_BYTES} bytes")
+
+
+class SendReply(Reply):
+    """Answer to `send`: the message is on its way; what it comes to follows on `evt.sys.pump.reply`."""
+
+    thread_id: ThreadId | None = None
+    message_id: MessageId | None = None
+    duplicate: bool = False
+
+
+class ThreadDescribeRequest(Strict):
+    """Arguments of `thread.describe`."""
+
+    thread_id: ThreadId = Field(min_length=1, max_length=128)

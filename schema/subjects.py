@@ -14,7 +14,8 @@ EVT_STREAM = "cg_evt_v1r4"
 CMD_SUBJECTS = f"cg.{VERSION}.*.*.cmd.>"
 EVT_SUBJECTS = f"cg.{VERSION}.*.*.evt.>"
 BRIDGE_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.bridge.*"
-BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.*"
+BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
+TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ def agent_chunk(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
 
 
 def bridge_request(project: ProjectId, channel: ChannelId, verb: str) -> str:
-    """A bridge verb over request/reply."""
-    return _build(project, channel, "req", "sys", "bridge", token(verb, "verb"))
+    """A bridge verb over request/reply; the name of an operator's has two tokens (`thread.describe`)."""
+    return _build(project, channel, "req", "sys", "bridge", *(token(part, "verb") for part in verb.split(".")))
 
 
 def bridge_command(project: ProjectId, channel: ChannelId, verb: str) -> str:
@@ -80,3 +81,8 @@ def bridge_command(project: ProjectId, channel: ChannelId, verb: str) -> str:
 def bridge_ack(project: ProjectId, channel: ChannelId, verb: str) -> str:
     """Where a durable command is answered: `evt.sys.bridge.{verb}_ack`."""
     return _build(project, channel, "evt", "sys", "bridge", f"{token(verb, 'verb')}_ack")
+
+
+def pump_reply(project: ProjectId, channel: ChannelId) -> str:
+    """Where requesters of the message pump are answered: `evt.sys.pump.reply`."""
+    return _build(project, channel, "evt", "sys", "pump", "reply")

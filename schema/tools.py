@@ -6,14 +6,13 @@ A row is kept as it was written, by whoever wrote it; `options_of` reads its opt
 import re
 from typing import Annotated, Self
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from schema import subjects
 from schema.base import JsonObject, Strict, Tolerant
 from schema.errors import BadRequest
 from schema.ids import ChannelId, ProjectId, ToolCallId, token
+from schema.parameters import object_schema
 from schema.states import AfterExecution
 
 SUBMIT_RESULT = "submit_result"
@@ -23,7 +22,7 @@ RESERVED = frozenset(
 )
 """Names that are built in, here or at `cmd.sys.pmo.internal.*`."""
 
-_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
+FUNCTION_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 """What every provider accepts as a function name."""
 _TARGET = re.compile(
     rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
@@ -85,9 +84,11 @@ class _StrictOptions(ToolOptions):
 class ToolDefinition(Strict):
     """A tool as `turnstile tool put` reads it (protocol §7.3): checked whole before it becomes a row."""
 
-    tool_name: str = Field(pattern=_NAME)
+    tool_name: str = Field(pattern=FUNCTION_NAME)
     description: str = Field(min_length=1, max_length=16_384)
-    parameters: JsonObject = Field(default_factory=lambda: JsonObject(type="object", properties={}))
+    parameters: Annotated[JsonObject, AfterValidator(object_schema)] = Field(
+        default_factory=lambda: JsonObject(type="object", properties={})
+    )
     target_subject: str = Field(max_length=512)
     after_execution: AfterExecution = AfterExecution.SUSPEND
     options: _StrictOptions = _StrictOptions()
@@ -105,18 +106,6 @@ class ToolDefinition(Strict):
         if not _TARGET.match(value):
             form = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.NAME.SUFFIX"
             raise ValueError(f"must be {form}: a cmd.tool subject of 8 tokens or more")
-        return value
-
-    @field_validator("parameters")
-    @classmethod
-    def _is_schema(cls, value: JsonObject) -> JsonObject:
-        if value.get("type") != "object":
-            raise ValueError("must be a JSON schema of type object")
-        try:
-            Draft202012Validator.check_schema(value)
-        except SchemaError as error:
-            where = "/".join(str(part) for part in error.absolute_path)
-            raise ValueError(f"is no JSON schema: {error.message[:200]} at /{where}") from None
         return value
 
     @model_validator(mode="after")

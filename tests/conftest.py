@@ -30,14 +30,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--hammer-seconds 60` hammers the ledger for longer than the usual run does."""
+    """`--hammer-seconds 60` hammers the ledger for longer than the usual run does; `--fuzz-cases` feeds more bytes."""
     parser.addoption("--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/test_hammer.py hammers")
+    parser.addoption(
+        "--fuzz-cases", type=int, default=2_000, help="how many cases tests/schema/test_payload_fuzz.py tries"
+    )
 
 
 @pytest.fixture(scope="session")
 def hammer_seconds(request: pytest.FixtureRequest) -> float:
     """What `--hammer-seconds` says."""
     return float(str(request.config.getoption("--hammer-seconds")))
+
+
+@pytest.fixture(scope="session")
+def fuzz_cases(request: pytest.FixtureRequest) -> int:
+    """What `--fuzz-cases` says."""
+    return int(str(request.config.getoption("--fuzz-cases")))
 
 
 @pytest.fixture(scope="session")

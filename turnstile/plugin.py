@@ -14,11 +14,13 @@ from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.worker import PollerBehaviorSimpleMaximum, ReplayerConfig, UnsandboxedWorkflowRunner, Worker
 
 from activities.interceptors import ContentGuard
+from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from turnstile.converters import DATA_CONVERTER
 from workflows import options
 from workflows.agent_turn import AgentTurn
+from workflows.message_thread import MessageThread
 
 
 class _TurnstilePlugin(SimplePlugin):
@@ -32,23 +34,32 @@ class _TurnstilePlugin(SimplePlugin):
         return replayer
 
 
-def turnstile_plugin(steps: StepActivities | None = None, settle: SettleActivities | None = None) -> SimplePlugin:
+def turnstile_plugin(
+    steps: StepActivities | None = None, settle: SettleActivities | None = None, pump: PumpActivities | None = None
+) -> SimplePlugin:
     """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays."""
     return _TurnstilePlugin(
         "turnstile",
         data_converter=DATA_CONVERTER,
-        workflows=[AgentTurn],
-        activities=_activities(steps, settle),
+        workflows=[AgentTurn, MessageThread],
+        activities=_activities(steps, settle, pump),
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_failure_exception_types=[Exception],
         interceptors=[ContentGuard()],
     )
 
 
-def _activities(steps: StepActivities | None, settle: SettleActivities | None) -> list[Callable[..., Any]] | None:
-    if steps is None or settle is None:
-        return None
-    return [steps.run_step, settle.apply_reports, settle.inject_timeouts, settle.stop_turn]
+def _activities(
+    steps: StepActivities | None, settle: SettleActivities | None, pump: PumpActivities | None
+) -> list[Callable[..., Any]] | None:
+    activities: list[Callable[..., Any]] = []
+    if steps is not None:
+        activities.append(steps.run_step)
+    if settle is not None:
+        activities += [settle.apply_reports, settle.inject_timeouts, settle.stop_turn]
+    if pump is not None:
+        activities += [pump.look_at_thread, pump.advance_message]
+    return activities or None
 
 
 def turnstile_runtime() -> Runtime:

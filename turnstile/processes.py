@@ -19,6 +19,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker
 
 from activities.asking import StepLimits
+from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from bridge.commands import DurableCommands
@@ -28,9 +29,12 @@ from bridge.engine import await_client, declare_search_attributes
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
 from bridge.rules import Rules, WatchdogTimes
+from bridge.sending import PumpVerbs
 from bridge.service import VerbService
 from bridge.starter import Starter
 from bridge.streams import COMMANDS_CONSUMER, declare_commands, declare_streams, declare_wakeups, wakeup_consumer
+from bridge.threadrules import ThreadRules
+from bridge.threads import ThreadTurns
 from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
@@ -40,6 +44,7 @@ from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ServerUnavailable
 from schema.ports import Publisher
+from turnstile.conversations import pump_activities, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
@@ -68,7 +73,7 @@ async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationRepo
         pool = await stack.enter_async_context(_pool(settings, endpoints, 2, "turnstile-migrate", migrated=False))
         applied = await migrate(pool)
         conn = await stack.enter_async_context(_nats(endpoints, "turnstile-migrate"))
-        await declare_streams(conn)
+        await declare_streams(conn, gone_seconds=0)
         await declare_commands(conn)
         for target in settings.worker.worker_targets:
             await declare_wakeups(conn, target)
@@ -110,14 +115,15 @@ async def _run(
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             if worker:
+                targets = served_targets(settings)
                 workers = turn_workers(
                     client,
-                    settings.worker.worker_targets,
+                    targets,
                     max_concurrency=settings.worker.max_concurrency,
                     max_cached_turns=settings.worker.max_cached_turns,
                 )
                 running += [group.create_task(_work(each, stop)) for each in workers]
-                running.append(group.create_task(_sign_on(pool, client.identity, settings.worker.worker_targets, stop)))
+                running.append(group.create_task(_sign_on(pool, client.identity, targets, stop)))
             if bridge:
                 running += await _bridge(settings, pool, conn, client, stop, group)
             running.append(group.create_task(_watch_connection(conn, stop)))
@@ -133,8 +139,8 @@ async def _open(
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
     conn = await stack.enter_async_context(_nats(endpoints, name))
-    steps, settle = _activities(settings, pool, conn, stack) if worker else (None, None)
-    client = await _client(endpoints, turnstile_plugin(steps, settle))
+    plugin = turnstile_plugin(*_activities(settings, pool, conn, stack)) if worker else turnstile_plugin()
+    client = await _client(endpoints, plugin)
     await declare_search_attributes(client)
     return pool, conn, client
 
@@ -164,7 +170,9 @@ async def _bridge(
     publisher = NatsPublisher(conn)
     rules = safety_rules(settings, pool, publisher, client)
     await declare_streams(conn)
-    verbs = Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth).handlers()
+    threads = thread_starter(settings, client)
+    pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
+    verbs = {**Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth).handlers(), **pump_verbs}
     service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency)
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
@@ -175,6 +183,7 @@ async def _bridge(
     jobs = [
         commands.run(stop),
         watchdog.run(stop),
+        ThreadTurns(conn, pool, threads).run(stop),
         *(Doorbells(conn, rules.starter, each).run(stop) for each in targets),
     ]
     return [group.create_task(job) for job in jobs] + [group.create_task(_serve(service, stop))]
@@ -212,7 +221,7 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 
 def _activities(
     settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack
-) -> tuple[StepActivities, SettleActivities]:
+) -> tuple[StepActivities, SettleActivities, PumpActivities | None]:
     real = real_model(settings.model)
     model = route_models(settings.model, real)
     stack.push_async_callback(model.close)
@@ -229,7 +238,8 @@ def _activities(
     # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
     publisher = NatsPublisher(conn, give_up_seconds=2)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    return StepActivities(pool, model, publisher, limits, cache), SettleActivities(pool, publisher)
+    steps, settle = StepActivities(pool, model, publisher, limits, cache), SettleActivities(pool, publisher)
+    return steps, settle, pump_activities(settings, pool, publisher)
 
 
 def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: Client) -> Rules:
@@ -249,7 +259,16 @@ def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: C
         command_retry=bridge.command_retry_seconds,
     )
     reconciler = Reconciler(pool, client, starter, publisher, targets)
-    return Rules(pool, starter, publisher, reconciler, targets, times)
+    threads = ThreadRules(
+        pool,
+        client,
+        publisher,
+        thread_starter(settings, client),
+        [settings.pump.worker_target],
+        times.pending_wakeup,
+        times.engine_interval,
+    )
+    return Rules(pool, starter, publisher, reconciler, targets, times, threads.all())
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Profiles and tools from YAML files. What is wrong is a `ConfigError` naming file, key and what is allowed."""
+"""Profiles, tools and listeners from YAML files. What is wrong is a `ConfigError` naming file, key and cure."""
 
 import difflib
 from collections.abc import Sequence
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from schema.base import Strict
 from schema.errors import ConfigError, ModelError
 from schema.profiles import Profile
 from schema.tools import ToolDefinition
@@ -19,6 +20,30 @@ Form = TypeVar("Form", bound=BaseModel)
 def read_profile(file: Path) -> Profile:
     """The profile in the file; raises `ConfigError` listing every problem."""
     return _read(file, Profile, "profile")
+
+
+class ListenerEntry(Strict):
+    """A listener as YAML has it; payloads and handlers are import paths (`package.module:name`)."""
+
+    name: str
+    description: str
+    payload: str
+    handler: str | None = None
+    agent_id: str | None = None
+    agent: bool = False
+    peers: list[str] = Field(default_factory=list)
+    answers: list[str] = Field(default_factory=list)
+    deadline_seconds: float = 60.0
+    retries: int = 0
+
+
+class _ListenerFile(Strict):
+    listeners: list[ListenerEntry]
+
+
+def read_listeners(file: Path) -> list[ListenerEntry]:
+    """The listeners in the file; raises `ConfigError` listing every problem."""
+    return _read(file, _ListenerFile, "file of listeners").listeners
 
 
 def read_tool(file: Path) -> ToolDefinition:

@@ -41,8 +41,13 @@ SETTLE_RETRY = RetryPolicy(
     maximum_attempts=0,
 )
 """Local activities of one or two round trips, tried until the ledger answers."""
+DEADLINE_LOOK = timedelta(milliseconds=200)
+"""A thread looks no sooner than this for a turn that is late: the ledger's clock decides."""
 OVERDUE_LOOK = timedelta(seconds=5)
 """How soon a suspended turn looks again once its timeouts were injected."""
+
+THREAD_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE
+"""A thread whose messages are all settled has ended; the next message starts it again."""
 
 TURN_PROJECT = SearchAttributeKey.for_keyword("TurnProject")
 TURN_AGENT = SearchAttributeKey.for_keyword("TurnAgent")

@@ -238,11 +238,12 @@ edges AS (
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
     ON CONFLICT DO NOTHING
 ),
-cleared AS (  -- and if no other call is left to wait for, the turn goes on
+cleared AS (  -- and if no other call is left to wait for, the turn goes on; a repeat is no sign of life
     UPDATE state.agent_state_head h SET resume_deadline = NULL, updated_at = now(),
            waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped),
            status = CASE (SELECT count(*) FROM dropped) WHEN h.waiting_tool_count THEN 'running' ELSE h.status END
     FROM head WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+      AND (h.resume_deadline IS NOT NULL OR EXISTS (SELECT FROM dropped) OR EXISTS (SELECT FROM inbox))
 )
 SELECT i.inbox_id, 'timeout' AS message_type, i.correlation_id FROM inbox i
 UNION

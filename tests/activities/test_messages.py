@@ -159,6 +159,33 @@ def test_deliverables() -> None:
     assert brief(messages)[1] == ("assistant", 'Paris.\n\nParis.\n\n{"fields":[]}\n\nno turn')
 
 
+@pytest.mark.parametrize(
+    ("made", "turn", "left_out"),
+    [
+        (call("c1", "send_b", '{"n": 1,\n "t": "x"}'), "t1", True),
+        (call("c1", "send_b", '{"n": 2, "t": "x"}'), "t1", False),
+        (call("c1", "send_b", "{"), "t1", False),
+        (call("c1", "send_c", '{"n": 1, "t": "x"}'), "t1", False),
+        (call("c1", "send_b", '{"n": 1, "t": "x"}'), "t2", False),
+    ],
+    ids=["its call", "other arguments", "no arguments", "another choice", "another turn"],
+)
+def test_the_deliverable_of_a_choice_is_left_out_where_its_call_is_there(
+    made: ThoughtCall, turn: str, *, left_out: bool
+) -> None:
+    data: JsonValue = {"choice": "send_b", "arguments": {"t": "x", "n": 1}}
+    memory = [
+        thought("a", "", made, turn=turn),
+        result("r", "c1", "accepted"),
+        card("d", CardType.DELIVERABLE, JsonContent(data=data)),
+    ]
+    messages = build_messages("", memory, [ASK], [])
+    roles = [message.role for message in messages]
+    assert roles == ["user", "assistant", "tool", *([] if left_out else ["assistant"]), "user"]
+    alone = build_messages("", memory[2:], [ASK], [])
+    assert json.loads(alone[1].content) == data
+
+
 def test_result_fields_are_listed_for_the_model_and_skipped_if_unreadable() -> None:
     fields = FieldsSchemaContent(fields=[ResultField(name="title", description="short"), ResultField(name="body")])
     readable = card("f", CardType.RESULT_FIELDS, fields)
@@ -246,7 +273,8 @@ def any_card(draw: st.DrawFn) -> Card:
     if shape == "r":
         return result(f"r{number}", draw(_IDS), text)
     kind = draw(_KINDS)
-    contents: list[CardContent] = [TextContent(text=text), JsonContent(data={"a": text})]
+    choice: JsonValue = {"choice": "search", "arguments": {}}
+    contents: list[CardContent] = [TextContent(text=text), JsonContent(data={"a": text}), JsonContent(data=choice)]
     if kind == CardType.RESULT_FIELDS:
         contents.append(_FIELDS)
     return card(f"o{number}", kind, draw(st.sampled_from(contents)), turn=draw(_TURNS))

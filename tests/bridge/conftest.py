@@ -93,7 +93,7 @@ def server() -> Iterator[NatsServer]:
 @pytest.fixture
 async def conn(server: NatsServer) -> AsyncIterator[NatsConnection]:
     conn = await connect(server.url, name="test")
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     yield conn
     await conn.close()
 

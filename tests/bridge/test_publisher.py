@@ -11,10 +11,11 @@ from schema.errors import BadRequest, ServerUnavailable
 from schema.events import Message
 from schema.headers import MSG_ID
 from schema.ids import AgentId, ProjectId, uuid7
-from schema.subjects import agent_chunk, agent_event
+from schema.subjects import CMD_STREAM, EVT_STREAM, agent_chunk, agent_event, wakeup
 from tests.bridge.conftest import CHANNEL, NatsServer, eventually
 
 AGENT = AgentId("a1")
+STREAMS = (CMD_STREAM, EVT_STREAM)
 
 
 @pytest.fixture
@@ -107,3 +108,22 @@ async def test_no_stream_is_server_unavailable(conn: NatsConnection) -> None:
         await publisher.publish([Message("nobody.stores.this", b"{}", required=True)])
     await publisher.publish([Message("nobody.stores.this", b"{}")])
     assert publisher.counts.lost == 2
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_a_deleted_stream_is_declared_again(conn: NatsConnection, project: ProjectId, stream: str) -> None:
+    """Nobody else notices that the event stream is gone: its consumers are strangers'."""
+    publisher = NatsPublisher(conn)
+    await conn.js.delete_stream(stream)
+    ring = Message(wakeup(project, CHANNEL, "w"), b"{}")
+    await asyncio.gather(*(publisher.publish([event(project, required=True), ring, event(project)]) for _ in range(5)))
+    assert (publisher.counts.stored, publisher.counts.lost) == (15, 0)
+    assert {each.config.name for each in await conn.js.streams_info()} == set(STREAMS)
+
+
+async def test_what_no_stream_takes_is_lost_without_waiting(conn: NatsConnection) -> None:
+    publisher = NatsPublisher(conn)
+    async with asyncio.timeout(1):
+        for _ in range(10):
+            await publisher.publish([Message("nobody.stores.this", b"{}")])
+    assert publisher.counts.lost == 10

@@ -1,5 +1,6 @@
 """Streams and consumers are declared idempotently and only ever widened."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -35,12 +36,12 @@ async def config(conn: NatsConnection, stream: str) -> dict[str, Any]:
 
 
 async def test_streams_are_declared_once(conn: NatsConnection) -> None:
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     cmd, evt = await config(conn, CMD_STREAM), await config(conn, EVT_STREAM)
     assert (cmd["subjects"], cmd["max_age"], cmd["discard"]) == ([CMD_SUBJECTS], 24 * HOUR, "old")
     assert (evt["subjects"], evt["max_age"], evt["storage"]) == ([EVT_SUBJECTS], 7 * 24 * HOUR, "file")
     assert cmd["duplicate_window"] == evt["duplicate_window"] == HOUR
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     assert [cmd, evt] == [await config(conn, CMD_STREAM), await config(conn, EVT_STREAM)]
 
 
@@ -56,7 +57,7 @@ async def test_a_narrower_stream_is_widened_and_keeps_the_rest(conn: NatsConnect
         "description": "somebody's",
     }
     assert "error" not in await api(conn, f"STREAM.CREATE.{CMD_STREAM}", narrow)
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     wide = await config(conn, CMD_STREAM)
     assert set(wide["subjects"]) == {"elsewhere", CMD_SUBJECTS}
     assert (wide["max_age"], wide["duplicate_window"], wide["discard"]) == (24 * HOUR, HOUR, "old")
@@ -67,7 +68,7 @@ async def test_a_wider_stream_is_left_alone(conn: NatsConnection) -> None:
     wide: JsonObject = {"name": EVT_STREAM, "subjects": ["cg.*.*.*.evt.>"], "max_age": 0, "duplicate_window": 2 * HOUR}
     assert "error" not in await api(conn, f"STREAM.CREATE.{EVT_STREAM}", wide)
     before = await config(conn, EVT_STREAM)
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     assert await config(conn, EVT_STREAM) == before
 
 
@@ -98,7 +99,7 @@ async def consumer(conn: NatsConnection, name: str) -> dict[str, Any]:
 
 
 async def test_a_consumer_is_declared_updated_and_kept(conn: NatsConnection) -> None:
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     await declare_consumer(conn, "turnstile_t", "cg.v1r4.*.*.cmd.agent.t.wakeup")
     made = await consumer(conn, "turnstile_t")
     expected = {"ack_policy": "explicit", "max_deliver": -1, "max_ack_pending": 1000, "max_waiting": 512}
@@ -114,7 +115,7 @@ async def test_a_consumer_is_declared_updated_and_kept(conn: NatsConnection) -> 
 
 @pytest.mark.parametrize("foreign", [{"deliver_subject": "push.here"}, {"ack_policy": "all"}])
 async def test_a_consumer_that_cannot_be_updated_is_made_anew(conn: NatsConnection, foreign: JsonObject) -> None:
-    await declare_streams(conn)
+    await declare_streams(conn, gone_seconds=0)
     subject = "cg.v1r4.p.c.cmd.x.y"
     base: JsonObject = {"durable_name": "turnstile_t", "ack_policy": "explicit", "filter_subject": subject}
     body: JsonObject = {"stream_name": CMD_STREAM, "config": {**base, **foreign}}
@@ -127,3 +128,12 @@ async def test_a_consumer_that_cannot_be_updated_is_made_anew(conn: NatsConnecti
     assert after["created"] != before["created"]
     await declare_consumer(conn, "turnstile_t", subject)
     assert (await consumer(conn, "turnstile_t"))["created"] == after["created"]
+
+
+async def test_a_stream_that_vanished_is_not_made_again_at_once(conn: NatsConnection) -> None:
+    """One that is made while nats-server still removes the files of the old one loses its own."""
+    again = [asyncio.create_task(declare_streams(conn, gone_seconds=0.4)) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    assert "error" in await api(conn, f"STREAM.INFO.{CMD_STREAM}")
+    await asyncio.gather(*again)
+    assert (await config(conn, CMD_STREAM))["subjects"] == [CMD_SUBJECTS]

@@ -55,6 +55,15 @@ async def test_at_the_deadline_each_waiting_call_expires_once(agents: Pool) -> N
     assert {(edge["recursion_depth"], edge["trace_id"]) for edge in edges} == {(2, turn.trace_id)}
 
 
+async def test_injecting_again_is_no_sign_of_life(agents: Pool) -> None:
+    """The rules that look for lost turns go by when the head changed: nothing may change it while nothing happens."""
+    turn = await sleeper(agents, "a", wait_seconds=0)
+    await expire(agents, turn)
+    before = await head(agents)
+    assert len(await expire(agents, turn)) == 1
+    assert await head(agents) == before
+
+
 async def test_a_timeout_is_a_result_that_says_so(agents: Pool) -> None:
     turn = await sleeper(agents, "a", wait_seconds=0)
     [ring] = await expire(agents, turn)

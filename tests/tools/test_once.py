@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bridge.tool_service import ToolService
+from schema.subjects import CMD_STREAM, EVT_STREAM
 from tests.tools.stack import Call, Played, Stack, eventually
 
 REPLICA = Path(__file__).with_name("replica.py")
@@ -199,3 +200,17 @@ async def test_commands_that_are_none_are_refused_and_never_come_again(stack: St
             await elsewhere
         await until_settled(stack, tool)
     assert tool.runs == ["a"]
+
+
+async def test_streams_deleted_under_a_running_call(stack: Stack, target: str) -> None:
+    """The call is answered, and the next one finds streams and consumer declared again."""
+    tool = Gated(target)
+    async with stack.serving(tool.replica()):
+        async with playing(stack, tool) as turn:
+            for stream in (CMD_STREAM, EVT_STREAM):
+                await stack.conn.js.delete_stream(stream)
+            tool.gate.set()
+            assert (await turn).result["result"] == "only"
+        agent = await stack.register(*tool.replica().definitions())
+        assert (await stack.play(agent, tool.call)).result["result"] == "only"
+    assert tool.runs == ["only", "only"]

@@ -145,6 +145,19 @@ class ToolsSettings(Strict):
     suspend_timeout_seconds: Seconds = 120.0
 
 
+class PumpSettings(Strict):
+    """`[pump]`: conversations of listeners (protocol §9)."""
+
+    listeners: Annotated[list[str], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
+        default_factory=list[str], max_length=256
+    )
+    worker_target: Token = "pump"
+    max_messages: int = Field(default=10_000, ge=1, le=1_000_000)
+    max_hops: int = Field(default=200, ge=1, le=100_000)
+    max_depth: int = Field(default=20, ge=1, le=1000)
+    max_open: int = Field(default=100, ge=1, le=10_000)
+
+
 class ObservabilitySettings(Strict):
     """`[observability]`: what is told while it runs."""
 
@@ -171,6 +184,7 @@ class Settings(BaseSettings):
     bridge: BridgeSettings = BridgeSettings()
     model: ModelSettings = ModelSettings()
     tools: ToolsSettings = ToolsSettings()
+    pump: PumpSettings = PumpSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod

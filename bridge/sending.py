@@ -1,0 +1,112 @@
+"""The verbs of the message pump: `send`, and for operators `thread.describe` (protocol §9).
+
+A message is taken as it is: what it says, and whether anybody is there to hear it, is found out behind the door, so
+that the reply tells nothing of who takes part.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from bridge.service import REPLY_INBOX, VerbHandler, VerbRequest
+from bridge.threads import ThreadStarter
+from ledger.pool import Pool
+from ledger.threads import Send, ThreadLimits, send_message
+from ledger.threadviews import (
+    MessageLine,
+    ReplyLine,
+    ThreadLine,
+    find_thread,
+    list_thread_messages,
+    list_thread_replies,
+)
+from schema import headers
+from schema.errors import BadRequest, Refused
+from schema.faults import Fault, hit
+from schema.ids import uuid7
+from schema.inbox import Reply, SendReply, SendRequest, ThreadDescribeRequest
+from schema.states import ReplyStatus
+from schema.threads import MessageId, ThreadRef, new_thread_id
+
+_SENDER = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
+_SHOWN = 1000
+EXTERNAL = "external"
+
+
+class ThreadDescribeReply(Reply):
+    """What `thread.describe` found: the real chains."""
+
+    thread: ThreadLine | None = None
+    messages: tuple[MessageLine, ...] = ()
+    replies: tuple[ReplyLine, ...] = ()
+
+
+class PumpVerbs:
+    """The verbs over one ledger; new threads run on `worker_target`."""
+
+    def __init__(self, pool: Pool, threads: ThreadStarter, worker_target: str, limits: ThreadLimits) -> None:
+        self._pool = pool
+        self._threads = threads
+        self._worker_target = worker_target
+        self._limits = limits
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {"send": self.send, "thread.describe": self.describe}
+
+    async def send(self, request: VerbRequest) -> SendReply:
+        """Put a message on its way; one that is delivered twice goes once."""
+        wanted = request.parse(SendRequest)
+        wanted.check_size()
+        command = self._command(request, wanted)
+        sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
+        hit(Fault.THREAD_SENT)
+        thread = command.thread.model_copy(update={"thread_id": sent.thread_id})
+        await self._threads.wake(thread, [sent.message_id])
+        return SendReply(
+            status=ReplyStatus.ACCEPTED,
+            thread_id=sent.thread_id,
+            message_id=sent.message_id,
+            duplicate=sent.duplicate,
+        )
+
+    async def describe(self, request: VerbRequest) -> ThreadDescribeReply:
+        """The real chains of a thread of the caller's project."""
+        wanted = request.parse(ThreadDescribeRequest)
+        found = await self._pool.run(lambda conn: find_thread(conn, request.project_id, wanted.thread_id))
+        if found is None:
+            raise Refused("unknown_thread", "the project has no such thread")
+        messages = await self._pool.run(lambda conn: list_thread_messages(conn, wanted.thread_id, row_limit=_SHOWN))
+        replies = await self._pool.run(lambda conn: list_thread_replies(conn, wanted.thread_id))
+        return ThreadDescribeReply(
+            status=ReplyStatus.ACCEPTED, thread=found, messages=tuple(messages), replies=tuple(replies)
+        )
+
+    def _command(self, request: VerbRequest, wanted: SendRequest) -> Send:
+        requester = request.headers.get(headers.SENDER, EXTERNAL)
+        if not _SENDER.match(requester):
+            raise BadRequest(f"{headers.SENDER} must be 1 to 128 characters of A-Z a-z 0-9 _ . : @ -")
+        if wanted.reply_to is not None and not REPLY_INBOX.match(wanted.reply_to):
+            raise BadRequest("reply_to must be a reply inbox of NATS")
+        message = MessageId(uuid7())
+        correlation = wanted.correlation_id or (request.command_id and f"command-{request.command_id}") or message
+        text = wanted.text()
+        digest = hashlib.sha256("\0".join((requester, wanted.to, wanted.thread_id or "", text)).encode())
+        thread = ThreadRef(
+            project_id=request.project_id,
+            channel_id=request.channel_id,
+            thread_id=wanted.thread_id or new_thread_id(),
+            worker_target=self._worker_target,
+        )
+        return Send(
+            thread=thread,
+            joins=wanted.thread_id is not None,
+            requester=requester,
+            to=wanted.to,
+            payload=text,
+            context_headers=headers.context_headers(request.headers),
+            message_id=message,
+            correlation_id=correlation,
+            request_digest=digest.hexdigest(),
+            reply_to=wanted.reply_to,
+        )

@@ -1,0 +1,115 @@
+"""The safety net under the message pump (protocol §8, §9): rules for threads, as `bridge.rules` has them for turns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from bridge.rules import ROW_LIMIT, Rule
+from bridge.telling import SENDER, tell
+from bridge.threads import ThreadStarter
+from ledger.pool import Pool
+from ledger.recovery import Run
+from ledger.threadviews import (
+    ThreadReply,
+    ThreadTurn,
+    list_canceled_turns,
+    list_open_threads,
+    list_replies,
+    list_stalled_threads,
+    mark_replied,
+)
+from schema.errors import ServerUnavailable
+from schema.ports import Publisher
+from schema.threads import ThreadId, ThreadRef, thread_workflow_id
+from workflows import options
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRules:
+    """The rules with what they work on: settings and clients."""
+
+    pool: Pool
+    client: Client
+    publisher: Publisher
+    threads: ThreadStarter
+    worker_targets: Sequence[str]
+    older_seconds: float
+    engine_interval: float
+
+    def all(self) -> list[Rule[Any]]:
+        """In the order in which they look."""
+        return [
+            Rule("thread", self._stalled, self._wake),
+            Rule("thread_turn", self._canceled, self._stop, self.engine_interval),
+            Rule("thread_reply", self._unannounced, self._announce),
+            Rule("thread_engine", self._lost, self._wake, self.engine_interval),
+        ]
+
+    async def _stalled(self, run: Run) -> Sequence[ThreadRef]:
+        """Messages that nobody began, and those whose turn is over or late."""
+        older = self.older_seconds
+        return await run(
+            lambda conn: list_stalled_threads(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+
+    async def _wake(self, stalled: Sequence[ThreadRef]) -> int:
+        woken = [await self.threads.wake(thread) for thread in stalled]
+        return sum(woken)
+
+    async def _canceled(self, run: Run) -> Sequence[ThreadTurn]:
+        """Turns that live although the message they work for was ended."""
+        return await run(lambda conn: list_canceled_turns(conn, self.worker_targets, row_limit=ROW_LIMIT))
+
+    async def _stop(self, turns: Sequence[ThreadTurn]) -> int:
+        stops = [turn.stop("the message it worked for was ended") for turn in turns]
+        return len(turns) if await tell(self.publisher, *stops) else 0
+
+    async def _unannounced(self, run: Run) -> Sequence[ThreadReply]:
+        """Answers whose event is not known to be in the event stream."""
+        older = self.older_seconds
+        return await run(
+            lambda conn: list_replies(
+                conn, worker_targets=self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT
+            )
+        )
+
+    async def _announce(self, replies: Sequence[ThreadReply]) -> int:
+        if not await tell(self.publisher, *(message for reply in replies for message in reply.messages(SENDER))):
+            return 0
+        await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+        return len(replies)
+
+    async def _lost(self, run: Run) -> Sequence[ThreadRef]:
+        """Open threads whose workflow visibility does not show: waking one that is there is harmless."""
+        visible = await self._visible()
+        lost: list[ThreadRef] = []
+        after: ThreadId | None = None
+        while True:
+            page = await run(
+                lambda conn, after=after: list_open_threads(
+                    conn, self.worker_targets, after=after, older_seconds=self.older_seconds, row_limit=_PAGE
+                )
+            )
+            lost += [thread for thread in page if thread_workflow_id(thread.thread_id) not in visible]
+            if len(page) < _PAGE:
+                return lost
+            after = page[-1].thread_id
+
+    async def _visible(self) -> set[str]:
+        queues = ", ".join(f"'{options.task_queue(target)}'" for target in self.worker_targets)
+        listed = self.client.list_workflows(
+            f"WorkflowType = 'MessageThread' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
+            page_size=_PAGE,
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+        try:
+            return {flow.id async for flow in listed}
+        except (RPCError, OSError) as error:
+            raise ServerUnavailable(f"Temporal: {error}") from error

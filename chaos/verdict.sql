@@ -1,0 +1,61 @@
+-- What the ledger says at the end of a run.
+
+-- name: unfinished :many
+-- What is not over: heads in hand, turns in the queue, live inbox rows, outcomes that nobody was told of.
+SELECT 'head' AS what, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
+       h.status || ', step ' || h.step_count || ', attempt ' || h.step_attempt || ', waits for ' || h.waiting_tool_count
+       || coalesce(', until ' || h.resume_deadline, '') || ', restarts ' || h.restart_count AS state,
+       extract(epoch FROM now() - h.updated_at)::float8 AS silent_for
+FROM state.agent_state_head h WHERE h.status <> 'idle'
+UNION ALL
+SELECT 'inbox', i.agent_id, i.agent_turn_id,
+       i.message_type || ' ' || i.status || ', due in ' || coalesce((i.next_retry_at - now())::text, '?')
+       || coalesce(', ' || i.last_error, '') || coalesce(', ' || i.defer_reason, ''),
+       extract(epoch FROM now() - i.created_at)::float8
+FROM state.agent_inbox i WHERE i.archived_at IS NULL
+UNION ALL
+SELECT 'unannounced', o.agent_id, o.agent_turn_id, o.status, extract(epoch FROM now() - o.ended_at)::float8
+FROM state.turn_outcomes o WHERE o.announced_at IS NULL
+ORDER BY 1, 5 DESC;
+
+-- name: outcomes :many
+-- Every outcome.
+SELECT o.agent_turn_id, o.status, o.error_code, extract(epoch FROM o.ended_at)::float8 AS ended_at,
+       extract(epoch FROM coalesce(o.started_at, o.ended_at))::float8 AS started_at, i.correlation_id
+FROM state.turn_outcomes o JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id;
+
+-- name: turns_of_a_correlation :many
+-- Correlations that became more than one turn.
+SELECT correlation_id, count(DISTINCT agent_turn_id)::int8 AS turns FROM state.agent_inbox
+WHERE message_type = 'turn' GROUP BY project_id, correlation_id HAVING count(DISTINCT agent_turn_id) > 1;
+
+-- name: results_twice :many
+-- Calls with more than one result in a box.
+SELECT c.tool_call_id, count(*)::int8 AS results FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+WHERE c.metadata ->> 'type' = 'tool.result' AND c.tool_call_id IS NOT NULL
+GROUP BY c.tenant_id, c.tool_call_id HAVING count(*) > 1;
+
+-- name: calls :one
+-- How many calls went out, and how they were settled.
+SELECT count(*)::int8 AS calls, count(*) FILTER (WHERE wait_status = 'applied')::int8 AS applied,
+       count(*) FILTER (WHERE wait_status = 'expired')::int8 AS expired,
+       count(*) FILTER (WHERE wait_status = 'dropped')::int8 AS dropped
+FROM state.turn_waiting_tools;
+
+-- name: committed :many
+-- The steps that were committed, with the attempt that won.
+SELECT i.correlation_id, split_part(s.step_id, '-s', 2)::int8 AS step, s.status,
+       (s.metadata -> 'attempts' -> -1 ->> 'attempt')::int8 AS attempt
+FROM state.agent_steps s JOIN state.agent_inbox i ON i.agent_turn_id = s.agent_turn_id AND i.message_type = 'turn';
+
+-- name: repairs :many
+-- What the safety net mended.
+SELECT rule, repaired FROM state.repairs WHERE repaired > 0 ORDER BY rule;
+
+-- name: heads :many
+-- How many turns are in hand, by status.
+SELECT status, count(*)::int8 AS turns FROM state.agent_state_head WHERE status <> 'idle' GROUP BY status ORDER BY status;
+
+-- name: not_brought_back :many
+-- Turns in hand that the rule `engine` has not started again.
+SELECT active_agent_turn_id FROM state.agent_state_head WHERE status <> 'idle' AND restart_count = 0;

@@ -1,0 +1,89 @@
+-- The audit's rules on inbox rows and on what must happen in time. What the safety net does (protocol §8) has :grace_seconds beyond
+-- the net's own time, and only where a worker of the target has signed on within :silent_seconds: else nobody was there to do it.
+
+-- name: final_rows_are_archived :many
+-- Protocol §4.4: final rows, and only they, are archived; live rows but queued ones are due some time.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'agent_turn_id', i.agent_turn_id) AS ids,
+       CASE WHEN (i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT NULL)
+            THEN format('it is %s and %s archived', i.status, CASE WHEN i.archived_at IS NULL THEN 'not' ELSE 'yet' END)
+            ELSE format('it is %s and never due', i.status) END AS detail
+FROM state.agent_inbox i
+WHERE ((i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT NULL)
+       OR (i.archived_at IS NULL AND i.status <> 'queued' AND i.next_retry_at = 'infinity'))
+  AND (:since::timestamptz IS NULL OR i.created_at >= :since)
+  AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
+LIMIT :row_limit::int;
+
+-- name: retries_are_bounded :many
+-- Protocol §7.5: only reports are deferred, with a reason, for seconds, and at most three times.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'tool_call_id', i.correlation_id) AS ids,
+       format('a %s in status %s after %s retries, due in %s s', i.message_type, i.status, i.retry_count,
+              round(extract(epoch FROM i.next_retry_at - now()))) AS detail
+FROM state.agent_inbox i
+WHERE (i.retry_count NOT BETWEEN 0 AND 3
+       OR (i.status = 'deferred' AND (i.message_type NOT IN ('tool_result', 'timeout') OR i.defer_reason IS NULL
+                                      OR i.next_retry_at > now() + interval '1 minute')))
+  AND (:since::timestamptz IS NULL OR i.created_at >= :since)
+  AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
+LIMIT :row_limit::int;
+
+-- name: stops_came_true :many
+-- Protocol §6 stop: the stop of a turn that is consumed ended it: its outcome is canceled, with the code stopped.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'inbox_id', i.inbox_id) AS ids,
+       'the stop is consumed, and the turn ' || coalesce(format('ended as %s, %s', o.status, coalesce(o.error_code, 'without a code')),
+                                                         'has no outcome') AS detail
+FROM state.agent_inbox i LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id
+WHERE i.message_type = 'stop' AND i.status = 'consumed' AND (o.status, o.error_code) IS DISTINCT FROM ('canceled', 'stopped')
+  AND (:since::timestamptz IS NULL OR i.created_at >= :since)
+  AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
+LIMIT :row_limit::int;
+
+-- name: claims_are_short :many
+-- Protocol §8 claims: no row is processing for longer than :claim_seconds, and the grace.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'agent_turn_id', i.agent_turn_id) AS ids,
+       coalesce(format('claimed %s s ago, and nothing came of it', round(extract(epoch FROM now() - i.processed_at))),
+                'processing, and nobody claimed it') AS detail
+FROM state.agent_inbox i JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+WHERE i.archived_at IS NULL AND i.status = 'processing'
+  AND coalesce(i.processed_at, i.created_at) < now() - make_interval(secs => :claim_seconds::float8 + :grace_seconds::float8)
+  AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
+              AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+  AND (:project_id::text IS NULL OR i.project_id = :project_id)
+LIMIT :row_limit::int;
+
+-- name: due_rows_are_taken :many
+-- Protocol §8 doorbell: a row that is due is taken, at the latest by the safety net.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'agent_turn_id', i.agent_turn_id) AS ids,
+       format('a %s, %s, that nobody has taken for %s s', i.message_type, i.status, round(extract(epoch FROM now() - i.next_retry_at))) AS detail
+FROM state.agent_inbox i JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
+  AND i.next_retry_at < now() - make_interval(secs => :grace_seconds::float8)
+  AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
+              AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+  AND (:project_id::text IS NULL OR i.project_id = :project_id)
+LIMIT :row_limit::int;
+
+-- name: deadlines_are_kept :many
+-- Protocol §8 suspended: a turn whose resume deadline has passed, or was cleared with its timeouts out, is woken.
+SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
+       format('asleep, and its deadline %s', coalesce(format('was %s s ago', round(extract(epoch FROM now() - h.resume_deadline))),
+              'is cleared')) AS detail
+FROM state.agent_state_head h JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+WHERE h.status = 'suspended' AND coalesce(h.resume_deadline, h.updated_at) < now() - make_interval(secs => :grace_seconds::float8)
+  AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
+              AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+  AND (:project_id::text IS NULL OR h.project_id = :project_id)
+LIMIT :row_limit::int;
+
+-- name: stops_are_obeyed :many
+-- Protocol §8 stop: a turn that was asked to stop is soon over.
+SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'inbox_id', i.inbox_id) AS ids,
+       format('asked to stop %s s ago, and still %s', round(extract(epoch FROM now() - i.created_at)), h.status) AS detail
+FROM state.agent_inbox i
+JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
+JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+WHERE i.archived_at IS NULL AND i.message_type = 'stop' AND i.created_at < now() - make_interval(secs => :grace_seconds::float8)
+  AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
+              AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+  AND (:project_id::text IS NULL OR i.project_id = :project_id)
+LIMIT :row_limit::int;

@@ -1,0 +1,271 @@
+-- The message pump (protocol §9). Transitions lock the thread's row first, so that of one thread only one runs at a time.
+
+-- name: find_message :opt
+-- What an earlier send under this correlation came to.
+SELECT m.message_id, m.thread_id, m.request_digest FROM state.thread_messages m
+WHERE m.correlation_id = :correlation_id AND m.project_id = :project_id;
+
+-- name: add_thread :exec
+-- A new root thread.
+INSERT INTO state.threads (thread_id, project_id, channel_id, worker_target, requester, context_headers)
+VALUES (:thread_id, :project_id, :channel_id, :worker_target, :requester, :context_headers::jsonb);
+
+-- name: lock_thread :opt
+-- A thread of a project, from here on ours; how many of its messages are open.
+SELECT t.thread_id, t.project_id, t.channel_id, t.worker_target, t.requester, t.status, t.version, t.message_count,
+       (SELECT count(*) FROM state.thread_messages m WHERE m.thread_id = t.thread_id
+        AND m.status IN ('pending', 'handling', 'waiting')) AS open_count
+FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id FOR NO KEY UPDATE;
+
+-- name: top_segment :opt
+-- The live segment at the top of a thread's chain of this listener.
+SELECT s.segment_id FROM state.thread_segments s
+WHERE s.thread_id = :thread_id AND s.listener = :listener AND s.parent_id IS NULL AND s.status = 'live'
+ORDER BY s.created_at LIMIT 1;
+
+-- name: add_segment :exec
+-- A segment below another one, or at the top.
+INSERT INTO state.thread_segments (segment_id, thread_id, parent_id, lineage, listener, caller_turn_id)
+SELECT :segment_id, :thread_id, p.segment_id, coalesce(p.lineage, '{}'::text[]) || :segment_id::text, :listener, :caller_turn_id::text
+FROM (SELECT) AS always LEFT JOIN state.thread_segments p ON p.segment_id = :parent_id::text;
+
+-- name: add_card :exec
+-- A payload: a card in no box.
+INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+VALUES (:card_id, :project_id, :content::jsonb, :metadata::jsonb);
+
+-- name: add_message :exec
+-- A message on its way to a segment, numbered by its thread, which is open from here on.
+WITH thread AS (
+    UPDATE state.threads t SET message_count = t.message_count + 1, version = t.version + 1, updated_at = now(),
+        status = 'open', end_reason = NULL, ended_at = NULL
+    WHERE t.thread_id = :thread_id
+    RETURNING t.thread_id, t.project_id, t.message_count
+)
+INSERT INTO state.thread_messages (message_id, thread_id, project_id, number, request_id, cause_id, hop, segment_id, from_id, kind,
+                                   payload_card_id, correlation_id, request_digest, reply_to)
+SELECT :message_id, thread.thread_id, thread.project_id, thread.message_count, :request_id, :cause_id::text, :hop::int, :segment_id,
+       :from_id, :kind, :payload_card_id, :correlation_id::text, :request_digest::text, :reply_to::text
+FROM thread;
+
+-- name: begin_message :opt
+-- An open message in hand, with what its handling needs: its payload, its segment and caller, its turn's end if that is known.
+-- was: what it was before. Reading it counts as an attempt of its handler.
+WITH found AS MATERIALIZED (
+    SELECT m.message_id, m.status FROM state.thread_messages m
+    WHERE m.message_id = :message_id AND m.status IN ('pending', 'handling', 'waiting') FOR NO KEY UPDATE
+),
+begun AS (
+    UPDATE state.thread_messages m SET
+        status = CASE found.status WHEN 'waiting' THEN 'waiting' ELSE 'handling' END,
+        attempt = m.attempt + CASE found.status WHEN 'waiting' THEN 0 ELSE 1 END, begun_at = coalesce(m.begun_at, now())
+    FROM found WHERE m.message_id = found.message_id
+    RETURNING m.*, found.status AS was
+)
+SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segment_id, m.from_id, m.kind, m.agent_turn_id, m.deadline,
+       m.deadline < now() AS is_overdue, s.listener, s.parent_id, p.listener AS parent_listener, cardinality(s.lineage) AS depth,
+       s.output_box_id::text AS output_box_id, s.caller_turn_id, t.requester, t.context_headers, c.content ->> 'text' AS payload,
+       o.status AS outcome, o.error_code, d.content AS deliverable,
+       a.agent_id AS caller_agent_id
+FROM begun m
+JOIN state.thread_segments s ON s.segment_id = m.segment_id
+JOIN state.threads t ON t.thread_id = m.thread_id
+JOIN public.cards c ON c.card_id = m.payload_card_id
+LEFT JOIN state.thread_segments p ON p.segment_id = s.parent_id
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = m.agent_turn_id
+LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id
+LEFT JOIN LATERAL (SELECT i.agent_id FROM state.agent_inbox i WHERE i.agent_turn_id = s.caller_turn_id
+                   AND i.message_type = 'turn' LIMIT 1) a ON true;
+
+-- name: await_turn :opt
+-- The agent's turn for this message is out: it waits for the turn's end, at most until the deadline.
+WITH message AS (
+    UPDATE state.thread_messages m SET status = 'waiting', agent_turn_id = :agent_turn_id,
+        deadline = coalesce(m.deadline, now() + make_interval(secs => :deadline_seconds::float8))
+    WHERE m.message_id = :message_id AND m.status IN ('handling', 'waiting')
+    RETURNING m.segment_id, m.thread_id
+),
+segment AS (
+    UPDATE state.thread_segments s SET output_box_id = :output_box_id::uuid FROM message WHERE s.segment_id = message.segment_id
+),
+thread AS (
+    UPDATE state.threads t SET version = t.version + 1, updated_at = now() FROM message WHERE t.thread_id = message.thread_id
+)
+SELECT message.thread_id FROM message;
+
+-- name: end_message :opt
+-- A message is handled, or canceled where the agent's turn for it is late; no row if it was settled before.
+UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = now()
+WHERE m.message_id = :message_id AND m.status IN ('pending', 'handling', 'waiting')
+RETURNING m.message_id, m.thread_id, m.request_id, m.hop, m.segment_id, m.agent_turn_id;
+
+-- name: prune_segment :many
+-- Ends a segment and all below it: their open messages are canceled. Requests that nobody had begun move to a new segment
+-- of the same listener instead, which is made for them. Answers the canceled ones.
+WITH below AS MATERIALIZED (
+    SELECT s.segment_id, s.parent_id, s.listener, s.caller_turn_id FROM state.thread_segments s
+    WHERE s.thread_id = :thread_id AND s.status = 'live' AND s.lineage @> ARRAY[:segment_id::text]
+),
+waiting AS MATERIALIZED (
+    SELECT m.message_id FROM state.thread_messages m
+    WHERE m.thread_id = :thread_id AND m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request'
+),
+fresh AS (
+    INSERT INTO state.thread_segments (segment_id, thread_id, parent_id, lineage, listener, caller_turn_id)
+    SELECT :fresh_segment_id, :thread_id, b.parent_id, trim_array(s.lineage, 1) || :fresh_segment_id::text,
+           b.listener, b.caller_turn_id
+    FROM below b JOIN state.thread_segments s ON s.segment_id = b.segment_id
+    WHERE b.segment_id = :segment_id AND EXISTS (SELECT FROM waiting)
+),
+pruned AS (
+    UPDATE state.thread_segments s SET status = 'pruned', ended_at = now() FROM below WHERE s.segment_id = below.segment_id
+),
+moved AS (
+    UPDATE state.thread_messages m SET segment_id = :fresh_segment_id FROM waiting w WHERE m.message_id = w.message_id
+)
+UPDATE state.thread_messages m SET status = 'canceled', ended_by = :ended_by, ended_at = now()
+FROM below b
+WHERE m.thread_id = :thread_id AND m.segment_id = b.segment_id AND m.status IN ('pending', 'handling', 'waiting')
+  AND NOT EXISTS (SELECT FROM waiting w WHERE w.message_id = m.message_id)
+RETURNING m.message_id, m.request_id;
+
+-- name: cancel_messages :many
+-- Ends every open message of a thread.
+UPDATE state.thread_messages m SET status = 'canceled', ended_by = :ended_by, ended_at = now()
+WHERE m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting')
+RETURNING m.message_id, m.request_id;
+
+-- name: add_reply :exec
+-- The answer to a message from outside; the first one stays.
+INSERT INTO state.thread_replies (request_id, thread_id, kind, reason, payload_card_id, from_id)
+VALUES (:request_id, :thread_id, :kind, :reason, :payload_card_id::text, :from_id::text)
+ON CONFLICT DO NOTHING;
+
+-- name: close_requests :exec
+-- Requests whose last message has ended without an answer hear that there will be none.
+INSERT INTO state.thread_replies (request_id, thread_id, kind, reason)
+SELECT r.request_id, :thread_id, 'ended', :reason FROM unnest(:request_ids::text[]) r (request_id)
+WHERE NOT EXISTS (SELECT FROM state.thread_messages m WHERE m.thread_id = :thread_id AND m.request_id = r.request_id
+                  AND m.status IN ('pending', 'handling', 'waiting'))
+ON CONFLICT DO NOTHING;
+
+-- name: close_thread :exec
+-- A change is complete: the thread is later, and over once nothing is in flight; then its segments end.
+WITH thread AS (
+    UPDATE state.threads t SET version = t.version + 1, updated_at = now(),
+        status = CASE WHEN f.flies THEN 'open' ELSE 'ended' END, ended_at = CASE WHEN f.flies THEN NULL ELSE now() END,
+        end_reason = CASE WHEN f.flies THEN NULL ELSE :reason END
+    FROM (SELECT EXISTS (SELECT FROM state.thread_messages m WHERE m.thread_id = :thread_id
+                         AND m.status IN ('pending', 'handling', 'waiting')) AS flies) f
+    WHERE t.thread_id = :thread_id
+    RETURNING t.thread_id, t.status
+)
+UPDATE state.thread_segments s SET status = 'pruned', ended_at = now()
+FROM thread WHERE thread.status = 'ended' AND s.thread_id = thread.thread_id AND s.status = 'live';
+
+-- name: look_at_thread :one
+-- Where a thread stands: its open messages and live chains, as JSON, in the order of their numbers.
+SELECT t.version,
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('message_id', m.message_id, 'status', m.status, 'listener', s.listener,
+                                                     'deadline', m.deadline) ORDER BY m.number), '[]')
+        FROM state.thread_messages m JOIN state.thread_segments s ON s.segment_id = m.segment_id
+        WHERE m.thread_id = t.thread_id AND m.status IN ('pending', 'handling', 'waiting')) AS open,
+       (SELECT coalesce(jsonb_agg(t.requester || '.' || c.chain ORDER BY c.chain), '[]') FROM (
+            SELECT (SELECT string_agg(x.listener, '.' ORDER BY l.place) FROM unnest(s.lineage) WITH ORDINALITY l (id, place)
+                    JOIN state.thread_segments x ON x.segment_id = l.id) AS chain
+            FROM state.thread_segments s WHERE s.thread_id = t.thread_id AND s.status = 'live' LIMIT 100) c) AS chains
+FROM state.threads t WHERE t.thread_id = :thread_id;
+
+-- name: list_canceled_turns :many
+-- Turns in hand or in the queue whose message was canceled: by the handling of one message, or of any in threads of these targets.
+SELECT i.agent_turn_id, t.project_id, t.channel_id FROM (
+    SELECT h.active_inbox_id AS inbox_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL
+    UNION ALL
+    SELECT q.inbox_id FROM state.queued_turns q) live
+JOIN state.agent_inbox i ON i.inbox_id = live.inbox_id
+JOIN state.thread_messages m ON m.message_id = i.correlation_id AND m.project_id = i.project_id AND m.status = 'canceled'
+JOIN state.threads t ON t.thread_id = m.thread_id
+WHERE t.worker_target = ANY (:worker_targets::text[])
+LIMIT :row_limit::int;
+
+-- name: list_ended_turns :many
+-- The turns whose messages were canceled by the handling of this one.
+SELECT i.agent_turn_id, t.project_id, t.channel_id FROM state.thread_messages m
+JOIN state.threads t ON t.thread_id = m.thread_id
+JOIN state.agent_inbox i ON i.correlation_id = m.message_id AND i.project_id = m.project_id AND i.message_type = 'turn'
+WHERE m.thread_id = :thread_id AND m.ended_by = :ended_by;
+
+-- name: list_replies :many
+-- Answers whose event is not known to be in the event stream: of one thread at once, or older ones of these targets.
+SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
+       m.correlation_id, t.project_id, t.channel_id, t.context_headers
+FROM state.thread_replies r
+JOIN state.thread_messages m ON m.message_id = r.request_id
+JOIN state.threads t ON t.thread_id = r.thread_id
+LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
+WHERE r.announced_at IS NULL AND r.created_at <= clock_timestamp() - make_interval(secs => :older_seconds::float8)
+  AND (r.thread_id = :thread_id::text OR (:thread_id::text IS NULL AND t.worker_target = ANY (:worker_targets::text[])))
+ORDER BY r.created_at LIMIT :row_limit::int;
+
+-- name: mark_replied :exec
+-- These answers are safe in the event stream.
+UPDATE state.thread_replies r SET announced_at = now() WHERE r.request_id = ANY (:request_ids::text[]) AND r.announced_at IS NULL;
+
+-- name: messages_of_turns :many
+-- The open messages that wait for these turns, with their threads.
+SELECT m.message_id, t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.thread_messages m
+JOIN state.threads t ON t.thread_id = m.thread_id
+WHERE m.agent_turn_id = ANY (:agent_turn_ids::text[]) AND m.status = 'waiting';
+
+-- name: list_stalled_threads :many
+-- Rule 'thread': open threads of which a message should have moved: nobody began it, its turn is over or its deadline passed.
+SELECT DISTINCT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.thread_messages m
+JOIN state.threads t ON t.thread_id = m.thread_id
+WHERE m.status IN ('pending', 'handling', 'waiting') AND t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
+  AND CASE m.status
+          WHEN 'pending' THEN m.created_at < now() - make_interval(secs => :older_seconds::float8)
+          WHEN 'waiting' THEN m.deadline < now() - make_interval(secs => :older_seconds::float8) OR EXISTS (
+              SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = m.agent_turn_id
+                AND o.ended_at < now() - make_interval(secs => :older_seconds::float8))
+          ELSE false
+      END
+LIMIT :row_limit::int;
+
+-- name: list_open_threads :many
+-- Rule 'thread_engine': open threads that have not changed for a while, in the order of their ids, beyond a place in it.
+SELECT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.threads t
+WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
+  AND t.updated_at < now() - make_interval(secs => :older_seconds::float8) AND t.thread_id > :after_thread_id
+ORDER BY t.thread_id LIMIT :row_limit::int;
+
+-- name: list_threads :many
+-- Root threads of a project, the newest first.
+SELECT t.thread_id, t.channel_id, t.requester, t.status, t.end_reason, t.message_count, t.created_at, t.updated_at, t.ended_at,
+       (SELECT count(*) FROM state.thread_messages m WHERE m.thread_id = t.thread_id
+        AND m.status IN ('pending', 'handling', 'waiting')) AS open_count
+FROM state.threads t WHERE t.project_id COLLATE "C" = :project_id AND (:status::text IS NULL OR t.status = :status)
+ORDER BY t.created_at DESC LIMIT :row_limit::int;
+
+-- name: find_thread :opt
+-- One root thread of a project.
+SELECT t.thread_id, t.channel_id, t.requester, t.status, t.end_reason, t.message_count, t.created_at, t.updated_at, t.ended_at,
+       (SELECT count(*) FROM state.thread_messages m WHERE m.thread_id = t.thread_id
+        AND m.status IN ('pending', 'handling', 'waiting')) AS open_count
+FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id;
+
+-- name: list_thread_messages :many
+-- The messages of a thread in order, each with the chain it was sent to, its agent's turn and what came of it.
+SELECT m.message_id, m.number, m.request_id, m.cause_id, m.segment_id, t.requester || '.' || (
+           SELECT string_agg(x.listener, '.' ORDER BY l.place) FROM unnest(s.lineage) WITH ORDINALITY l (id, place)
+           JOIN state.thread_segments x ON x.segment_id = l.id) AS chain,
+       m.from_id, m.kind, m.status, m.effect, m.attempt, m.agent_turn_id, m.payload_card_id, m.created_at, m.begun_at, m.ended_at
+FROM state.thread_messages m
+JOIN state.threads t ON t.thread_id = m.thread_id
+JOIN state.thread_segments s ON s.segment_id = m.segment_id
+WHERE m.thread_id = :thread_id ORDER BY m.number LIMIT :row_limit::int;
+
+-- name: list_thread_replies :many
+-- The answers to a thread's requests, in the order in which they were given.
+SELECT r.request_id, r.kind, r.reason, r.from_id, r.payload_card_id, r.created_at, r.announced_at, c.content ->> 'text' AS payload
+FROM state.thread_replies r LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
+WHERE r.thread_id = :thread_id ORDER BY r.created_at;

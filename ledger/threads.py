@@ -1,0 +1,388 @@
+"""Conversations of the message pump (protocol §9): send, begin, settle, and where a thread stands.
+
+Guarantees: every change of a thread runs behind the lock of its row; a message is settled once, whoever handles it, and
+what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every message
+from outside gets exactly one answer row. `send_message` and `settle_message` run in a transaction of their caller
+(`Pool.transact`). Never publishes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import Json
+
+from ledger.cards import card_columns
+from ledger.queries import Connection, query
+from schema import headers
+from schema.base import JsonObject, Tolerant
+from schema.cards import CardType, Role, TextContent, make_card
+from schema.errors import Refused
+from schema.headers import ContextHeaders
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, uuid7
+from schema.states import TurnStatus
+from schema.threads import (
+    EndReason,
+    MessageId,
+    MessageKind,
+    MessageStatus,
+    OpenMessage,
+    ReplyKind,
+    SegmentId,
+    ThreadAdvanced,
+    ThreadId,
+    ThreadRef,
+    new_segment_id,
+)
+
+SYSTEM = "system"
+"""`from` of what the pump itself says to a sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLimits:
+    """How much one thread may come to (protocol §9)."""
+
+    max_messages: int = 10_000
+    max_hops: int = 200
+    """Messages that may descend from one message from outside."""
+    max_depth: int = 20
+    max_open: int = 100
+    """Messages in flight at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message from outside, with the ids it was given, so that a repeated try is the same try."""
+
+    thread: ThreadRef
+    """A new one, unless `joins`."""
+    joins: bool
+    requester: str
+    to: str
+    payload: str
+    context_headers: dict[str, str]
+    message_id: MessageId
+    correlation_id: str
+    request_digest: str
+    reply_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where a message from outside went; `duplicate` for a repeat of an earlier one."""
+
+    thread_id: ThreadId
+    message_id: MessageId
+    duplicate: bool = False
+
+
+class BegunMessage(Tolerant):
+    """A message in hand: `was` says what it was before; `attempt` counts how often its handler was begun."""
+
+    was: MessageStatus
+    message_id: MessageId
+    thread_id: ThreadId
+    request_id: MessageId
+    hop: int
+    attempt: int
+    segment_id: SegmentId
+    from_id: str
+    kind: MessageKind
+    payload: str
+    listener: str
+    parent_id: SegmentId | None
+    parent_listener: str | None
+    depth: int
+    output_box_id: BoxId | None
+    caller_turn_id: AgentTurnId | None
+    caller_agent_id: AgentId | None
+    requester: str
+    context_headers: ContextHeaders
+    agent_turn_id: AgentTurnId | None
+    deadline: datetime | None
+    is_overdue: bool | None
+    outcome: TurnStatus | None
+    error_code: str | None
+    deliverable: Json[JsonObject] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A message to a listener, in a new segment below; `turn` is the agent's that sends it."""
+
+    listener: str
+    payload: str
+    turn: AgentTurnId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Iterate:
+    """A message to its own segment: a self-call, or what the pump says to it (`system`)."""
+
+    payload: str
+    system: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Respond:
+    """A message to the caller; the segment and all below it end. `system`: it is the pump's in its stead.
+
+    `expired`: the agent's turn for the message is still out, and ends too.
+    """
+
+    payload: str
+    system: bool = False
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No message: the chain ends here."""
+
+
+Effect = Forward | Iterate | Respond | Nothing
+
+
+class _Thread(Tolerant):
+    thread_id: ThreadId
+    project_id: ProjectId
+    channel_id: ChannelId
+    worker_target: str
+    requester: str
+    status: str
+    version: int
+    message_count: int
+    open_count: int
+
+
+class _Ended(Tolerant):
+    message_id: MessageId
+    thread_id: ThreadId
+    request_id: MessageId
+    hop: int
+    segment_id: SegmentId
+    agent_turn_id: AgentTurnId | None
+
+
+class _Look(Tolerant):
+    version: int
+    open: Json[tuple[OpenMessage, ...]]
+    chains: Json[tuple[str, ...]]
+
+
+async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Sent:
+    """Put a message from outside on its way; raises `Refused` (correlation_conflict, unknown_thread, busy)."""
+    if (earlier := await _repeated(conn, send)) is not None:
+        return earlier
+    thread_id = send.thread.thread_id
+    if send.joins:
+        thread = await _lock(conn, send.thread.project_id, thread_id)
+        if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
+            raise Refused("unknown_thread", "there is no such thread of yours")
+        if thread.open_count >= limits.max_open or thread.message_count >= limits.max_messages:
+            raise Refused(
+                "busy", f"the thread has {thread.open_count} messages in flight, {thread.message_count} in all"
+            )
+    else:
+        await _add_thread(conn, send)
+    row = await query("top_segment").opt(conn, thread_id=thread_id, listener=send.to)
+    segment = row["segment_id"] if row is not None else await _add_segment(conn, thread_id, None, send.to, None)
+    card = await _add_payload(conn, send.thread.project_id, send.message_id, send.payload, send.requester)
+    await query("add_message").many(
+        conn,
+        message_id=send.message_id,
+        thread_id=thread_id,
+        request_id=send.message_id,
+        cause_id=None,
+        hop=0,
+        segment_id=segment,
+        from_id=send.requester,
+        kind=MessageKind.REQUEST,
+        payload_card_id=card,
+        correlation_id=send.correlation_id,
+        request_digest=send.request_digest,
+        reply_to=send.reply_to,
+    )
+    return Sent(thread_id, send.message_id)
+
+
+async def begin_message(conn: Connection, message: MessageId) -> BegunMessage | None:
+    """An open message with what its handling needs; None if it is settled. One round trip."""
+    row = await query("begin_message").opt(conn, message_id=message)
+    return None if row is None else BegunMessage.model_validate(dict(row))
+
+
+async def await_turn(
+    conn: Connection, message: MessageId, turn: AgentTurnId, output_box: BoxId, *, deadline_seconds: float
+) -> bool:
+    """Note that an agent's turn is out for the message; False if the message was settled meanwhile."""
+    row = await query("await_turn").opt(
+        conn, message_id=message, agent_turn_id=turn, output_box_id=output_box, deadline_seconds=deadline_seconds
+    )
+    return row is not None
+
+
+async def settle_message(
+    conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, limits: ThreadLimits
+) -> ThreadAdvanced:
+    """What the handling of a message came to; nothing if the message was settled before."""
+    locked = await _lock(conn, thread.project_id, thread.thread_id)
+    row = None
+    if locked is not None:
+        expired = isinstance(effect, Respond) and effect.expired
+        row = await query("end_message").opt(
+            conn,
+            message_id=begun.message_id,
+            effect=_NAMES[type(effect)],
+            status=MessageStatus.CANCELED if expired else MessageStatus.HANDLED,
+            ended_by=begun.message_id if expired else None,
+        )
+    if locked is None or row is None:
+        return await look_at_thread(conn, thread.thread_id)
+    ended = _Ended.model_validate(dict(row))
+    match effect:
+        case Respond():
+            reason = await _respond(conn, thread, begun, ended, effect)
+        case Forward() | Iterate() if ended.hop + 1 > limits.max_hops or locked.message_count >= limits.max_messages:
+            reason = EndReason.LIMIT
+            await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
+        case Forward(listener, payload, turn):
+            reason = EndReason.ENDED
+            segment = await _add_segment(
+                conn, thread.thread_id, ended.segment_id, listener, turn or begun.caller_turn_id
+            )
+            await _add_message(conn, thread, ended, segment, begun.listener, MessageKind.REQUEST, payload)
+        case Iterate(payload, system):
+            reason = EndReason.ENDED
+            sender, kind = (SYSTEM, MessageKind.SYSTEM) if system else (begun.listener, MessageKind.SELF)
+            await _add_message(conn, thread, ended, ended.segment_id, sender, kind, payload)
+        case Nothing():
+            reason = EndReason.ENDED
+            await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
+    await query("close_thread").many(conn, thread_id=thread.thread_id, reason=reason)
+    return await look_at_thread(conn, thread.thread_id)
+
+
+_NAMES: dict[type[Effect], str] = {Forward: "forward", Iterate: "self", Respond: "respond", Nothing: "nothing"}
+
+
+async def _respond(
+    conn: Connection, thread: ThreadRef, begun: BegunMessage, ended: _Ended, effect: Respond
+) -> EndReason:
+    """The segment ends with all below it; what it answers goes to the segment above, or to the requester."""
+    canceled = await query("prune_segment").many(
+        conn,
+        thread_id=thread.thread_id,
+        segment_id=ended.segment_id,
+        fresh_segment_id=new_segment_id(),
+        ended_by=ended.message_id,
+    )
+    reason = EndReason.UNDELIVERED if effect.system else EndReason.RESPONDED
+    if begun.parent_id is not None:
+        kind = MessageKind.SYSTEM if effect.system else MessageKind.RESPONSE
+        await _add_message(conn, thread, ended, begun.parent_id, begun.listener, kind, effect.payload)
+    else:
+        card_id = MessageId(f"{ended.message_id}-reply")
+        card = await _add_payload(conn, thread.project_id, card_id, effect.payload, begun.listener)
+        await query("add_reply").many(
+            conn,
+            request_id=ended.request_id,
+            thread_id=thread.thread_id,
+            kind=ReplyKind.REPLY,
+            reason=reason,
+            payload_card_id=card,
+            from_id=begun.listener,
+        )
+    await _close_requests(conn, thread.thread_id, [row["request_id"] for row in canceled], EndReason.PRUNED)
+    return reason
+
+
+async def look_at_thread(conn: Connection, thread: ThreadId) -> ThreadAdvanced:
+    """Where the thread stands now."""
+    look = _Look.model_validate(dict(await query("look_at_thread").one(conn, thread_id=thread)))
+    return ThreadAdvanced(version=look.version, open=look.open, chains=look.chains)
+
+
+async def _repeated(conn: Connection, send: Send) -> Sent | None:
+    row = await query("find_message").opt(conn, correlation_id=send.correlation_id, project_id=send.thread.project_id)
+    if row is None:
+        return None
+    if row["request_digest"] != send.request_digest:
+        raise Refused("correlation_conflict", "this correlation_id was used before, with other content")
+    return Sent(row["thread_id"], row["message_id"], duplicate=row["message_id"] != send.message_id)
+
+
+async def _lock(conn: Connection, project: ProjectId, thread: ThreadId) -> _Thread | None:
+    row = await query("lock_thread").opt(conn, thread_id=thread, project_id=project)
+    return None if row is None else _Thread.model_validate(dict(row))
+
+
+async def _add_thread(conn: Connection, send: Send) -> None:
+    await query("add_thread").many(
+        conn,
+        thread_id=send.thread.thread_id,
+        project_id=send.thread.project_id,
+        channel_id=send.thread.channel_id,
+        worker_target=send.thread.worker_target,
+        requester=send.requester,
+        context_headers=headers.dumps(send.context_headers),
+    )
+
+
+async def _add_segment(
+    conn: Connection, thread: ThreadId, parent: SegmentId | None, listener: str, turn: AgentTurnId | None
+) -> SegmentId:
+    segment = new_segment_id()
+    await query("add_segment").many(
+        conn, segment_id=segment, thread_id=thread, parent_id=parent, listener=listener, caller_turn_id=turn
+    )
+    return segment
+
+
+async def _add_message(
+    conn: Connection,
+    thread: ThreadRef,
+    cause: _Ended,
+    segment: SegmentId,
+    sender: str,
+    kind: MessageKind,
+    payload: str,
+) -> None:
+    message = MessageId(uuid7())
+    card = await _add_payload(conn, thread.project_id, message, payload, sender)
+    await query("add_message").many(
+        conn,
+        message_id=message,
+        thread_id=thread.thread_id,
+        request_id=cause.request_id,
+        cause_id=cause.message_id,
+        hop=cause.hop + 1,
+        segment_id=segment,
+        from_id=sender,
+        kind=kind,
+        payload_card_id=card,
+        correlation_id=None,
+        request_digest=None,
+        reply_to=None,
+    )
+
+
+async def _add_payload(conn: Connection, project: ProjectId, message: MessageId, payload: str, author: str) -> CardId:
+    made = make_card(
+        CardId(f"{message}-payload"), CardType.MESSAGE, Role.USER, TextContent(text=payload), author=author
+    )
+    columns = card_columns([made])
+    await query("add_card").many(
+        conn,
+        card_id=made.card_id,
+        project_id=project,
+        content=columns["card_contents"][0],
+        metadata=columns["card_metadatas"][0],
+    )
+    return made.card_id
+
+
+async def _close_requests(conn: Connection, thread: ThreadId, requests: Sequence[str], reason: EndReason) -> None:
+    if requests:
+        await query("close_requests").many(conn, thread_id=thread, request_ids=list(requests), reason=reason)

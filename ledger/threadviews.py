@@ -1,0 +1,221 @@
+"""Threads as operators, the safety net and the answering of requesters see them (protocol §8, §9). Decides nothing."""
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from ledger.queries import Connection, query
+from schema import headers, subjects
+from schema.base import JsonObject, Tolerant
+from schema.events import Message
+from schema.headers import ContextHeaders
+from schema.ids import AgentTurnId, CardId, ChannelId, ProjectId
+from schema.inbox import StopRequest
+from schema.threads import EndReason, MessageId, MessageKind, MessageStatus, ReplyKind, SegmentId, ThreadId, ThreadRef
+
+
+class ThreadLine(Tolerant):
+    """A root thread in a list."""
+
+    thread_id: ThreadId
+    channel_id: ChannelId
+    requester: str
+    status: str
+    end_reason: EndReason | None
+    message_count: int
+    open_count: int
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+
+
+class MessageLine(Tolerant):
+    """A message of a thread, with the real chain it was sent to: for operators only."""
+
+    message_id: MessageId
+    number: int
+    request_id: MessageId
+    cause_id: MessageId | None
+    segment_id: SegmentId
+    chain: str
+    from_id: str
+    kind: MessageKind
+    status: MessageStatus
+    effect: str | None
+    attempt: int
+    agent_turn_id: AgentTurnId | None
+    payload_card_id: CardId
+    created_at: datetime
+    begun_at: datetime | None
+    ended_at: datetime | None
+
+
+class ReplyLine(Tolerant):
+    """The answer to a request of a thread."""
+
+    request_id: MessageId
+    kind: ReplyKind
+    reason: EndReason
+    from_id: str | None
+    payload_card_id: CardId | None
+    payload: str | None
+    created_at: datetime
+    announced_at: datetime | None
+
+
+class ThreadReply(Tolerant):
+    """An answer to publish, and to whom."""
+
+    request_id: MessageId
+    thread_id: ThreadId
+    kind: ReplyKind
+    reason: EndReason
+    from_id: str | None
+    payload_card_id: CardId | None
+    payload: str | None
+    reply_to: str | None
+    correlation_id: str | None
+    project_id: ProjectId
+    channel_id: ChannelId
+    context_headers: ContextHeaders
+
+    def messages(self, sender: str) -> list[Message]:
+        """The event, with the message id it always has, and a copy for a requester that waits."""
+        payload: JsonObject = {
+            "thread_id": self.thread_id,
+            "message_id": self.request_id,
+            "correlation_id": self.correlation_id,
+            "kind": self.kind,
+            "reason": self.reason,
+            "from": self.from_id,
+            "payload": self.payload,
+            "payload_card_id": self.payload_card_id,
+        }
+        told = {
+            **headers.carried(self.context_headers),
+            headers.PROJECT_ID: self.project_id,
+            headers.CHANNEL_ID: self.channel_id,
+            headers.THREAD_ID: self.thread_id,
+            headers.TIMESTAMP: str(time.time_ns() // 1_000_000),
+            headers.VERSION: subjects.VERSION,
+            headers.MSG_TYPE: "reply",
+            headers.SENDER: sender,
+        }
+        data = json.dumps(payload).encode()
+        event = {**told, headers.MSG_ID: f"reply-{self.request_id}"}
+        sent = [Message(subjects.pump_reply(self.project_id, self.channel_id), data, event, required=True)]
+        if self.reply_to is not None:
+            sent.append(Message(self.reply_to, data, told))
+        return sent
+
+
+class ThreadTurn(Tolerant):
+    """A turn that works for a thread's message."""
+
+    agent_turn_id: AgentTurnId
+    project_id: ProjectId
+    channel_id: ChannelId
+
+    def stop(self, reason: str) -> Message:
+        """The durable command that ends the turn."""
+        payload = StopRequest(agent_turn_id=self.agent_turn_id, reason=reason).model_dump_json().encode()
+        subject = subjects.bridge_command(self.project_id, self.channel_id, "stop")
+        return Message(subject, payload, {headers.MSG_ID: f"stop-{self.agent_turn_id}"}, required=True)
+
+
+class TurnMessage(ThreadRef):
+    """A message that waits for an agent's turn."""
+
+    message_id: MessageId
+
+
+async def list_threads(conn: Connection, project: ProjectId, status: str | None, *, row_limit: int) -> list[ThreadLine]:
+    """Root threads of a project, the newest first."""
+    rows = await query("list_threads").many(conn, project_id=project, status=status, row_limit=row_limit)
+    return [ThreadLine.model_validate(dict(row)) for row in rows]
+
+
+async def find_thread(conn: Connection, project: ProjectId, thread: ThreadId) -> ThreadLine | None:
+    """One root thread; None if the project has none of this id."""
+    row = await query("find_thread").opt(conn, project_id=project, thread_id=thread)
+    return None if row is None else ThreadLine.model_validate(dict(row))
+
+
+async def list_thread_messages(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[MessageLine]:
+    """Its messages in order."""
+    rows = await query("list_thread_messages").many(conn, thread_id=thread, row_limit=row_limit)
+    return [MessageLine.model_validate(dict(row)) for row in rows]
+
+
+async def list_thread_replies(conn: Connection, thread: ThreadId) -> list[ReplyLine]:
+    """Its answers, in the order in which they were given."""
+    return [
+        ReplyLine.model_validate(dict(row)) for row in await query("list_thread_replies").many(conn, thread_id=thread)
+    ]
+
+
+async def list_replies(
+    conn: Connection,
+    *,
+    thread: ThreadId | None = None,
+    worker_targets: Sequence[str] = (),
+    older_seconds: float = 0,
+    row_limit: int = 100,
+) -> list[ThreadReply]:
+    """Answers that are not announced yet: of one thread, or of all threads of these targets."""
+    rows = await query("list_replies").many(
+        conn,
+        thread_id=thread,
+        worker_targets=list(worker_targets),
+        older_seconds=older_seconds,
+        row_limit=row_limit,
+    )
+    return [ThreadReply.model_validate(dict(row)) for row in rows]
+
+
+async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> None:
+    """The answers to these requests are in the event stream."""
+    await query("mark_replied").many(conn, request_ids=list(requests))
+
+
+async def messages_of_turns(conn: Connection, turns: Sequence[AgentTurnId]) -> list[TurnMessage]:
+    """The messages that wait for these turns."""
+    rows = await query("messages_of_turns").many(conn, agent_turn_ids=list(turns))
+    return [TurnMessage.model_validate(dict(row)) for row in rows]
+
+
+async def list_ended_turns(conn: Connection, thread: ThreadId, ended_by: MessageId) -> list[ThreadTurn]:
+    """Turns whose messages were canceled by the handling of this one: to be stopped."""
+    rows = await query("list_ended_turns").many(conn, thread_id=thread, ended_by=ended_by)
+    return [ThreadTurn.model_validate(dict(row)) for row in rows]
+
+
+async def list_canceled_turns(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[ThreadTurn]:
+    """Rule 'thread_turns': turns that still live although their message was canceled."""
+    rows = await query("list_canceled_turns").many(conn, worker_targets=list(worker_targets), row_limit=row_limit)
+    return [ThreadTurn.model_validate(dict(row)) for row in rows]
+
+
+async def list_stalled_threads(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[ThreadRef]:
+    """Rule 'thread': threads of which a message should have moved."""
+    rows = await query("list_stalled_threads").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [ThreadRef.model_validate(dict(row)) for row in rows]
+
+
+async def list_open_threads(
+    conn: Connection, worker_targets: Sequence[str], *, after: ThreadId | None, older_seconds: float, row_limit: int
+) -> list[ThreadRef]:
+    """Rule 'thread_engine': open threads in the order of their ids, beyond one of them."""
+    rows = await query("list_open_threads").many(
+        conn,
+        worker_targets=list(worker_targets),
+        after_thread_id=after or "",
+        older_seconds=older_seconds,
+        row_limit=row_limit,
+    )
+    return [ThreadRef.model_validate(dict(row)) for row in rows]

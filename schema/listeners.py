@@ -1,0 +1,193 @@
+"""Listeners: who takes part in conversations (protocol §9), declared in Python or YAML and checked as a whole.
+
+    @listener("greeter", payload=Greeting, description="Greets people.", answers=[Greeted])
+    async def greet(payload: Greeting, metadata: HandlerMetadata) -> HandlerResponse | None:
+        return HandlerResponse.respond(Greeted(text=f"Hello, {payload.name}"))
+
+A decorated handler is a `Listener`. Nothing is registered by declaring it: a program names the modules and files that
+hold its listeners, and makes one `Registry` of them.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from schema.documents import Root
+from schema.errors import ConfigError
+from schema.ids import AgentId
+from schema.payloads import Payload
+from schema.peers import usage_instructions
+from schema.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
+
+Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse | None]]
+"""`async def handler(payload, metadata)`: the payload is the listener's own, an answer, or a message of the pump."""
+
+RESPOND = "respond"
+THINK = "think"
+_RESERVED_NAMES = frozenset({"system", RESPOND, THINK})
+_LONGEST_NAME = 59
+"""`send_{name}` is a tool's name, which has 64 characters at most."""
+
+
+class BadListener(ConfigError):
+    """A listener cannot be registered; the message names it and says what to do."""
+
+    code: str = "bad_listener"
+
+
+class Thought(Payload, tag="thought"):
+    """What an agent that thinks again says to itself."""
+
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One participant: a handler, or an agent of the project's roster.
+
+    `agent` ones may name only their `peers` and themselves; others any listener. `answers` are the payloads it sends
+    that no listener takes: its responses and what it says to itself; the first is what a roster agent responds with.
+    """
+
+    name: str
+    payload: type[Payload]
+    description: str
+    handler: Handler | None = None
+    agent_id: AgentId | None = None
+    agent: bool = False
+    peers: tuple[str, ...] = ()
+    answers: tuple[type[Payload], ...] = ()
+    deadline_seconds: float = 60.0
+    """How long its handler, or its agent's turn with all it waits for, may take."""
+    retries: int = 0
+    """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+
+    @property
+    def response(self) -> type[Payload]:
+        """What a roster agent responds with."""
+        return self.answers[0] if self.answers else Text
+
+
+def listener(
+    name: str,
+    *,
+    payload: type[Payload],
+    description: str,
+    agent: bool = False,
+    peers: Iterable[str] = (),
+    answers: Iterable[type[Payload]] = (),
+    deadline_seconds: float = 60.0,
+    retries: int = 0,
+) -> Callable[[Handler], Listener]:
+    """Declare a handler as a listener; see `Listener`."""
+
+    def declare(handler: Handler) -> Listener:
+        return Listener(
+            name=name,
+            payload=payload,
+            description=description,
+            handler=handler,
+            agent=agent,
+            peers=tuple(peers),
+            answers=tuple(answers),
+            deadline_seconds=deadline_seconds,
+            retries=retries,
+        )
+
+    return declare
+
+
+class Registry:
+    """The listeners of a program, checked against each other; raises `BadListener` naming the one at fault."""
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self._by_name: dict[str, Listener] = {}
+        self._by_tag: dict[str, Listener] = {}
+        self._classes: dict[str, type[Payload]] = {each.root_tag(): each for each in (Huh, SystemErrorMessage)}
+        for each in listeners:
+            self._add(each)
+        for each in self._by_name.values():
+            self._check_peers(each)
+            for payload in (*each.answers, each.response, Thought):
+                self._know(each, payload)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def listeners(self) -> Mapping[str, Listener]:
+        """By name."""
+        return MappingProxyType(self._by_name)
+
+    def get(self, name: str) -> Listener | None:
+        """The listener of this name."""
+        return self._by_name.get(name)
+
+    def route(self, sender: Listener, to: str | None, tag: str) -> Listener | None:
+        """Whom the sender's message is for, by name or else by its root tag; None if there is none, or it may not."""
+        target = self._by_tag.get(tag) if to is None else self._by_name.get(to)
+        if target is None or (sender.agent and target is not sender and target.name not in sender.peers):
+            return None
+        return target
+
+    def read(self, root: Root) -> Payload | None:
+        """The payload of a document, whichever listener's it is; None if nobody knows its tag. Raises `BadPayload`."""
+        found = self._classes.get(root.tag)
+        return None if found is None else found.from_root(root)
+
+    def usage_instructions(self, name: str) -> str:
+        """What an agent is told of its peers; empty for a plain handler."""
+        found = self._by_name[name]
+        if not found.agent:
+            return ""
+        peers = {peer: self._by_name[peer] for peer in found.peers if peer != name}
+        return usage_instructions({peer: (each.description, each.payload) for peer, each in peers.items()})
+
+    def _add(self, new: Listener) -> None:
+        problem = _problem(new)
+        if problem is None and new.name in self._by_name:
+            problem = "the name is taken: give each listener its own"
+        tag = new.payload.root_tag() if problem is None else ""
+        if problem is None and (other := self._by_tag.get(tag)) is not None:
+            problem = f"its payload's root tag {tag!r} is that of listener {other.name!r}: tags select listeners"
+        if problem is not None:
+            raise BadListener(f"listener {new.name!r}: {problem}")
+        self._by_name[new.name] = self._by_tag[tag] = new
+        self._know(new, new.payload)
+
+    def _know(self, owner: Listener, payload: type[Payload]) -> None:
+        known = self._classes.setdefault(payload.root_tag(), payload)
+        if known is not payload:
+            names = f"{known.__qualname__} and {payload.__qualname__}"
+            raise BadListener(f"listener {owner.name!r}: {names} have one root tag: give one another")
+
+    def _check_peers(self, each: Listener) -> None:
+        if each.peers and not each.agent:
+            raise BadListener(f"listener {each.name!r}: only agents have peers: add agent=True, or leave them out")
+        if unknown := [peer for peer in each.peers if peer not in self._by_name]:
+            known = ", ".join(sorted(self._by_name))
+            raise BadListener(f"listener {each.name!r}: no listener is named {', '.join(unknown)}; there are {known}")
+
+
+def _problem(new: Listener) -> str | None:
+    """What is wrong with a listener by itself, and what to do."""
+    words = new.name.replace("-", "").replace("_", "")
+    if not (words.isascii() and words.isalnum() and len(new.name) <= _LONGEST_NAME):
+        return f"a name is 1 to {_LONGEST_NAME} characters of A-Z a-z 0-9 _ -"
+    if new.name.lower() in _RESERVED_NAMES:
+        return "the name is reserved: choose another"
+    if not new.description.strip():
+        return "it has no description: say what it does, others choose by it"
+    if (new.handler is None) == (new.agent_id is None):
+        return "it needs a handler or an agent of the roster, and not both"
+    if new.handler is not None and not inspect.iscoroutinefunction(new.handler):
+        return "its handler is synchronous: declare it with `async def`"
+    if new.agent_id is not None and not new.agent:
+        return "an agent of the roster is an agent: add agent=True"
+    if new.deadline_seconds <= 0:
+        return "deadline_seconds must be more than 0"
+    if new.retries < 0:
+        return "retries must be 0 or more"
+    return None

@@ -1,0 +1,153 @@
+"""JSON schemas of parameters that a stranger wrote: checked where they enter, used within bounds. Pure.
+
+Whoever may enqueue can send a schema, and it must not hang the process that reads it: a few references to each other
+can mean billions of checks, a pattern can backtrack without end. So a check within bounds is given up after
+`MOST_LOOKS`, patterns are matched in linear time, and nothing is ever fetched. Left unchecked are `uniqueItems`,
+`patternProperties` (and `additionalProperties` beside it), `unevaluatedItems`, `unevaluatedProperties`, and patterns
+with look-around or references back. A look costs some 10 µs.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+from urllib.parse import urljoin
+
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
+from jsonschema.validators import create  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
+from jsonschema_specifications import REGISTRY
+from pydantic import JsonValue
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+from referencing import Registry
+
+from schema.base import JsonObject
+from schema.errors import TurnstileError
+
+MOST_LOOKS = 50_000
+"""Keywords looked at in one check, each counted with the length of its value."""
+_LOOKS_OF_A_PATTERN = 1_000
+_UNCHECKED = {"patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"}
+
+Keyword = Callable[[Any, Any, Any, Any], Any]
+"""How jsonschema calls a keyword: validator, value, instance, schema; its stubs leave all of it open."""
+
+
+class SchemaTooCostly(TurnstileError):
+    """Checking arguments against a schema takes too long."""
+
+    code: str = "schema_too_costly"
+
+
+def object_schema(value: JsonObject) -> JsonObject:
+    """`value` if it is a JSON schema of type object; raises `ValueError`, which says where not and quotes nothing."""
+    if value.get("type") != "object":
+        raise ValueError("must be a JSON schema of type object")
+    try:
+        error = next(iter(_METASCHEMA.iter_errors(value)), None)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if error is not None:
+        where = "/".join(str(part) for part in error.absolute_path)
+        raise ValueError(f"is no JSON schema at /{where[:200]}")
+    return value
+
+
+def bounded(schema: JsonObject) -> Validator:
+    """A validator of arguments; its `iter_errors` raises `SchemaTooCostly` where the bounds are met."""
+    plain = cast("JsonObject", _without_dialects(schema))
+    return _Bounded(plain, registry=Registry(), format_checker=_Looks())
+
+
+def _flat_metaschema() -> JsonObject:
+    """The metaschema of draft 2020-12 in one piece: as jsonschema has it, in eight, a check takes eight times as long.
+
+    That the entries of a list differ is not asked: it takes the square of their number.
+    """
+    root = cast("dict[str, Any]", Draft202012Validator.META_SCHEMA)  # schemas, of any shape
+    pieces = [cast("dict[str, Any]", REGISTRY.contents(urljoin(root["$id"], each["$ref"]))) for each in root["allOf"]]
+    merged: dict[str, Any] = {"type": ["object", "boolean"], "properties": {}, "$defs": {}}
+    for piece in (root, *pieces):
+        merged["properties"] |= piece.get("properties", {})
+        merged["$defs"] |= piece.get("$defs", {})
+    text = json.dumps(merged).replace('"$dynamicRef": "#meta"', '"$ref": "#"')
+    text = re.sub(r'"meta/[a-z-]+#', '"#', text).replace('"uniqueItems": true', '"uniqueItems": false')
+    return json.loads(text)
+
+
+class _Looks(FormatChecker):
+    """What a check may still look at, and the patterns it has met.
+
+    It is a format checker because jsonschema hands that down, unchanged, to all that a check looks at.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(formats=())
+        self._left = MOST_LOOKS
+        self._patterns: dict[str, SchemaValidator | None] = {}
+
+    def spend(self, looks: int) -> None:
+        """Raises `SchemaTooCostly` once they are used up."""
+        self._left -= looks
+        if self._left < 0:
+            raise SchemaTooCostly("checking the arguments takes too long")
+
+    def fits(self, pattern: str, text: str) -> bool:
+        """Whether the pattern is in the text, or cannot be matched in linear time."""
+        if pattern not in self._patterns:
+            self.spend(_LOOKS_OF_A_PATTERN)
+            self._patterns[pattern] = _linear(pattern)
+        found = self._patterns[pattern]
+        return found is None or found.isinstance_python(text)
+
+
+def _linear(pattern: str) -> SchemaValidator | None:
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError:
+        return None
+
+
+def _counted(keyword: Keyword) -> Keyword:
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        length = len(cast("list[object] | dict[str, object]", value)) if isinstance(value, list | dict) else 0
+        validator.format_checker.spend(1 + length)
+        return keyword(validator, value, instance, schema)
+
+    return counted
+
+
+def _pattern(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[ValidationError]:
+    if isinstance(instance, str) and not validator.format_checker.fits(value, instance):
+        yield ValidationError(f"{instance!r} does not match {value!r}")
+
+
+def _additional(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+    if "patternProperties" in schema:
+        return None
+    return _KEYWORDS["additionalProperties"](validator, value, instance, schema)
+
+
+def _without_dialects(schema: JsonValue) -> JsonValue:
+    """The schema without `$schema`, by which jsonschema would leave our keywords for those of another dialect."""
+    match schema:
+        case list():
+            return [_without_dialects(each) for each in schema]
+        case dict():
+            named = {key: each for key, each in schema.items() if key != "$schema" or not isinstance(each, str)}
+            return {key: _without_dialects(each) for key, each in named.items()}
+        case _:
+            return schema
+
+
+_KEYWORDS = cast("dict[str, Keyword]", Draft202012Validator.VALIDATORS)
+_METASCHEMA: Validator = Draft202012Validator(_flat_metaschema(), registry=Registry())
+_Bounded = create(
+    meta_schema=Draft202012Validator.META_SCHEMA,
+    validators={
+        name: _counted(check)
+        for name, check in {**_KEYWORDS, "pattern": _pattern, "additionalProperties": _additional}.items()
+        if name not in _UNCHECKED
+    },
+)

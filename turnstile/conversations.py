@@ -1,0 +1,42 @@
+"""The message pump, composed from the settings (`[pump]`): what worker and bridge need of it."""
+
+from temporalio.client import Client
+
+from activities.pump import PumpActivities, PumpLimits
+from bridge.threads import ThreadStarter
+from ledger.pool import Pool
+from ledger.threads import ThreadLimits
+from schema.ports import Publisher
+from turnstile.listeners import load_registry
+from turnstile.settings import Settings
+
+
+def pump_activities(settings: Settings, pool: Pool, publisher: Publisher) -> PumpActivities | None:
+    """The activities of a worker that has listeners; raises `BadListener` where they do not fit together."""
+    if not settings.pump.listeners:
+        return None
+    registry = load_registry(settings.pump.listeners)
+    limits = PumpLimits(thread_limits(settings), settings.protocol.max_recursion_depth)
+    return PumpActivities(pool, publisher, registry, limits)
+
+
+def thread_limits(settings: Settings) -> ThreadLimits:
+    """What one thread may come to."""
+    pump = settings.pump
+    return ThreadLimits(
+        max_messages=pump.max_messages, max_hops=pump.max_hops, max_depth=pump.max_depth, max_open=pump.max_open
+    )
+
+
+def thread_starter(settings: Settings, client: Client) -> ThreadStarter:
+    """What wakes threads."""
+    heartbeat = settings.worker.activity_heartbeat_timeout_seconds
+    return ThreadStarter(client, heartbeat_timeout_seconds=heartbeat)
+
+
+def served_targets(settings: Settings) -> list[str]:
+    """The worker targets of a worker: its own, and the pump's if it has listeners."""
+    targets = list(settings.worker.worker_targets)
+    if settings.pump.listeners and settings.pump.worker_target not in targets:
+        targets.append(settings.pump.worker_target)
+    return targets
