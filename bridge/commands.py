@@ -121,6 +121,7 @@ def ack_event(command: _Command, answer: Answer, limit: int) -> Message:
 def _ack_headers(request: VerbRequest, reply: JsonObject) -> dict[str, str]:
     try:
         known = headers.context_headers(request.headers)
+        known.pop(headers.PARENT_SPAN, None)
         if agent := request.headers.get(headers.AGENT_ID):
             known[headers.AGENT_ID] = token(agent, headers.AGENT_ID)
     except BadRequest:  # the verb has rejected them; the answer goes out with a trace of its own

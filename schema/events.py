@@ -153,6 +153,8 @@ class Address:
         """A call's command; a repeat has a message id of its own, or the stream would swallow it (protocol §5)."""
         message_id = f"tool-{command.tool_call_id}" + (f"-{repeat}" if repeat else "")
         more = {headers.STEP_ID: step, headers.TOOL_CALL_ID: command.tool_call_id, headers.MSG_ID: message_id}
+        if place := headers.derived_span(self.context.get(headers.TRACEPARENT, ""), command.tool_call_id):
+            more[headers.TRACEPARENT] = place  # one call is one span, however often its command is sent
         return Message(command.subject, command.payload(), self.headers("tool_call", **more), required=True)
 
     def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Message:

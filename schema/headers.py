@@ -3,6 +3,7 @@
 `context_headers` of an inbox row holds the same names, so a lease takes trace, lineage and depth from the row alone.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -34,8 +35,11 @@ VERSION = "CG-Version"
 MSG_TYPE = "CG-Msg-Type"
 SENDER = "CG-Sender"
 MSG_ID = "Nats-Msg-Id"
+PARENT_SPAN = "CG-Parent-Span-Id"
+"""Ours, in `context_headers` only: the span under which the row's own one was made (docs/observability.md)."""
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
 _LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID, THREAD_ID)
 _TRACESTATE_LIMIT = 512
 _DEPTH_LIMIT = 1_000_000
@@ -52,6 +56,34 @@ def child_span(traceparent: str) -> str:
     return f"{version}-{trace}-{os.urandom(8).hex()}-{flags}"
 
 
+def derived_span(traceparent: str, name: str) -> str | None:
+    """The same trace with the span that `name` always has in it; None if it is no trace (§5)."""
+    if not _TRACEPARENT.match(traceparent):
+        return None
+    version, trace, _, flags = traceparent.split("-")
+    span = hashlib.blake2s(f"{trace}-{name}".encode(), digest_size=8).hexdigest()
+    return f"{version}-{trace}-{span}-{flags}"
+
+
+def span_id(traceparent: str) -> str:
+    """The 16 hex digits that name the span; empty if it is no trace."""
+    return traceparent.split("-")[2] if _TRACEPARENT.match(traceparent) else ""
+
+
+def parent_span(context: Mapping[str, str]) -> str:
+    """The span under which a row's own one was made; empty where it began its trace."""
+    given = context.get(PARENT_SPAN, "")
+    return given if _SPAN_ID.match(given) else ""
+
+
+def named(given: Mapping[str, str], header: str) -> str | None:
+    """The id that a header names, for a log line; None if it is none, whoever wrote it."""
+    try:
+        return token(given[header], header) if header in given else None
+    except BadRequest:
+        return None
+
+
 def trace_id(traceparent: str) -> str:
     """The 32 hex digits that name the trace."""
     return traceparent.split("-")[1]
@@ -65,8 +97,10 @@ def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
     given = incoming.get(TRACEPARENT, "")
     traceparent = child_span(given) if _TRACEPARENT.match(given) else new_traceparent()
     kept = {TRACEPARENT: traceparent, DEPTH: str(depth(incoming))}
-    if _TRACEPARENT.match(given) and (state := incoming.get(TRACESTATE)) and len(state) <= _TRACESTATE_LIMIT:
-        kept[TRACESTATE] = state
+    if _TRACEPARENT.match(given):
+        kept[PARENT_SPAN] = span_id(given)
+        if (state := incoming.get(TRACESTATE)) and len(state) <= _TRACESTATE_LIMIT:
+            kept[TRACESTATE] = state
     kept.update({name: token(value, name) for name in _LINEAGE if (value := incoming.get(name))})
     return kept
 
