@@ -15,12 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 from activities.chunks import ChunkWriter
 from activities.models.answer import AnswerDraft, ModelAnswer, collect
 from activities.models.errors import CONTENT_FILTERED
+from schema import headers
 from schema.base import JsonObject
 from schema.errors import ModelError
 from schema.events import Address
 from schema.ids import AgentTurnId, StepId
 from schema.ports import Model, ModelMessage, ModelRequest, Publisher
 from schema.profiles import LlmConfig
+from schema.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_place
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _TOLD_RECORDS = 24
@@ -71,6 +73,8 @@ class _Attempt:
     model: str
     started: float
     draft: AnswerDraft
+    began: int
+    """In nanoseconds since 1970."""
     ended: bool = False
 
     def record(self, error_code: str | None) -> JsonObject:
@@ -116,7 +120,7 @@ class Attempts:
 
     def begin(self, number: int, model: str) -> AnswerDraft:
         """A new attempt; its draft is to be filled."""
-        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft())
+        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns())
         return self._current.draft
 
     def end(self, error_code: str | None) -> None:
@@ -124,6 +128,11 @@ class Attempts:
         if self._current is not None and not self._current.ended:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
+
+    def tell(self, telemetry: Telemetry, question: "Question") -> None:
+        """Tell of the attempt that is over: figures, and a span below its step's."""
+        if (attempt := self._current) is not None and attempt.ended:
+            _tell(telemetry, question, attempt, self.records[-1])
 
     def told(self) -> list[JsonObject]:
         """The newest records, and the attempt in hand as one that is lost unless its end is told later."""
@@ -155,6 +164,7 @@ async def ask(
     attempts: Attempts,
     first: tuple[int, int],
     count_failure: Callable[[], Awaitable[tuple[int, int]]],
+    telemetry: Telemetry = SILENT,
 ) -> ModelAnswer:
     """The answer; raises the last `ModelError` when no further attempt may or can help.
 
@@ -164,7 +174,7 @@ async def ask(
     number, failures = first
     while True:
         try:
-            return await _attempt(model, publisher, question, limits, attempts, number)
+            return await _attempt(model, publisher, question, limits, attempts, number, telemetry)
         except ModelError as error:
             if not error.retryable or failures + 1 >= limits.model_attempts:
                 raise
@@ -173,7 +183,13 @@ async def ask(
 
 
 async def _attempt(
-    model: Model, publisher: Publisher, question: Question, limits: StepLimits, attempts: Attempts, number: int
+    model: Model,
+    publisher: Publisher,
+    question: Question,
+    limits: StepLimits,
+    attempts: Attempts,
+    number: int,
+    telemetry: Telemetry,
 ) -> ModelAnswer:
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
@@ -194,6 +210,46 @@ async def _attempt(
             return answer
         finally:
             attempts.end(code)
+            attempts.tell(telemetry, question)
+
+
+def _tell(telemetry: Telemetry, question: Question, attempt: _Attempt, record: JsonObject) -> None:
+    done, first_token = attempt.draft.done, attempt.draft.first_token_seconds
+    code = record.get("error_code")
+    error_code = code if isinstance(code, str) else None
+    usage = {} if done is None else done.usage
+    tokens = {
+        way: count
+        for way, name in (("input", "prompt_tokens"), ("output", "completion_tokens"))
+        if isinstance(count := usage.get(name), int | float)
+    }
+    cost = None if done is None else done.response_cost
+    if (meter := telemetry.meter).enabled:
+        meter.count(Metric.MODEL_ATTEMPTS, model=attempt.model, error_code=error_code or "none")
+        meter.observe(Metric.MODEL_SECONDS, time.monotonic() - attempt.started, model=attempt.model)
+        if first_token is not None:
+            meter.observe(Metric.FIRST_TOKEN, first_token, model=attempt.model)
+        for way, count in tokens.items():
+            meter.count(Metric.MODEL_TOKENS, count, model=attempt.model, direction=way)
+        if cost:
+            meter.count(Metric.MODEL_COST, cost, model=attempt.model)
+    context = question.address.context
+    if telemetry.tracer.enabled and (under := step_place(context, question.step_id)):
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": attempt.model,
+            "turnstile.agent_turn_id": question.turn,
+            "turnstile.step_id": question.step_id,
+            "turnstile.attempt": attempt.number,
+            **{f"gen_ai.usage.{way}_tokens": count for way, count in tokens.items()},
+        }
+        if cost is not None:
+            attributes["turnstile.response_cost"] = cost
+        if first_token is not None:
+            attributes["turnstile.first_token_ms"] = _millis(first_token)
+        own = headers.derived_span(under, f"{question.step_id}-a{attempt.number}") or under
+        times = (attempt.began, time.time_ns())
+        telemetry.tracer.record(Span("chat", own, headers.span_id(under), *times, attributes, error_code, "client"))
 
 
 def _check_filter(answer: ModelAnswer, model: str) -> None:

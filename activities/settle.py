@@ -13,8 +13,10 @@ from ledger.waiting import AppliedReports, apply_reports, inject_timeouts
 from schema.errors import StaleTurn
 from schema.events import InboxProgress
 from schema.faults import Fault, hit
+from schema.logs import about
 from schema.ports import Publisher
 from schema.states import HeadStatus, TurnStatus
+from schema.telemetry import SILENT, Telemetry
 from schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
 
 STOPPED = "stopped"
@@ -24,40 +26,44 @@ _STOP_REASON = "the turn was stopped"
 class SettleActivities:
     """The activities and what they need; nothing of any turn."""
 
-    def __init__(self, pool: Pool, publisher: Publisher) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, telemetry: Telemetry = SILENT) -> None:
         self._pool = pool
         self._publisher = publisher
+        self._telemetry = telemetry
 
     @activity.defn(name="apply_reports")
     async def apply_reports(self, given: ApplyInput) -> ReportsApplied:
         """Apply the reports of some of the calls; the answer says which still wait."""
-        try:
-            done = await self._pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
-        except StaleTurn:
-            return ReportsApplied(waiting=(), deadline=None, stale=True)
-        hit(Fault.REPORTS_APPLIED)
-        await tell_applied(self._pool, self._publisher, given.turn, done)
-        return ReportsApplied(waiting=tuple(done.waiting), deadline=done.deadline)
+        with about(given.turn):
+            try:
+                done = await self._pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
+            except StaleTurn:
+                return ReportsApplied(waiting=(), deadline=None, stale=True)
+            hit(Fault.REPORTS_APPLIED)
+            await tell_applied(self._pool, self._publisher, given.turn, done)
+            return ReportsApplied(waiting=tuple(done.waiting), deadline=done.deadline)
 
     @activity.defn(name="inject_timeouts")
     async def inject_timeouts(self, turn: TurnRef) -> list[Ring]:
         """The deadline is over: pointers to the timeouts, and to what came in the meantime."""
-        rings = await self._pool.run(lambda conn: inject_timeouts(conn, turn))
-        hit(Fault.TIMEOUTS_INJECTED)
-        return rings
+        with about(turn):
+            rings = await self._pool.run(lambda conn: inject_timeouts(conn, turn))
+            hit(Fault.TIMEOUTS_INJECTED)
+            return rings
 
     @activity.defn(name="stop_turn")
     async def stop_turn(self, turn: TurnRef) -> TurnStopped:
         """End a turn that sleeps, or whose step is over: canceled, with what there is."""
-        return await end_stopped(self._pool, self._publisher, turn)
+        with about(turn):
+            return await end_stopped(self._pool, self._publisher, turn, self._telemetry)
 
 
-async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> TurnStopped:
+async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
     """Finish the turn as canceled without a step, or find that it is over (protocol §6, stop)."""
     made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     found = await pool.run(lambda conn: recall_step(conn, turn, 0))
     step = found.step or 0
-    teller = Teller(publisher, turn, found.context_headers)
+    teller = Teller(publisher, turn, found.context_headers, telemetry)
     card = fallback_card(turn, made or (), TurnStatus.CANCELED, _STOP_REASON)
     ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _STOP_REASON, None, {"steps": step})
     live = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)

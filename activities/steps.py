@@ -18,6 +18,7 @@ from temporalio import activity
 
 from activities.asking import Attempts, Question, StepLimits, ask
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
+from activities.figures import tell_calls, tell_resumed, tell_step, timing, turn_stats
 from activities.heartbeat import beating
 from activities.messages import build_messages
 from activities.models.answer import ModelAnswer
@@ -46,8 +47,10 @@ from schema.errors import ModelError, StaleTurn
 from schema.events import Message
 from schema.faults import Fault, hit
 from schema.ids import CardId, InboxId, step_id
+from schema.logs import about
 from schema.ports import Model, ModelMessage, Publisher
 from schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from schema.telemetry import SILENT, Telemetry
 from schema.tools import ToolCommand
 from schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepStale, StepSuspends, TurnRef
 
@@ -70,17 +73,30 @@ class _Step:
 class StepActivities:
     """The activity and what it needs: pools, clients, settings, a cache; nothing of any turn."""
 
-    def __init__(self, pool: Pool, model: Model, publisher: Publisher, limits: StepLimits, cache: BoxCache) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        model: Model,
+        publisher: Publisher,
+        limits: StepLimits,
+        cache: BoxCache,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
         self._pool = pool
         self._model = model
         self._publisher = publisher
         self._limits = limits
         self._cache = cache
+        self._telemetry = telemetry
 
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
         """Do the step, or answer what was done; see the module's docstring."""
         attempts = Attempts.resumed(activity.info().heartbeat_details)
+        with about(given.turn, step=given.step or None):
+            return await self._run_step(given, attempts)
+
+    async def _run_step(self, given: RunStepInput, attempts: Attempts) -> StepResult:
         async with beating(attempts.told):
             clock, started = time.monotonic(), datetime.now(UTC)
             try:
@@ -88,7 +104,7 @@ class StepActivities:
             except StaleTurn:
                 return await self._recall(given.turn, given.step)
             hit(Fault.STEP_BEGUN)
-            teller = Teller(self._publisher, given.turn, begun.head.context_headers)
+            teller = Teller(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
             step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts)
             try:
                 return await self._run(step)
@@ -119,6 +135,7 @@ class StepActivities:
 
     async def _run(self, step: _Step) -> StepResult:
         head, step_key = step.begun.head, step_id(step.turn.agent_turn_id, step.number)
+        tell_resumed(self._telemetry, step.turn, head)
         if head.answered and (ended := self._termination(step)) is not None:
             return await self._terminate(step, ended)
         opening = [step.teller.step(step_key, StepPhase.STARTED, {"attempt": head.step_attempt})]
@@ -156,6 +173,7 @@ class StepActivities:
             step.attempts,
             (head.step_attempt, head.model_failures),
             lambda: self._pool.run(lambda conn: retry_step(conn, step.turn, step.number)),
+            self._telemetry,
         )
 
     async def _commit(self, step: _Step, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
@@ -174,7 +192,12 @@ class StepActivities:
                     )
                     cards, made = (*cards, fallback), fallback.card_id
                 ending = Ending(
-                    decision.status, made, decision.error_code, None, decision.tool_result, _stats(step, metadata)
+                    decision.status,
+                    made,
+                    decision.error_code,
+                    None,
+                    decision.tool_result,
+                    turn_stats(step.number, metadata),
                 )
                 return await self._finish(step, ending, cards, metadata, StepStatus.COMPLETED)
 
@@ -183,13 +206,15 @@ class StepActivities:
         cards = () if pinned is None else pinned.cards
         fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.FAILED, message)
         metadata = _metadata(step, pinned) | {"error_code": code}
-        ending = Ending(TurnStatus.FAILED, fallback.card_id, code, message, None, _stats(step, metadata))
+        ending = Ending(TurnStatus.FAILED, fallback.card_id, code, message, None, turn_stats(step.number, metadata))
         return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.FAILED)
 
     async def _continue(self, step: _Step, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
         record = _record(step, cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
         done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED)
+        if done.result == "done":
+            self._told(step, record)
         await step.teller.tell(_completed(step.teller, step.number, done.step_metadata))
         hit(Fault.STEP_PUBLISHED)
         return StepContinues(step=step.number)
@@ -202,6 +227,9 @@ class StepActivities:
         record = _record(step, cards, metadata | sent, StepStatus.COMPLETED, decision)
         done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
+        if done.result == "done":
+            self._told(step, record)
+            tell_calls(self._telemetry, step.turn, step.begun.head, record)
         await self._tell_suspended(step.teller, step.number, done.step_metadata, done.updated_at)
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
@@ -233,7 +261,7 @@ class StepActivities:
     async def _terminate(self, step: _Step, ended: Termination) -> StepResult:
         """A tool's answer ends the turn: no model is asked, no step is made."""
         head = step.begun.head
-        stats: JsonObject = {"steps": head.step_count, "e2e_ms": _since(head.enqueued_at)}
+        stats: JsonObject = {"steps": head.step_count}
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
         done = await self._pool.run(lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
         await step.teller.finished(self._pool, done, None)
@@ -246,13 +274,18 @@ class StepActivities:
         fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.CANCELED, "the turn was stopped")
         metadata = _metadata(step, None) | {"error_code": STOPPED}
         ending = Ending(
-            TurnStatus.CANCELED, fallback.card_id, STOPPED, "the turn was stopped", None, _stats(step, metadata)
+            TurnStatus.CANCELED,
+            fallback.card_id,
+            STOPPED,
+            "the turn was stopped",
+            None,
+            turn_stats(step.number, metadata),
         )
         try:
             return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.CANCELED)
         except StaleTurn:
             # The step had been committed when the stop came: end the turn after it.
-            ended = await end_stopped(self._pool, self._publisher, step.turn)
+            ended = await end_stopped(self._pool, self._publisher, step.turn, self._telemetry)
             if ended.outcome is None:
                 return await self._recall(step.turn, step.number)
             return StepEnds(step=ended.step, outcome=ended.outcome)
@@ -265,16 +298,23 @@ class StepActivities:
         done = await self._pool.run(
             lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
         )
+        if done.result == "done":
+            self._told(step, record)
         recorded = done.step_metadata or record.metadata
         await step.teller.finished(self._pool, done, _completed(step.teller, step.number, recorded))
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
+
+    def _told(self, step: _Step, record: StepRecord) -> None:
+        """Tell of a step that this attempt has committed: so each is told once."""
+        seconds = time.monotonic() - step.clock
+        tell_step(self._telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))
 
     async def _recall(self, turn: TurnRef, step: int) -> StepResult:
         """The gate did not open for this step: answer what is recorded, and publish only that (protocol §7)."""
         found = await self._pool.run(lambda conn: recall_step(conn, turn, step))
         number = found.step or step
         recorded = found.step_metadata
-        teller = Teller(self._publisher, turn, found.context_headers)
+        teller = Teller(self._publisher, turn, found.context_headers, self._telemetry)
         if recorded is not None and recorded.get("next") == "end" and (done := found.finished()) is not None:
             await teller.finished(self._pool, done, _completed(teller, number, recorded))
             return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
@@ -312,24 +352,10 @@ def _prepare(step: _Step, pinned: Pinned, suspend_seconds: float) -> tuple[Asked
 def _metadata(step: _Step, pinned: Pinned | None) -> JsonObject:
     head, metadata = step.begun.head, step.attempts.metadata()
     first_token = step.attempts.records[-1]["first_token_ms"] if step.attempts.records else None
-    timing: JsonObject = {"step_ms": _millis(time.monotonic() - step.clock), "first_token_ms": first_token}
-    if step.number == 1:
-        timing["queue_delay_ms"] = _millis((head.started_at - head.enqueued_at).total_seconds())
-        if pinned is not None:
-            metadata["turn_config"] = pinned.config.model_dump(mode="json")
-    metadata["timing"] = timing
+    metadata["timing"] = timing(head, time.monotonic() - step.clock, first_token)
+    if step.number == 1 and pinned is not None:
+        metadata["turn_config"] = pinned.config.model_dump(mode="json")
     return metadata
-
-
-def _stats(step: _Step, metadata: JsonObject) -> JsonObject:
-    head = step.begun.head
-    return {
-        "steps": step.number,
-        "queue_delay_ms": _millis((head.started_at - head.enqueued_at).total_seconds()),
-        "e2e_ms": _millis((datetime.now(UTC) - head.enqueued_at).total_seconds()),
-        "model": (step.attempts.records[-1]["model"] if step.attempts.records else None),
-        "llm_usage": metadata["llm_usage"],
-    }
 
 
 def _record(
@@ -351,10 +377,6 @@ def _is_stopped() -> bool:
     return details is not None and details.cancel_requested
 
 
-def _since(moment: datetime) -> int:
-    return _millis((datetime.now(UTC) - moment).total_seconds())
-
-
 def _completed(teller: Teller, number: int, recorded: JsonObject) -> Message:
     failed = "error_code" in recorded
     ids = recorded.get("new_card_ids")
@@ -365,7 +387,3 @@ def _completed(teller: Teller, number: int, recorded: JsonObject) -> Message:
         shown,
         [CardId(str(each)) for each in ids] if isinstance(ids, list) else [],
     )
-
-
-def _millis(seconds: float) -> int:
-    return max(0, round(seconds * 1000))

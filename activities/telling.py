@@ -5,12 +5,14 @@ publishes it under the same message id (protocol §8).
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from ledger.pool import Pool
 from ledger.turns import FinishedTurn, mark_announced
+from schema import headers
 from schema.base import JsonObject
 from schema.errors import ServerUnavailable
 from schema.events import Address, Message, StateEvent, StepEvent, TaskEvent
@@ -18,6 +20,7 @@ from schema.faults import Fault, hit
 from schema.ids import CardId, StepId
 from schema.ports import Publisher
 from schema.states import HeadStatus, StepPhase
+from schema.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
 from schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ class Teller:
     turn: TurnRef
     context: Mapping[str, str]
     """The turn's `context_headers`."""
+    telemetry: Telemetry = SILENT
 
     @property
     def address(self) -> Address:
@@ -80,6 +84,9 @@ class Teller:
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
         """Publish the end of the turn and ring for the agent's next; then note that the `task` event is safe."""
         hit(Fault.TURN_FINISHED)
+        if made := done.result == "done":
+            figures = (done.status, done.error_code, done.stats, done.ended_at)
+            self.telemetry.turn_ended(self.turn, self.context, *figures)
         lease = done.next_lease(self.turn)
         event = TaskEvent(
             agent_turn_id=self.turn.agent_turn_id,
@@ -100,7 +107,23 @@ class Teller:
             await self.publisher.publish(messages)
         except ServerUnavailable as error:
             log.warning("turn %s: task event left to the safety net: %s", self.turn.agent_turn_id, error)
+            if made:
+                self._finish_span(done, error.code)
             return
         hit(Fault.TURN_PUBLISHED)
         await pool.run(lambda conn: mark_announced(conn, [self.turn.agent_turn_id]))
         hit(Fault.TURN_ANNOUNCED)
+        if made:
+            self._finish_span(done, None)
+
+    def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
+        """From the end in the ledger until the world knows."""
+        under = self.context.get(headers.TRACEPARENT, "")
+        if not self.telemetry.tracer.enabled or (own := headers.derived_span(under, "finish")) is None:
+            return
+        attributes = turn_attributes(self.turn) | {"turnstile.turn.status": done.status.value}
+        ended = nanoseconds(done.ended_at)
+        times = (ended, max(ended, time.time_ns()))
+        self.telemetry.tracer.record(
+            Span("finish", own, headers.span_id(under), *times, attributes, error_code, "producer")
+        )

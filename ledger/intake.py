@@ -8,13 +8,16 @@ for what `Enqueued.lease` says, after this returned.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import Json
 
 from ledger.cards import card_columns
 from ledger.lease import Lease
 from ledger.pool import Again, Pool
 from ledger.queries import Connection, Row, query
 from schema import headers
-from schema.base import Tolerant
+from schema.base import JsonObject, Tolerant
 from schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
 from schema.errors import BadRequest, Refused
 from schema.headers import ContextHeaders
@@ -76,6 +79,8 @@ class QueuedStop(Tolerant):
     status: TurnStatus
     deliverable_card_id: CardId
     output_box_id: BoxId
+    stats: Json[JsonObject]
+    ended_at: datetime
     context_headers: ContextHeaders
 
 

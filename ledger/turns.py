@@ -63,6 +63,8 @@ class StepHead(Tolerant):
     updated_at: datetime
     started_at: datetime
     enqueued_at: datetime
+    suspended_at: datetime | None = None
+    """Since when it slept, where the step before this one sent calls."""
     context_headers: ContextHeaders
     runtime_config: RuntimeConfig
     profile_box_id: BoxId

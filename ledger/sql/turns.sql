@@ -32,6 +32,9 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'tools', CASE WHEN head.step_count = 0 THEN coalesce((
                SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
                WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
+           'suspended_at', CASE WHEN head.step_count > 0 THEN (
+               SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
+                 AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
            'turn_config', (SELECT s.metadata -> 'turn_config' FROM state.agent_steps s
                            WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
@@ -189,8 +192,9 @@ outcome AS (
                                      deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, trace_id, started_at)
     SELECT :agent_turn_id, :project_id, :agent_id, go.active_channel_id, :turn_epoch, go.active_inbox_id, :status::text,
            :deliverable_card_id::text, :tool_result_card_id::text, go.output_box_id, :error_code::text, :error::text,
-           :stats::jsonb, go.trace_id, go.started_at
-    FROM go
+           jsonb_build_object('steps', go.step_count) || :stats::jsonb || state.turn_timing(i.created_at, go.started_at),
+           go.trace_id, go.started_at
+    FROM go LEFT JOIN state.agent_inbox i ON i.inbox_id = go.active_inbox_id
     RETURNING *
 ),
 settled AS (  -- the turn's own row, if it was never begun

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from ledger import intake, lease, queries, recovery, roster, sweep, turns, usage, views, waiting
+from ledger import intake, lease, monitor, queries, recovery, roster, sweep, turns, usage, views, waiting
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
 from schema.tools import ToolRow
@@ -47,6 +47,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_due_agents": AGENT_KEY,
     "list_in_hand": lease.TurnInHand,
     "list_inbox": views.InboxLine,
+    "look_around": monitor.Standing,
     "list_over": recovery.OverTurn,
     "list_overdue": lease.TurnInHand,
     "list_profile_models": usage.ProfileModel,
@@ -65,6 +66,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "make_box": NOTHING,
     "make_head": NOTHING,
     "mark_announced": NOTHING,
+    "measure_inbox": monitor.InboxLag,
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "recall_step": turns.RecalledStep,

@@ -1,0 +1,48 @@
+-- How it stands now, over all projects. Each part reads at most row_limit rows of an index on live rows.
+
+-- name: measure_inbox :one
+-- Live inbox rows by status, and for how long the oldest due one has been due; of these worker targets, or of all.
+WITH live AS MATERIALIZED (
+    SELECT i.status, i.next_retry_at FROM state.agent_inbox i
+    WHERE i.archived_at IS NULL AND (:worker_targets::text[] IS NULL OR EXISTS (
+        SELECT FROM resource.project_agents a WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id
+          AND a.worker_target = ANY (:worker_targets::text[])))
+    ORDER BY i.next_retry_at LIMIT :row_limit::int
+)
+SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
+                '{}') AS rows,
+       coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
+                 WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds;
+
+-- name: look_around :one
+-- Everything at once, for people who watch: agents, inbox, turns of the last minute, repairs, workers, threads.
+WITH
+live AS MATERIALIZED (
+    SELECT i.status, i.next_retry_at FROM state.agent_inbox i
+    WHERE i.archived_at IS NULL ORDER BY i.next_retry_at LIMIT :row_limit::int
+),
+busy AS MATERIALIZED (
+    SELECT h.status FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL LIMIT :row_limit::int
+),
+known AS MATERIALIZED (SELECT a.agent_id FROM resource.project_agents a LIMIT :row_limit::int),
+ended AS MATERIALIZED (
+    SELECT o.status, (o.stats ->> 'e2e_ms')::float8 / 1000 AS seconds FROM state.turn_outcomes o
+    WHERE o.ended_at > now() - interval '1 minute' LIMIT :row_limit::int
+)
+SELECT now() AS seen_at,
+       coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, count(*) AS n FROM live l GROUP BY l.status) s),
+                '{}') AS rows,
+       coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
+                 WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds,
+       jsonb_build_object('idle', greatest(0, (SELECT count(*) FROM known) - (SELECT count(*) FROM busy)))
+           || coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (
+                            SELECT b.status, count(*) AS n FROM busy b GROUP BY b.status) s), '{}') AS agents,
+       coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT e.status, count(*) AS n FROM ended e GROUP BY e.status) s),
+                '{}') AS outcomes,
+       (SELECT avg(e.seconds) FROM ended e) AS mean_seconds,
+       coalesce((SELECT jsonb_object_agg(r.rule, r.repaired) FROM state.repairs r), '{}') AS repairs,
+       coalesce((SELECT jsonb_object_agg(w.worker_target, w.n) FROM (
+                     SELECT v.worker_target, count(*) AS n FROM state.workers v
+                     WHERE v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8) GROUP BY v.worker_target) w),
+                '{}') AS workers,
+       (SELECT count(*) FROM (SELECT FROM state.threads t WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
