@@ -10,13 +10,18 @@ from schema.errors import StaleTurn
 from schema.events import Address, TaskEvent
 from schema.ports import Publisher
 from schema.states import HeadStatus, TurnStatus
+from schema.telemetry import SILENT, Telemetry
 from schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
 
 
-async def announce(pool: Pool, publisher: Publisher, turn: TurnRef, done: FinishedTurn) -> None:
+async def announce(
+    pool: Pool, publisher: Publisher, turn: TurnRef, done: FinishedTurn, telemetry: Telemetry = SILENT
+) -> None:
     """Publish the end of a turn that was ended here, and ring for the agent's next."""
+    if done.result == "done":
+        telemetry.turn_ended(turn, done.context_headers, done.status, done.error_code, done.stats, done.ended_at)
     address = Address(
         project_id=turn.project_id,
         channel_id=turn.channel_id,
@@ -51,6 +56,7 @@ async def end_by_force(
     error_code: str,
     reason: str,
     from_statuses: Sequence[HeadStatus] = LIVE,
+    telemetry: Telemetry = SILENT,
 ) -> bool:
     """Fence the turn and announce its end; False if it was over, or elsewhere, by itself."""
     try:
@@ -58,5 +64,5 @@ async def end_by_force(
     except StaleTurn:
         log.info("turn %s went on before it was fenced (%s)", turn.agent_turn_id, error_code)
         return False
-    await announce(pool, publisher, turn, done)
+    await announce(pool, publisher, turn, done, telemetry)
     return True

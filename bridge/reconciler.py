@@ -35,6 +35,7 @@ from schema.errors import ServerUnavailable, StaleTurn
 from schema.ids import AgentTurnId
 from schema.ports import Publisher
 from schema.states import HeadStatus, TurnStatus
+from schema.telemetry import SILENT, Telemetry
 from workflows import options
 from workflows.agent_turn import AgentTurn
 
@@ -69,8 +70,15 @@ class Reconciler:
     """Finds and mends where ledger and engine disagree. Holds clients only."""
 
     def __init__(
-        self, pool: Pool, client: Client, starter: Starter, publisher: Publisher, worker_targets: Sequence[str]
+        self,
+        pool: Pool,
+        client: Client,
+        starter: Starter,
+        publisher: Publisher,
+        worker_targets: Sequence[str],
+        telemetry: Telemetry = SILENT,
     ) -> None:
+        self._telemetry = telemetry
         self._pool = pool
         self._client = client
         self._starter = starter
@@ -180,13 +188,16 @@ class Reconciler:
         if turn.status is HeadStatus.DISPATCHED:
             return await self._reap_dispatched(turn)
         reason = f"no sign of life after {MAX_RESTARTS} restarts"
-        return await end_by_force(self._pool, self._publisher, turn, TurnStatus.FAILED, REAPED, reason)
+        return await end_by_force(
+            self._pool, self._publisher, turn, TurnStatus.FAILED, REAPED, reason, telemetry=self._telemetry
+        )
 
     async def _reap_dispatched(self, turn: TurnInHand) -> bool:
         reason = "no worker began the turn in time"
         dispatched = (HeadStatus.DISPATCHED,)
         return await end_by_force(
-            self._pool, self._publisher, turn, TurnStatus.TIMEOUT, DISPATCH_TIMEOUT, reason, dispatched
+            *(self._pool, self._publisher, turn, TurnStatus.TIMEOUT, DISPATCH_TIMEOUT, reason, dispatched),
+            telemetry=self._telemetry,
         )
 
     async def _reap_undispatched(self, turn: TurnInHand) -> bool:

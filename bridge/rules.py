@@ -22,6 +22,7 @@ from ledger.sweep import SilentCall, Unannounced
 from ledger.turns import mark_announced
 from ledger.waiting import inject_timeouts
 from schema.ports import Publisher
+from schema.telemetry import SILENT, Telemetry
 from schema.turns import TurnRef
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Rules:
     times: WatchdogTimes
     more: Sequence[Rule[Any]] = ()
     """Rules of what stands on the kernel."""
+    telemetry: Telemetry = SILENT
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -135,7 +137,7 @@ class Rules:
 
     async def _fence(self, found: Sequence[TurnRef]) -> int:
         """Turns that did not stop in time: whatever their worker still does is stale."""
-        fenced = [await fence_stopped(self.pool, self.publisher, turn) for turn in found]
+        fenced = [await fence_stopped(self.pool, self.publisher, turn, self.telemetry) for turn in found]
         return sum(fenced)
 
     async def _command(self, silent: Sequence[SilentCall]) -> int:

@@ -25,8 +25,10 @@ from ledger.views import locate_turn
 from schema.events import Address, InboxProgress
 from schema.faults import Fault, hit
 from schema.ids import AgentTurnId
+from schema.logs import about
 from schema.ports import Publisher
 from schema.states import TurnStatus
+from schema.telemetry import SILENT, Metric, Telemetry
 from schema.turns import TurnInput, TurnRef
 from workflows import options
 from workflows.agent_turn import AgentTurn
@@ -59,12 +61,14 @@ class Starter:
         worker_targets: Sequence[str],
         *,
         heartbeat_timeout_seconds: float = 10.0,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self._pool = pool
         self._client = client
         self._publisher = publisher
         self._worker_targets = tuple(worker_targets)
         self._heartbeat_timeout = heartbeat_timeout_seconds
+        self._telemetry = telemetry
         self.counts = ClaimCounts()
 
     async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
@@ -78,12 +82,17 @@ class Starter:
             self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
             bells: dict[AgentTurnId | None, list[Claim]] = {}
             for claim in claims:
+                self._telemetry.meter.count(Metric.CLAIMS, verdict=claim.verdict)
                 if claim.verdict == "signal":
                     bells.setdefault(claim.agent_turn_id, []).append(claim)
             await asyncio.gather(*map(self._settle, claims), *map(self._signal, bells.values()))
             wanted = _unfinished(claims)
 
     async def _settle(self, claim: Claim) -> None:
+        with about(project=claim.project_id, agent=claim.agent_id, turn=claim.agent_turn_id, epoch=claim.turn_epoch):
+            await self._settle_one(claim)
+
+    async def _settle_one(self, claim: Claim) -> None:
         match claim.verdict:
             case "start":
                 await self._start(claim)
@@ -106,13 +115,14 @@ class Starter:
         turn = claims[0].turn()
         handle = self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn.agent_turn_id))
         rings = [claim.ring() for claim in claims]
-        try:
-            await handle.signal(AgentTurn.doorbell, rings, rpc_timeout=_RPC_TIMEOUT)
-            hit(Fault.WORKFLOW_SIGNALLED)
-            self.counts.signalled += len(claims)
-        except (RPCError, OSError) as error:
-            log.warning("turn %s: could not be rung (%s): given back", turn.agent_turn_id, type(error).__name__)
-            await self._release(claims, RELEASE_DELAY_SECONDS)
+        with about(turn):
+            try:
+                await handle.signal(AgentTurn.doorbell, rings, rpc_timeout=_RPC_TIMEOUT)
+                hit(Fault.WORKFLOW_SIGNALLED)
+                self.counts.signalled += len(claims)
+            except (RPCError, OSError) as error:
+                log.warning("turn %s: could not be rung (%s): given back", turn.agent_turn_id, type(error).__name__)
+                await self._release(claims, RELEASE_DELAY_SECONDS)
 
     async def _start(self, claim: Claim) -> None:
         turn = claim.turn()
@@ -168,6 +178,7 @@ class Starter:
 
     async def _release(self, claims: Sequence[Claim], delay: float) -> None:
         self.counts.released += len(claims)
+        self._telemetry.meter.count(Metric.CLAIMS_RELEASED, len(claims))
         rows = [claim.inbox_id for claim in claims]
         await self._pool.run(lambda conn: release_claims(conn, rows, delay_seconds=delay))
 
@@ -180,7 +191,10 @@ class Starter:
         if turn is None or turn.agent_id != claim.agent_id:
             return  # an illegal row of one agent never ends another's turn
         reason = "its inbox row broke the protocol"
-        await end_by_force(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason)
+        await end_by_force(
+            *(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason),
+            telemetry=self._telemetry,
+        )
 
     async def _tell(self, claim: Claim, reason: str) -> None:
         address = Address(

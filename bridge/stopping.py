@@ -24,6 +24,7 @@ from schema.ids import AgentId, InboxId, ProjectId, uuid7
 from schema.inbox import StopReply, StopRequest
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus, TurnStatus
+from schema.telemetry import SILENT, Telemetry
 from schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,9 @@ _REASON = "the turn was stopped"
 _TRIES = 20
 
 
-async def stop_turn(pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest) -> StopReply:
+async def stop_turn(
+    pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry = SILENT
+) -> StopReply:
     """Stop the turn; raises `Refused` (unknown_turn). Accepted means it will end, not that it has."""
     inbox_id = InboxId(uuid7())
     turn_id = request.agent_turn_id
@@ -46,10 +49,10 @@ async def stop_turn(pool: Pool, publisher: Publisher, project: ProjectId, reques
             case "already_final":
                 return reply.model_copy(update={"already_final": True})
             case "queued":
-                if await _stop_queued(pool, publisher, project, found, request):
+                if await _stop_queued(pool, publisher, project, found, request, telemetry):
                     return reply
             case "dispatched":
-                if await _stop_dispatched(pool, publisher, project, request):
+                if await _stop_dispatched(pool, publisher, project, request, telemetry):
                     return reply
             case "duplicate":
                 await _ring(publisher, project, found, request)
@@ -61,13 +64,18 @@ async def stop_turn(pool: Pool, publisher: Publisher, project: ProjectId, reques
     raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
 
 
-async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef) -> bool:
+async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> bool:
     """End a turn by force that was asked to stop; False if it was over by itself."""
-    return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, _REASON)
+    return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, _REASON, telemetry=telemetry)
 
 
 async def _stop_queued(
-    pool: Pool, publisher: Publisher, project: ProjectId, found: RequestedStop, request: StopRequest
+    pool: Pool,
+    publisher: Publisher,
+    project: ProjectId,
+    found: RequestedStop,
+    request: StopRequest,
+    telemetry: Telemetry,
 ) -> bool:
     turn_id, agent = request.agent_turn_id, AgentId(found.agent_id or "")
     turn = _unleased(project, found, request)
@@ -75,12 +83,15 @@ async def _stop_queued(
     done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
     if done is None:
         return False
+    telemetry.turn_ended(turn, done.context_headers, done.status, STOPPED, done.stats, done.ended_at)
     if await tell(publisher, _address(turn, done.context_headers).task(_queued_event(request, done))):
         await pool.run(lambda conn: mark_announced(conn, [turn_id]))
     return True
 
 
-async def _stop_dispatched(pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest) -> bool:
+async def _stop_dispatched(
+    pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry
+) -> bool:
     """A turn that was leased and not begun: finished by one statement; False if a worker began it meanwhile."""
     turn = await pool.run(lambda conn: locate_turn(conn, project, request.agent_turn_id))
     if turn is None:
@@ -94,7 +105,7 @@ async def _stop_dispatched(pool: Pool, publisher: Publisher, project: ProjectId,
         )
     except StaleTurn:
         return False
-    await announce(pool, publisher, turn, done)
+    await announce(pool, publisher, turn, done, telemetry)
     return True
 
 
@@ -134,6 +145,7 @@ def _queued_event(request: StopRequest, done: QueuedStop) -> TaskEvent:
         deliverable_card_id=done.deliverable_card_id,
         error=_REASON,
         error_code=STOPPED,
+        stats=done.stats,
     )
 
 

@@ -5,7 +5,7 @@ applies when there is one. Both are idempotent by call: a report that arrives tw
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nats.aio.msg import Msg
 from pydantic import ValidationError
@@ -61,6 +61,10 @@ class CallCommand:
         first = f"tool-{self.tool_call_id}"
         return self.delivery == 1 and self.headers.get(headers.MSG_ID, first) == first
 
+    def under(self, traceparent: str) -> "CallCommand":
+        """The same command in another place of its trace."""
+        return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
+
     def context(self, described: DescribedCall) -> ToolCall:
         """The call as a function may see it."""
         return ToolCall(
@@ -114,7 +118,8 @@ class CallDesk:
         Also `Refused` where the command is not the call's own: somebody else sent it.
         """
         asked: JsonObject = {"tool_call_id": command.tool_call_id}
-        reply = await self._client(command).request("describe", asked, timeout=_REQUEST_SECONDS)
+        sent = self._headers(command)
+        reply = await self._client(command).request("describe", asked, headers=sent, timeout=_REQUEST_SECONDS)
         _raise_unless_accepted(reply)
         try:
             call = DescribedCall.model_validate(reply.get("call"))

@@ -39,6 +39,7 @@ from bridge.tool_worker import ToolCounts, ToolWorker
 from schema.errors import ConfigError, TurnstileError
 from schema.ids import ProjectId, token
 from schema.states import AfterExecution
+from schema.telemetry import SILENT, Telemetry
 from schema.tools import ToolDefinition
 
 __all__ = ["Terminate", "ToolCall", "ToolFailed", "ToolService"]
@@ -55,7 +56,8 @@ class ToolService:
     """Functions as tools of one project, or of all where `project_id` is None.
 
     `concurrency` bounds the calls of each tool that run at once in this process. `ack_wait_seconds` is how long after a
-    replica's death its calls are run by another; all replicas of a tool must say the same.
+    replica's death its calls are run by another; all replicas of a tool must say the same. `telemetry` hears of every
+    call (docs/observability.md).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ToolService:
         drain_seconds: float = 30.0,
         ack_wait_seconds: int = 30,
         heartbeat_seconds: float = 60.0,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         if ack_wait_seconds < _LEAST_ACK_WAIT:
             raise ConfigError(f"ack_wait_seconds must be at least {_LEAST_ACK_WAIT}")
@@ -74,6 +77,7 @@ class ToolService:
         self._drain_seconds = drain_seconds
         self._ack_wait_seconds = ack_wait_seconds
         self._heartbeat_seconds = heartbeat_seconds
+        self._telemetry = telemetry
         self._specs: dict[str, ToolSpec] = {}
         self._workers: dict[str, ToolWorker] = {}
 
@@ -149,7 +153,14 @@ class ToolService:
             conn = await connect(nats_url, name=f"turnstile-tools@{instance}", inbox_prefix=inbox_prefix)
             stack.push_async_callback(conn.drain)
             self._workers = {
-                name: ToolWorker(conn, spec, self._project, instance=instance, ack_wait_seconds=self._ack_wait_seconds)
+                name: ToolWorker(
+                    conn,
+                    spec,
+                    self._project,
+                    instance=instance,
+                    ack_wait_seconds=self._ack_wait_seconds,
+                    telemetry=self._telemetry,
+                )
                 for name, spec in self._specs.items()
             }
             for worker in self._workers.values():

@@ -27,10 +27,13 @@ from bridge.tool_commands import CallCommand, CallDesk, read_command
 from bridge.tool_presence import Holder, Nobody, Presence, Silence
 from bridge.tool_run import Outcome, Raised, Returned, TimedOut, ToolRun
 from bridge.tool_spec import ToolSpec
+from bridge.tool_trace import CallTrace
 from schema import subjects
 from schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable
 from schema.ids import ProjectId, ToolCallId
+from schema.logs import about
 from schema.states import TurnStatus
+from schema.telemetry import SILENT, Telemetry
 
 _REMEMBERED = 10_000
 _REPORT_PAUSE_SECONDS = (0.5, 10.0)
@@ -57,8 +60,16 @@ class ToolWorker:
     """One tool's calls. `run` takes them until stopped, `drain` sees the running ones to their end."""
 
     def __init__(
-        self, conn: NatsConnection, spec: ToolSpec, project: ProjectId | None, *, instance: str, ack_wait_seconds: int
+        self,
+        conn: NatsConnection,
+        spec: ToolSpec,
+        project: ProjectId | None,
+        *,
+        instance: str,
+        ack_wait_seconds: int,
+        telemetry: Telemetry = SILENT,
     ) -> None:
+        self._telemetry = telemetry
         self.spec = spec
         self.counts = ToolCounts()
         self._conn = conn
@@ -189,27 +200,42 @@ class ToolWorker:
                     return None
                 case Nobody():
                     pass
+        trace = CallTrace(self._telemetry, command)
+        try:
+            with about(project=command.project_id, call=command.tool_call_id):
+                return await self._answer(command, run, trace)
+        finally:
+            trace.ended()
+
+    async def _answer(self, command: CallCommand, run: list[ToolRun], trace: CallTrace) -> Disposition:
         async with self._presence.held(command):
             try:
-                described = await self._desk.describe(command)
+                with trace.part("describe call", "client") as asking:
+                    described = await self._desk.describe(asking)
             except ServerUnavailable as error:
                 self.counts.deferred += 1
+                trace.error_code = error.code
                 self._log.warning("describe", "tool %s: a call is put off: %s", self.spec.name, error)
                 return deferred(command.delivery)
             except Refused as error:
+                trace.error_code = error.code
                 self._refuse(command, error)
                 return Reject()
             if not described.waits or described.content is None:
                 self.counts.duplicates += 1
                 return Done()
-            try:
-                prepared = prepare(self.spec, described.content.arguments, command.context(described), os.environ)
-            except ToolFailed as error:
-                report = failed(error.code, str(error))
-            else:
-                run.append(ToolRun(self.spec.function, prepared.arguments))
-                report = self._judge(await run[0].outcome(self.spec.terms.timeout_seconds), prepared, command)
-            await self._report(command, report)
+            with trace.part("run tool") as running:
+                context = running.context(described)
+                try:
+                    prepared = prepare(self.spec, described.content.arguments, context, os.environ)
+                except ToolFailed as error:
+                    report = failed(error.code, str(error))
+                else:
+                    run.append(ToolRun(self.spec.function, prepared.arguments))
+                    report = self._judge(await run[0].outcome(self.spec.terms.timeout_seconds), prepared, command)
+            trace.ran(report.status.value, None if report.error is None else report.error.code)
+            with trace.part("report call", "client") as reporting:
+                await self._report(reporting, report)
         return Done()
 
     def _judge(self, outcome: Outcome, prepared: Prepared, command: CallCommand) -> ToolReport:

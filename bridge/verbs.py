@@ -35,6 +35,7 @@ from schema.inbox import (
 )
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus
+from schema.telemetry import SILENT, Telemetry
 
 
 class DescribeReply(Reply):
@@ -48,10 +49,11 @@ class DescribeReply(Reply):
 class Verbs:
     """The verbs over one ledger."""
 
-    def __init__(self, pool: Pool, publisher: Publisher, *, depth_limit: int) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, *, depth_limit: int, telemetry: Telemetry = SILENT) -> None:
         self._pool = pool
         self._publisher = publisher
         self._depth_limit = depth_limit
+        self._telemetry = telemetry
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
@@ -121,7 +123,7 @@ class Verbs:
         """End a turn, wherever it stands (protocol §6, stop)."""
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
-        return await stop_turn(self._pool, self._publisher, request.project_id, wanted)
+        return await stop_turn(self._pool, self._publisher, request.project_id, wanted, self._telemetry)
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"

@@ -18,6 +18,7 @@ from ledger.lease import AgentKey
 from ledger.pool import Pool
 from ledger.recovery import record_repairs, take_duty
 from schema.errors import TurnstileError
+from schema.telemetry import Metric
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Watchdog:
     def __init__(self, pool: Pool, rules: Rules) -> None:
         self._pool = pool
         self._rules = rules.all()
+        self._meter = rules.telemetry.meter
         self._poll_interval = rules.times.poll_interval
         self._served = ",".join(sorted(rules.worker_targets))
         self._asked: dict[str, float] = {}
@@ -103,6 +105,7 @@ class Watchdog:
         if not swept.mended:
             return
         self.repairs[swept.rule] += swept.mended
+        self._meter.count(Metric.REPAIRS, swept.mended, rule=swept.rule)
         log.info("watchdog rule %s: %d", swept.rule, swept.mended)
         try:
             await self._pool.run(lambda conn: record_repairs(conn, {swept.rule: swept.mended}))
