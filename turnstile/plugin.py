@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
-from temporalio.runtime import Runtime, TelemetryConfig
+from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker import PollerBehaviorSimpleMaximum, ReplayerConfig, UnsandboxedWorkflowRunner, Worker
 
 from activities.interceptors import ContentGuard
@@ -62,9 +62,13 @@ def _activities(
     return activities or None
 
 
-def turnstile_runtime() -> Runtime:
-    """A runtime whose workers heartbeat to the server, which lets it push cancellations to them."""
-    return Runtime(telemetry=TelemetryConfig(), worker_heartbeat_interval=timedelta(seconds=60))
+def turnstile_runtime(metrics_address: str | None = None) -> Runtime:
+    """A runtime whose workers heartbeat to the server, which lets it push cancellations to them.
+
+    With an address (`host:port`) it serves the SDK's own metrics for Prometheus there.
+    """
+    metrics = None if metrics_address is None else PrometheusConfig(bind_address=metrics_address)
+    return Runtime(telemetry=TelemetryConfig(metrics=metrics), worker_heartbeat_interval=timedelta(seconds=60))
 
 
 def turn_workers(

@@ -26,6 +26,7 @@ from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection, connect
 from bridge.doorbells import Doorbells
 from bridge.engine import await_client, declare_search_attributes
+from bridge.observed import observed
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
 from bridge.rules import Rules, WatchdogTimes
@@ -44,11 +45,13 @@ from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ServerUnavailable
 from schema.ports import Publisher
+from schema.telemetry import SILENT
 from turnstile.conversations import pump_activities, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
 from turnstile.settings import Settings
+from turnstile.telemetry import Telemetry, sdk_metrics_address, telling
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -111,7 +114,7 @@ async def _run(
         opened = await _unless_told(stop, _open(settings, endpoints, stack, worker=worker, bridge=bridge))
         if opened is None:
             return
-        pool, conn, client = opened
+        pool, conn, client, telemetry = opened
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             if worker:
@@ -125,7 +128,7 @@ async def _run(
                 running += [group.create_task(_work(each, stop)) for each in workers]
                 running.append(group.create_task(_sign_on(pool, client.identity, targets, stop)))
             if bridge:
-                running += await _bridge(settings, pool, conn, client, stop, group)
+                running += await _bridge(settings, pool, conn, client, telemetry, stop, group)
             running.append(group.create_task(_watch_connection(conn, stop)))
             if ready is not None:
                 ready()
@@ -133,16 +136,17 @@ async def _run(
 
 async def _open(
     settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
-) -> tuple[Pool, NatsConnection, Client]:
+) -> tuple[Pool, NatsConnection, Client, Telemetry]:
     """The three servers, each waited for; `stack` closes what is open."""
     name = _instance(worker=worker, bridge=bridge)
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
     conn = await stack.enter_async_context(_nats(endpoints, name))
-    plugin = turnstile_plugin(*_activities(settings, pool, conn, stack)) if worker else turnstile_plugin()
-    client = await _client(endpoints, plugin)
+    telemetry = await stack.enter_async_context(telling(settings, pool, worker=worker, bridge=bridge))
+    plugin = turnstile_plugin(*_activities(settings, pool, conn, stack, telemetry)) if worker else turnstile_plugin()
+    client = await _client(endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
-    return pool, conn, client
+    return pool, conn, client, telemetry
 
 
 async def _unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
@@ -163,16 +167,18 @@ async def _bridge(
     pool: Pool,
     conn: NatsConnection,
     client: Client,
+    telemetry: Telemetry,
     stop: asyncio.Event,
     group: asyncio.TaskGroup,
 ) -> list[asyncio.Task[None]]:
     targets = settings.worker.worker_targets
     publisher = NatsPublisher(conn)
-    rules = safety_rules(settings, pool, publisher, client)
+    rules = safety_rules(settings, pool, publisher, client, telemetry)
     await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
-    verbs = {**Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth).handlers(), **pump_verbs}
+    turn_verbs = Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
+    verbs = observed({**turn_verbs.handlers(), **pump_verbs}, telemetry)
     service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency)
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
@@ -220,7 +226,7 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 
 
 def _activities(
-    settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack
+    settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack, telemetry: Telemetry
 ) -> tuple[StepActivities, SettleActivities, PumpActivities | None]:
     real = real_model(settings.model)
     model = route_models(settings.model, real)
@@ -238,15 +244,18 @@ def _activities(
     # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
     publisher = NatsPublisher(conn, give_up_seconds=2)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    steps, settle = StepActivities(pool, model, publisher, limits, cache), SettleActivities(pool, publisher)
+    steps = StepActivities(pool, model, publisher, limits, cache, telemetry)
+    settle = SettleActivities(pool, publisher, telemetry)
     return steps, settle, pump_activities(settings, pool, publisher)
 
 
-def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: Client) -> Rules:
+def safety_rules(
+    settings: Settings, pool: Pool, publisher: Publisher, client: Client, telemetry: Telemetry = SILENT
+) -> Rules:
     """The rules of the safety net, as they are set, for the served targets."""
     targets, bridge = settings.worker.worker_targets, settings.bridge
     heartbeat = settings.worker.activity_heartbeat_timeout_seconds
-    starter = Starter(pool, client, publisher, targets, heartbeat_timeout_seconds=heartbeat)
+    starter = Starter(pool, client, publisher, targets, heartbeat_timeout_seconds=heartbeat, telemetry=telemetry)
     times = WatchdogTimes(
         poll_interval=bridge.poll_interval_seconds,
         inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,
@@ -258,7 +267,7 @@ def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: C
         stop_grace=bridge.stop_grace_seconds,
         command_retry=bridge.command_retry_seconds,
     )
-    reconciler = Reconciler(pool, client, starter, publisher, targets)
+    reconciler = Reconciler(pool, client, starter, publisher, targets, telemetry)
     threads = ThreadRules(
         pool,
         client,
@@ -268,7 +277,7 @@ def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: C
         times.pending_wakeup,
         times.engine_interval,
     )
-    return Rules(pool, starter, publisher, reconciler, targets, times, threads.all())
+    return Rules(pool, starter, publisher, reconciler, targets, times, threads.all(), telemetry)
 
 
 @asynccontextmanager
@@ -321,8 +330,8 @@ async def _nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnectio
         await conn.drain()
 
 
-async def _client(endpoints: Endpoints, plugin: SimplePlugin) -> Client:
-    runtime = turnstile_runtime()
+async def _client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None) -> Client:
+    runtime = turnstile_runtime(metrics_address)
 
     async def open_client() -> Client:
         return await Client.connect(

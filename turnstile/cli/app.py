@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli import agents, doctor, inbox, profiles, safety, servers, tools, turns, usage, watch
+from turnstile.cli import agents, doctor, inbox, profiles, safety, servers, tools, top, turns, usage, watch
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ for name, noun, what in (
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
 turns.register(app)
 watch.register(app)
+top.register(app)
 safety.register(app)
 usage.register(app)
 doctor.register(app)

@@ -11,19 +11,22 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, JsonValue
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
 from turnstile.cli.errors import Failure
+from turnstile.logs import json_lines
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDE = 200
-_QUIET = ("nats", "temporalio", "asyncio")
+_QUIET = ("nats", "temporalio", "asyncio", "urllib3", "requests", "opentelemetry")
+_WORDY = ("httpx", "httpcore", "openai", "anthropic", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
+"""Libraries whose lines quote what is sent, or the address with a key in it: only their warnings."""
 
 Item = TypeVar("Item", bound=BaseModel)
 
@@ -53,14 +56,23 @@ class Output:
         self.verbose = verbose
         self._out = _console(stderr=False)
         self._err = _console(stderr=True)
+        self._log: logging.Logger | None = None
+        """Where remarks and errors go if the log is JSON lines."""
 
-    def log_to(self, level: str) -> None:
+    def log_to(self, level: str, log_format: Literal["text", "json"] = "text") -> None:
         """Send the log of all libraries to standard error from `level` on; `--verbose` sends everything."""
-        handler = RichHandler(console=self._err, show_path=self.verbose, markup=False, rich_tracebacks=False)
+        handler: logging.Handler = RichHandler(
+            console=self._err, show_path=self.verbose, markup=False, rich_tracebacks=False
+        )
+        if log_format == "json":
+            self._log = logging.getLogger("turnstile")
+            handler = json_lines()
         logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="[%X]", handlers=[handler], force=True)
         logging.getLogger().setLevel(logging.DEBUG if self.verbose else level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.INFO if self.verbose else logging.WARNING)
+        for name in _WORDY:
+            logging.getLogger(name).setLevel(logging.WARNING)
 
     def document(self, value: JsonValue | BaseModel | Sequence[BaseModel]) -> None:
         """One JSON document."""
@@ -100,6 +112,15 @@ class Output:
                 table.add_row(name, _cell(value))
         self._out.print(table)
 
+    @property
+    def console(self) -> Console:
+        """Where the result goes, for a screen that is drawn anew."""
+        return self._out
+
+    def show(self, what: RenderableType) -> None:
+        """A part of the result that is made already."""
+        self._out.print(what)
+
     def line(self, text: str = "", *, style: str = "") -> None:
         """A line of the result."""
         self._out.print(Text(clean(text), style=style), soft_wrap=True)
@@ -111,6 +132,9 @@ class Output:
 
     def remark(self, text: str) -> None:
         """What is said beside the result."""
+        if self._log is not None:
+            self._log.info("%s", clean(text))
+            return
         self._err.print(Text(clean(text), style="dim"), soft_wrap=True)
 
     def failure(self, failure: Failure) -> None:
@@ -118,6 +142,9 @@ class Output:
         if self.as_json:
             error: JsonValue = {"code": failure.code, "message": failure.message, "hint": failure.hint}
             self.json_line({"error": error})
+            return
+        if self._log is not None:
+            self._log.error("%s (%s)", clean(failure.message), failure.code)
             return
         first, *rest = clean(failure.message).split("\n")
         text = Text.assemble(("error: ", "bold red"), first, (f" ({failure.code})", "dim"))

@@ -20,7 +20,9 @@ def run_command(command: Callable[[Session], Awaitable[None]], options: Options,
     out = Output(as_json=options.as_json, verbose=options.verbose)
     try:
         settings = load_settings(options.config)
-        out.log_to(settings.observability.log_level if serves and not quiet else "warning")
+        told = settings.observability
+        logs = serves and not quiet
+        out.log_to(told.log_level if logs else "warning", told.log_format if logs else "text")
         exit_code = asyncio.run(_with_signals(command, Session(settings, options, out), serves=serves))
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -162,6 +162,20 @@ class ObservabilitySettings(Strict):
     """`[observability]`: what is told while it runs."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    otlp_endpoint: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, max_length=255, pattern=r"^[^\s/]+$")
+    metrics_port: int = Field(default=0, ge=0, le=65_535)
+    temporal_metrics_port: int = Field(default=0, ge=0, le=65_535)
+    metrics_labels: Annotated[list[Literal["project", "agent"]], BeforeValidator(_listed)] = Field(
+        default_factory=list[Literal["project", "agent"]], max_length=2
+    )
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.metrics_port and self.metrics_port == self.temporal_metrics_port:
+            raise ValueError("metrics_port and temporal_metrics_port must differ")
+        return self
 
 
 class Settings(BaseSettings):

@@ -1,0 +1,45 @@
+"""Whom a process tells, composed from `[observability]`: nobody, unless asked."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from ledger.monitor import measure_inbox
+from ledger.pool import Pool
+from schema.telemetry import SILENT, Telemetry
+from turnstile.metrics import serving_metrics
+from turnstile.settings import Settings
+from turnstile.tracing import otlp_tracer
+
+__all__ = ["Telemetry", "sdk_metrics_address", "telling"]
+
+
+@asynccontextmanager
+async def telling(settings: Settings, pool: Pool, *, worker: bool, bridge: bool) -> AsyncGenerator[Telemetry]:
+    """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.
+
+    The bridge tells of the inbox of its targets too.
+    """
+    told, targets = settings.observability, settings.worker.worker_targets
+    tracer, meter = SILENT.tracer, SILENT.meter
+    async with AsyncExitStack() as stack:
+        if told.otlp_endpoint:
+            role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
+            tracer = await stack.enter_async_context(otlp_tracer(told.otlp_endpoint, role))
+        if told.metrics_port:
+            serving = serving_metrics(
+                told.metrics_host,
+                told.metrics_port,
+                wide_labels=told.metrics_labels,
+                look=(lambda: pool.run(lambda conn: measure_inbox(conn, targets))) if bridge else None,
+            )
+            meter = await stack.enter_async_context(serving)
+        yield Telemetry(tracer, meter)
+
+
+def sdk_metrics_address(settings: Settings) -> str | None:
+    """Where the Temporal SDK serves its own metrics; None if it does not."""
+    told = settings.observability
+    if not told.temporal_metrics_port:
+        return None
+    host = f"[{told.metrics_host}]" if ":" in told.metrics_host else told.metrics_host
+    return f"{host}:{told.temporal_metrics_port}"
