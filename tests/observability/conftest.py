@@ -1,0 +1,84 @@
+"""Worker, bridge and tools that tell everything: a collector for spans, ports for figures."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.connection import connect
+from ledger.pool import Pool
+from tests.conftest import Databases
+from tests.observability.collector import Collector, collecting
+from tests.tools.stack import TARGET, Stack
+from turnstile.embedded import Endpoints
+from turnstile.processes import migrate_all, run_worker
+from turnstile.settings import Settings
+from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, WorkerSettings
+
+SCRIPTS = [Path(__file__).parents[1] / "tools" / "script.py"]
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Ports of loopback that nobody has."""
+
+    def found() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return found
+
+
+@pytest.fixture(scope="package")
+async def collector() -> AsyncIterator[Collector]:
+    """Hears every span of this directory's tests."""
+    async with collecting() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def told(collector: Collector, free_port: Callable[[], int]) -> dict[str, ObservabilitySettings]:
+    """What worker and bridge tell, and where."""
+    return {
+        role: ObservabilitySettings(
+            otlp_endpoint=collector.url, metrics_port=free_port(), temporal_metrics_port=free_port()
+        )
+        for role in ("worker", "bridge")
+    }
+
+
+@pytest.fixture(scope="package")
+async def stack(
+    servers: Endpoints, databases: Databases, told: dict[str, ObservabilitySettings]
+) -> AsyncIterator[Stack]:
+    """Everything; only the model is a script."""
+    database = await databases.create()
+    endpoints = servers.model_copy(update={"database_url": databases.url(database)})
+    settings = Settings(
+        bridge=BridgeSettings(poll_interval_seconds=0.1),
+        worker=WorkerSettings(worker_targets=[TARGET]),
+        model=ModelSettings(scripts=SCRIPTS, retry_initial_seconds=0.01, retry_max_seconds=0.02),
+        observability=told["bridge"],
+    )
+    await migrate_all(settings, endpoints)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    own = settings.model_copy(update={"observability": told["worker"]})
+    worker = asyncio.create_task(run_worker(own, endpoints, stop, ready=ready.set))
+    pool = Pool(endpoints.database_url, size=4, name="test")
+    conn = await connect(endpoints.nats_url, name="test")
+    running = Stack(endpoints, settings, pool, conn)
+    await running.start_bridge()
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait({worker, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if worker.done():
+        worker.result()
+    yield running
+    await running.stop_bridge()
+    stop.set()
+    await worker
+    await conn.close()
+    await pool.close()
+    await databases.drop(database)

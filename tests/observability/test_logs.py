@@ -1,0 +1,156 @@
+"""The log for programs: one object a line, with ids and without content, however much is logged."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schema.ids import AgentId
+from schema.logs import about
+from tests.conftest import Databases
+from tests.models.openai_stub import OpenAIStub
+from tests.models.provider_stub import API_KEY, Fault, Said
+from tests.support.process import Processes, processes_of
+from tests.support.stack import QUICK, Stack, open_stack
+from tests.support.tenants import ALICE, new_tenant, turn_of
+from tests.support.tools import calling, definition, hand_of
+from turnstile.embedded import Endpoints
+from turnstile.logs import JsonFormatter
+
+MARKER = "content-marker-9917"
+
+
+@pytest.fixture(scope="module")
+async def stub() -> AsyncIterator[OpenAIStub]:
+    """A provider whose answers hold the marker."""
+    async with OpenAIStub(Said(text=(f"answer {MARKER}",))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints,
+    databases: Databases,
+    migrated: str,
+    stub: OpenAIStub,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Stack]:
+    """A stack that logs everything as JSON, on databases of its own."""
+    name = await databases.create(migrated)
+    directory = tmp_path_factory.mktemp("logs")
+    key = directory / "key"
+    key.write_text(API_KEY)
+    own = {"api_key_files.openai": str(key), "api_bases.openai": stub.api_base}
+    told = {"log_level": "debug", "log_format": "json"}
+    config = {**QUICK, "model": {**QUICK["model"], **own}, "observability": told}
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, directory, config) as opened:
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture
+async def processes(stack: Stack) -> AsyncIterator[Processes]:
+    """Worker and bridge as processes."""
+    async with processes_of(stack.config) as both:
+        await both.ensure()
+        yield both
+
+
+async def test_everything_is_logged_as_json_with_ids_and_without_content(
+    stack: Stack, processes: Processes, stub: OpenAIStub
+) -> None:
+    tenant = new_tenant(stack)
+    stub.replies = [Fault(429, MARKER, headers={"retry-after": "0.01"}), Said(text=(MARKER,))]
+    agent = await tenant.agent("plain", AgentId("bob"), llm={"model": stub.model})
+    asked = await tenant.turn(agent, f"instruction {MARKER}")
+    async with hand_of(tenant, definition("look")) as hand:
+        turn = await hand.start(calling("look", text=MARKER))
+        [command] = await hand.heard()
+        await hand.report(command.call, MARKER)
+        tooled = await hand.ended(turn)
+    stopped = await tenant.enqueue(agent, MARKER, metadata={"x": MARKER})
+    await tenant.client.request("stop", {"agent_turn_id": turn_of(stopped), "reason": MARKER})
+    await tenant.ended(turn_of(stopped))
+    await tenant.client.request("enqueue", {"agent_id": ALICE, "nonsense": MARKER})
+    assert {asked.view.status, tooled.view.status} == {"success"}
+    await processes.worker.kill()
+    await tenant.enqueue(agent, MARKER)
+    assert await processes.bridge.stop() == 0
+    for process in (processes.worker, processes.bridge):
+        lines = process.log.read_text().splitlines()
+        assert lines
+        assert MARKER not in process.log.read_text()
+        assert API_KEY not in process.log.read_text()
+        for line in lines:
+            assert line.startswith("{"), line
+            told = json.loads(line)
+            assert {"time", "level", "logger", "message"} <= told.keys(), line
+            assert told["level"] in {"debug", "info", "warning", "error"}
+
+
+class Keeps(logging.Handler):
+    """Formats as it hears, as a stream does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line."""
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def kept() -> Any:
+    """What a logger of ours writes."""
+    handler, logger = Keeps(), logging.getLogger("turnstile.test")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield logger, handler.lines
+    logger.removeHandler(handler)
+
+
+async def test_ids_are_those_of_the_task_at_hand(kept: Any) -> None:
+    logger, lines = kept
+
+    async def work(turn: str) -> None:
+        with about(project="p1", turn=turn, call=None):
+            await asyncio.sleep(0)
+            with about(step=2):
+                logger.warning("working")
+            logger.info("line\nbreak")
+
+    await asyncio.gather(work("t1"), work("t2"))
+    logger.info("outside")
+    told = [
+        {name: line[name] for name in ("message", "project", "turn", "step", "call") if name in line} for line in lines
+    ]
+    assert sorted(told[:-1], key=str) == [
+        {"message": "line\nbreak", "project": "p1", "turn": "t1"},
+        {"message": "line\nbreak", "project": "p1", "turn": "t2"},
+        {"message": "working", "project": "p1", "turn": "t1", "step": 2},
+        {"message": "working", "project": "p1", "turn": "t2", "step": 2},
+    ]
+    assert told[-1] == {"message": "outside"}
+
+
+def test_an_exception_is_its_type_and_frames(kept: Any) -> None:
+    logger, lines = kept
+
+    def fail() -> None:
+        raise ValueError(MARKER)
+
+    try:
+        fail()
+    except ValueError:
+        logger.exception("it failed")
+    [line] = lines
+    assert line["error"] == "ValueError"
+    assert Path(__file__).name in line["frames"][0]
+    assert MARKER not in json.dumps(line)
