@@ -29,9 +29,9 @@ def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
     listens = telemetry.meter.enabled or telemetry.tracer.enabled
 
     async def run(request: VerbRequest) -> BaseModel:
-        named = (headers.AGENT_ID, headers.TURN_ID, headers.TOOL_CALL_ID)
-        agent, turn, call = (headers.named(request.headers, name) for name in named)
-        with about(project=request.project_id, agent=agent, turn=turn, call=call):
+        named = (headers.AGENT_ID, headers.TURN_ID, headers.TOOL_CALL_ID, headers.THREAD_ID)
+        agent, turn, call, thread = (headers.named(request.headers, name) for name in named)
+        with about(project=request.project_id, agent=agent, turn=turn, call=call, thread=thread):
             return await _told(handler, request, telemetry) if listens else await handler(request)
 
     return run

@@ -204,6 +204,9 @@ class ToolWorker:
         try:
             with about(project=command.project_id, call=command.tool_call_id):
                 return await self._answer(command, run, trace)
+        except asyncio.CancelledError:
+            trace.error_code = "canceled"
+            raise
         finally:
             trace.ended()
 

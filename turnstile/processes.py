@@ -43,7 +43,7 @@ from ledger.migrate import MigrationError, migrate, pending
 from ledger.pool import Pool
 from ledger.sweep import touch_worker
 from schema import subjects
-from schema.errors import ServerUnavailable
+from schema.errors import ConfigError, ServerUnavailable
 from schema.ports import Publisher
 from schema.telemetry import SILENT
 from turnstile.conversations import pump_activities, served_targets, thread_limits, thread_starter
@@ -331,7 +331,11 @@ async def _nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnectio
 
 
 async def _client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None) -> Client:
-    runtime = turnstile_runtime(metrics_address)
+    try:
+        runtime = turnstile_runtime(metrics_address)
+    except ValueError as error:
+        told = f"[observability].temporal_metrics_port: {metrics_address} cannot be served ({error})"
+        raise ConfigError(told) from None
 
     async def open_client() -> Client:
         return await Client.connect(

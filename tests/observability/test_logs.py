@@ -67,7 +67,8 @@ async def test_everything_is_logged_as_json_with_ids_and_without_content(
     tenant = new_tenant(stack)
     stub.replies = [Fault(429, MARKER, headers={"retry-after": "0.01"}), Said(text=(MARKER,))]
     agent = await tenant.agent("plain", AgentId("bob"), llm={"model": stub.model})
-    asked = await tenant.turn(agent, f"instruction {MARKER}")
+    first = turn_of(await tenant.enqueue(agent, f"instruction {MARKER}"))
+    asked = await tenant.ended(first, timeout=90)  # the worker's first: it may still be loading litellm
     async with hand_of(tenant, definition("look")) as hand:
         turn = await hand.start(calling("look", text=MARKER))
         [command] = await hand.heard()

@@ -19,6 +19,7 @@ from tests.observability.tools import a_tool
 from tests.support.agents import ALICE, BOB, add_agents, ask
 from tests.tools.stack import Call, Stack, fresh
 from turnstile.metrics import LABEL_LIMIT, MEANINGS, OTHER, PrometheusMeter, serving_metrics
+from turnstile.processes import run_bridge
 from turnstile.settings.model import ObservabilitySettings
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,13 @@ async def test_a_port_that_is_taken_is_an_error_that_names_the_setting(free_port
                 pass
     async with serving_metrics("127.0.0.1", port):
         pass
+
+
+async def test_so_is_a_port_of_the_sdk(stack: Stack, told: dict[str, ObservabilitySettings]) -> None:
+    taken = told["worker"].model_copy(update={"metrics_port": 0})
+    settings = stack.settings.model_copy(update={"observability": taken})
+    with pytest.raises(ConfigError, match=r"temporal_metrics_port: .* cannot be served"):
+        await run_bridge(settings, stack.endpoints, asyncio.Event())
 
 
 async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int]) -> None:

@@ -77,6 +77,11 @@ def test_settings_are_frozen() -> None:
         ("[worker]\nworker_targets = ['a b']", "config.toml: worker.worker_targets = 'a b': must match pattern"),
         ("[worker]\nworker_targets = ['a', 'a']", "names the same thing twice"),
         ("[observability]\nlog_level = 'loud'", "log_level = 'loud': must be 'debug', 'info', 'warning' or 'error'"),
+        (
+            "[observability]\nmetrics_host = 'here'",
+            "metrics_host = 'here': is an IP address to listen on",
+        ),
+        ("[observability]\nmetrics_port = 9\ntemporal_metrics_port = 9", "metrics_port and temporal_metrics_port must"),
         ("[bridge]\nstop_grace_seconds = nan", "bridge.stop_grace_seconds = nan: must be"),
         ("[worker", "config.toml: not valid TOML: "),
     ],

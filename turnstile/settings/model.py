@@ -6,6 +6,7 @@ embedded server, or the one that a running `turnstile up` announces.
 
 import json
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
@@ -37,6 +38,13 @@ def _starts_with(*prefixes: str) -> Callable[[str], str]:
         return value
 
     return check
+
+
+def _address(value: str) -> str:
+    try:
+        return str(ip_address(value))
+    except ValueError:
+        raise ValueError("is an IP address to listen on, such as 127.0.0.1 or 0.0.0.0") from None
 
 
 def _distinct(values: list[str]) -> list[str]:
@@ -164,7 +172,7 @@ class ObservabilitySettings(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     otlp_endpoint: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
-    metrics_host: str = Field(default="127.0.0.1", min_length=1, max_length=255, pattern=r"^[^\s/]+$")
+    metrics_host: Annotated[str, AfterValidator(_address)] = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65_535)
     temporal_metrics_port: int = Field(default=0, ge=0, le=65_535)
     metrics_labels: Annotated[list[Literal["project", "agent"]], BeforeValidator(_listed)] = Field(
