@@ -60,8 +60,10 @@ def tell_step(
 ) -> None:
     """A step is committed; `attempts` at the model were made for it."""
     telemetry.meter.observe(Metric.STEP_SECONDS, seconds, status=record.status)
+    if not telemetry.tracer.enabled:
+        return
     own = step_place(head.context_headers, step_id(turn.agent_turn_id, record.step))
-    if not telemetry.tracer.enabled or own is None:
+    if own is None:
         return
     attributes: dict[str, Attribute] = turn_attributes(turn) | {
         "turnstile.step_id": step_id(turn.agent_turn_id, record.step),
@@ -79,8 +81,10 @@ def tell_step(
 def tell_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:
     """Each call that goes out, as the span that its command carries: all that the tool does is below it (§5)."""
     telemetry.meter.count(Metric.TOOL_CALLS, len(record.calls))
+    if not telemetry.tracer.enabled:
+        return
     under = step_place(head.context_headers, step_id(turn.agent_turn_id, record.step))
-    if not telemetry.tracer.enabled or under is None:
+    if under is None:
         return
     now = time.time_ns()
     for call in record.calls:

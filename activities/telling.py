@@ -118,8 +118,10 @@ class Teller:
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
         """From the end in the ledger until the world knows."""
+        if not self.telemetry.tracer.enabled:
+            return
         under = self.context.get(headers.TRACEPARENT, "")
-        if not self.telemetry.tracer.enabled or (own := headers.derived_span(under, "finish")) is None:
+        if (own := headers.derived_span(under, "finish")) is None:
             return
         attributes = turn_attributes(self.turn) | {"turnstile.turn.status": done.status.value}
         ended = nanoseconds(done.ended_at)
