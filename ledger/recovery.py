@@ -14,7 +14,6 @@ from ledger.turns import gate
 from schema.base import Tolerant
 from schema.errors import StaleTurn
 from schema.ids import AgentTurnId
-from schema.turns import TurnRef
 
 T = TypeVar("T")
 _PAGE = 1000
@@ -82,12 +81,14 @@ async def confirm_in_hand(conn: Connection, turns: Sequence[TurnInHand]) -> list
     return [turn for turn in turns if turn.agent_turn_id in held]
 
 
-async def restart_turn(conn: Connection, turn: TurnRef, *, counted: bool) -> int:
-    """Note that its workflow was started again; returns how often that was. Raises `StaleTurn` if it is over.
+async def restart_turn(conn: Connection, turn: TurnInHand, *, counted: bool) -> int:
+    """Note that its workflow was started again; returns how often that was.
+
+    Raises `StaleTurn` if the turn is over, or another bridge has noted the same loss.
 
     Reports and stops that the lost workflow had been told of are due again.
     """
-    row = await query("restart_turn").opt(conn, **gate(turn), counted=int(counted))
+    row = await query("restart_turn").opt(conn, **gate(turn), restart_count=turn.restart_count, counted=int(counted))
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not in hand")
     return row["restart_count"]

@@ -22,14 +22,14 @@ JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.pr
 WHERE h.active_agent_turn_id = t.agent_turn_id AND h.turn_epoch = t.turn_epoch;
 
 -- name: restart_turn :opt
--- A workflow was started again for this turn: counted (by counted: 1, or 0 for an operator's), and the reports and stops
--- that the lost one had in hand are due again.
+-- A workflow was started again for this turn: counted once for each loss, whoever saw it (by counted: 1, or 0 for an
+-- operator's), and the reports and stops that the lost one had in hand are due again.
 WITH head AS (
     UPDATE state.agent_state_head h SET
         restart_count = h.restart_count + :counted::int,
         updated_at = CASE h.status WHEN 'dispatched' THEN h.updated_at ELSE now() END
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
-      AND h.turn_epoch = :turn_epoch AND h.status <> 'idle'
+      AND h.turn_epoch = :turn_epoch AND h.status <> 'idle' AND h.restart_count = :restart_count::int
     RETURNING h.restart_count
 ),
 due AS (
