@@ -335,10 +335,14 @@ def _stats(step: _Step, metadata: JsonObject) -> JsonObject:
 def _record(
     step: _Step, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus, sent: Suspend | None = None
 ) -> StepRecord:
-    new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards]}
+    known = {card.card_id for card in step.begun.context}
+    kept = [card.card_id for card in cards if card.card_id in known]
+    new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards if card.card_id not in known]}
     calls = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
     commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
-    return StepRecord(step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds)
+    return StepRecord(
+        step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds, kept
+    )
 
 
 def _listed(value: JsonValue) -> list[JsonValue]:

@@ -167,6 +167,12 @@ async def reject(
     )
 
 
+async def is_served(conn: Connection, worker_target: str) -> bool:
+    """Whether a worker of this target has signed on lately."""
+    row = await query("is_served").one(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
+    return row["served"]
+
+
 async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str]) -> None:
     """This instance serves these targets, now; after a gap it counts as new."""
     await query("touch_worker").many(

@@ -35,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-cases", type=int, default=2_000, help="how many cases tests/schema/test_payload_fuzz.py tries"
     )
+    parser.addoption(
+        "--talk-seeds", type=int, default=1, help="how many conversations tests/e2e/test_agents_talk_crashes.py kills"
+    )
 
 
 @pytest.fixture(scope="session")

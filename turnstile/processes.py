@@ -43,8 +43,9 @@ from ledger.pool import Pool
 from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ServerUnavailable
+from schema.listeners import Registry
 from schema.ports import Publisher
-from turnstile.conversations import pump_activities, served_targets, thread_limits, thread_starter
+from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
@@ -134,12 +135,14 @@ async def _run(
 async def _open(
     settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
 ) -> tuple[Pool, NatsConnection, Client]:
-    """The three servers, each waited for; `stack` closes what is open."""
+    """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
+    registry = pump_registry(settings) if worker else None
     name = _instance(worker=worker, bridge=bridge)
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
     conn = await stack.enter_async_context(_nats(endpoints, name))
-    plugin = turnstile_plugin(*_activities(settings, pool, conn, stack)) if worker else turnstile_plugin()
+    activities = _activities(settings, pool, conn, registry, stack) if worker else (None, None, None)
+    plugin = turnstile_plugin(*activities)
     client = await _client(endpoints, plugin)
     await declare_search_attributes(client)
     return pool, conn, client
@@ -220,7 +223,7 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 
 
 def _activities(
-    settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack
+    settings: Settings, pool: Pool, conn: NatsConnection, registry: Registry | None, stack: AsyncExitStack
 ) -> tuple[StepActivities, SettleActivities, PumpActivities | None]:
     real = real_model(settings.model)
     model = route_models(settings.model, real)
@@ -239,7 +242,8 @@ def _activities(
     publisher = NatsPublisher(conn, give_up_seconds=2)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     steps, settle = StepActivities(pool, model, publisher, limits, cache), SettleActivities(pool, publisher)
-    return steps, settle, pump_activities(settings, pool, publisher)
+    pump = None if registry is None else pump_activities(settings, pool, publisher, registry)
+    return steps, settle, pump
 
 
 def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: Client) -> Rules:

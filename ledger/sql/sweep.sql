@@ -84,6 +84,11 @@ SELECT DISTINCT t.worker_target, :instance, now() FROM unnest(:worker_targets::t
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
     started_at = CASE WHEN w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8) THEN now() ELSE w.started_at END;
 
+-- name: is_served :one
+-- Whether a worker of this target has signed on lately.
+SELECT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = :worker_target
+               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS served;
+
 -- name: list_overdue :many
 -- Rule 'suspended': turns whose resume deadline has passed (or is cleared), with the gate of each.
 SELECT t.* FROM state.turns_in_hand t

@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli import agents, doctor, inbox, profiles, safety, servers, tools, turns, usage, watch
+from turnstile.cli import agents, audit, doctor, inbox, profiles, safety, servers, threads, tools, turns, usage, watch
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ for name, noun, what in (
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
     ("turn", turns, "Turns: what was asked, and where it stands."),
+    ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
@@ -29,6 +30,7 @@ turns.register(app)
 watch.register(app)
 safety.register(app)
 usage.register(app)
+audit.register(app)
 doctor.register(app)
 
 
