@@ -12,23 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus
 
 from bridge import reconciler
 from bridge.endings import end_by_force
 from bridge.publisher import NatsPublisher
 from bridge.watchdog import Swept
-from ledger.intake import enqueue
 from ledger.waiting import request_stop
 from schema.errors import StaleTurn
 from schema.ids import AgentId, AgentTurnId, InboxId, uuid7
-from schema.inbox import EnqueueRequest
 from schema.states import TurnStatus
 from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.hatchery import Hatchery
 from tests.support.invariants import assert_invariants
 from tests.support.net import (
+    COMPLETED,
+    FAILED,
+    OPEN,
     STILL,
+    TERMINATED,
     Net,
     claim,
     claimed_report,
@@ -42,23 +44,19 @@ from tests.support.net import (
     sign_on,
     status_of,
     terminate,
+    unheard,
     until_invisible,
     until_status,
     workflow,
 )
 from tests.support.process import processes_of
 from tests.support.stack import Stack, open_stack, running_here
-from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
+from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.embedded import Endpoints
 from turnstile.processes import run_bridge, run_worker
 from workflows import _turn, options
 
-OPEN, TERMINATED, FAILED = (
-    WorkflowExecutionStatus.RUNNING,
-    WorkflowExecutionStatus.TERMINATED,
-    WorkflowExecutionStatus.FAILED,
-)
 TEXT = {"text": "done"}
 BOB = AgentId("bob")
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot find activity to cancel")  # temporalio's, of a terminated run
@@ -200,7 +198,7 @@ async def test_a_turn_that_was_canceled_from_outside_is_stopped_not_restarted(te
         await workflow(tenant.stack, turn).cancel()
         ended = await hand.ended(turn)
     assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
-    await until_status(tenant.stack, turn, WorkflowExecutionStatus.COMPLETED)
+    await until_status(tenant.stack, turn, COMPLETED)
     await pass_time(tenant)
     assert (await net.look("engine")).found == []
 
@@ -335,10 +333,8 @@ async def test_a_lease_whose_workflow_is_open_only_waits_for_its_worker(tenant: 
 
 async def test_a_lease_that_was_never_started_is_started_not_given_up(tenant: Tenant, net: Net) -> None:
     """Temporal was away all that time: the worker was there, and nothing rang."""
-    agent = await tenant.agent("plain")
-    request = EnqueueRequest(agent_id=agent, instruction="hello")
-    done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
-    turn = turn_of(done.reply)
+    await tenant.agent("plain")
+    turn = await unheard(tenant)
     await sign_on(tenant.stack)
     await pass_time(tenant)
     assert (await net.look("engine")).found == []
@@ -384,9 +380,9 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
 
 
 async def test_a_turn_whose_worker_was_killed_is_started_again_and_goes_on_where_it_was(
-    tenant: Tenant, net: Net, tmp_path: Path
+    tenant: Tenant, net: Net, hatching: Hatchery, tmp_path: Path
 ) -> None:
-    async with processes_of(tenant.stack.config) as both:
+    async with processes_of(tenant.stack.config, hatching) as both:
         await both.worker.start()
         turn = await gated(tenant, tmp_path)
         first = (await workflow(tenant.stack, turn).describe()).run_id
@@ -444,7 +440,7 @@ async def test_an_open_workflow_whose_turn_is_over_is_asked_to_end(tenant: Tenan
         assert (await net.look("engine_over")).found == []  # it may still end by itself
         await pass_time(tenant, timedelta(seconds=15))
         assert (await net.finds("engine_over", turn)).mended == 1
-        await until_status(tenant.stack, turn, WorkflowExecutionStatus.COMPLETED)
+        await until_status(tenant.stack, turn, COMPLETED)
         found = await workflow(tenant.stack, turn).result()
     assert found["outcome"]["error_code"] == "reaped"
     assert await tenant.task_events() == {turn: 1}

@@ -11,17 +11,15 @@ from dataclasses import replace
 import pytest
 
 from bridge.watchdog import Swept
-from ledger.intake import enqueue
 from ledger.waiting import request_stop
 from schema.ids import AgentId, AgentTurnId, InboxId, uuid7
-from schema.inbox import EnqueueRequest
 from tests.conftest import Databases
 from tests.support import agents
 from tests.support.conditions import until
 from tests.support.invariants import assert_invariants
-from tests.support.net import STILL, Net, claim, claimed_report, net_of, pass_time, repairs, terminate
+from tests.support.net import STILL, Net, claim, claimed_report, net_of, pass_time, repairs, terminate, unheard
 from tests.support.stack import Stack, open_stack, running_here
-from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
+from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
 from turnstile.embedded import Endpoints
 
@@ -30,6 +28,8 @@ TEXT = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
 HERE = {"claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"}
 ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}
+THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
+"""Of the message pump: in its own tests."""
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +58,9 @@ def net(stack: Stack) -> Net:
     return net_of(stack)
 
 
-async def unheard(tenant: Tenant, agent: AgentId = ALICE) -> AgentTurnId:
-    """A leased turn of which nobody was told."""
-    request = EnqueueRequest(agent_id=agent, instruction=SAID)
-    done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
-    return turn_of(done.reply)
-
-
 async def unannounced(tenant: Tenant) -> AgentTurnId:
     """A turn that ended in the ledger alone."""
-    turn = await unheard(tenant)
+    turn = await unheard(tenant, instruction=SAID)
     [claimed] = await claim(tenant)
     await agents.begin(tenant.pool, claimed.turn())
     await agents.finish(tenant.pool, claimed.turn())
@@ -89,13 +82,13 @@ def agent(tenant: Tenant, name: AgentId = ALICE) -> str:
 
 
 def test_every_rule_has_its_test(net: Net) -> None:
-    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE
+    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE | THREADS
 
 
 @pytest.mark.parametrize("rule", ["claims", "dispatched_retry"])
 async def test_a_turn_that_a_bridge_claimed_and_did_not_start(tenant: Tenant, net: Net, rule: str) -> None:
     await tenant.agent("player")
-    turn = await unheard(tenant)
+    turn = await unheard(tenant, instruction=SAID)
     assert [each.verdict for each in await claim(tenant)] == ["start"]
     await mends(net, rule, agent(tenant))
     assert (await tenant.ended(turn)).view.status == "success"
@@ -104,7 +97,7 @@ async def test_a_turn_that_a_bridge_claimed_and_did_not_start(tenant: Tenant, ne
 
 async def test_a_turn_whose_doorbell_was_lost(tenant: Tenant, net: Net) -> None:
     await tenant.agent("player")
-    turn = await unheard(tenant)
+    turn = await unheard(tenant, instruction=SAID)
     await mends(net, "doorbell", agent(tenant))
     assert (await tenant.ended(turn)).view.status == "success"
     assert (await net.look("doorbell")).found == []
@@ -209,4 +202,12 @@ async def test_a_rule_with_a_bug_leaves_the_others_running(
     assert watchdog.repairs == {"unannounced": 1}
     assert await tenant.task_events() == {turn: 1}
     failed = [record.args[0] for record in caplog.records if "failed" in record.msg and isinstance(record.args, tuple)]
-    assert failed == ["claims", "engine", "engine_over", "dispatched_reap", "running_reap"]
+    assert failed == [
+        "claims",
+        "engine",
+        "engine_over",
+        "dispatched_reap",
+        "running_reap",
+        "thread_turn",
+        "thread_engine",
+    ]

@@ -17,18 +17,19 @@ from temporalio.service import RPCError, RPCStatusCode
 from bridge.publisher import NatsPublisher
 from bridge.rules import Rules, WatchdogTimes
 from bridge.watchdog import Swept, Watchdog
+from ledger.intake import enqueue
 from ledger.lease import Claim, TurnInHand, claim_inbox
 from ledger.pool import Pool
 from ledger.recovery import list_repairs
 from ledger.sweep import touch_worker
 from ledger.views import locate_turn
 from ledger.waiting import report
-from schema.ids import AgentTurnId, ToolCallId
-from schema.inbox import ReportRequest
+from schema.ids import AgentId, AgentTurnId, ToolCallId
+from schema.inbox import EnqueueRequest, ReportRequest
 from schema.states import TurnStatus
 from tests.support.conditions import until
 from tests.support.stack import QUICK, Config, Stack
-from tests.support.tenants import Tenant
+from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from turnstile.processes import safety_rules
 from workflows.options import turn_workflow_id
 
@@ -45,6 +46,12 @@ AT_ONCE = WatchdogTimes(
     command_retry=0,
 )
 AGO = timedelta(hours=1)
+OPEN, COMPLETED, FAILED, TERMINATED = (
+    WorkflowExecutionStatus.RUNNING,
+    WorkflowExecutionStatus.COMPLETED,
+    WorkflowExecutionStatus.FAILED,
+    WorkflowExecutionStatus.TERMINATED,
+)
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,13 @@ async def delete(stack: Stack, turn: AgentTurnId) -> None:
 async def restarts(tenant: Tenant, turns: Sequence[AgentTurnId]) -> list[int]:
     """How often each turn in hand was started again."""
     return [(await in_hand(tenant, turn)).restart_count for turn in turns]
+
+
+async def unheard(tenant: Tenant, agent: AgentId = ALICE, instruction: str = "hello") -> AgentTurnId:
+    """A leased turn of which nobody was told."""
+    request = EnqueueRequest(agent_id=agent, instruction=instruction)
+    done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
+    return turn_of(done.reply)
 
 
 async def claim(tenant: Tenant) -> list[Claim]:
