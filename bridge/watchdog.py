@@ -1,7 +1,8 @@
 """The safety net (protocol §8): finds what a crash, a lost doorbell or an absent server left behind, and mends it.
 
 Rule by rule, at every tick. A rule that fails is logged and tried at the next tick; the others go on. What costs calls
-to the engine is a duty that one bridge at a time does. What was mended is counted by rule, here and in the ledger.
+to the engine is a duty that one bridge at a time does, beside the others. What was mended is counted by rule, here and
+in the ledger.
 """
 
 import asyncio
@@ -45,15 +46,25 @@ class Watchdog:
         """What was mended here, by rule."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`."""
+        """Until `stop`. Duties have a pace of their own: an engine that is slow or away keeps no other rule waiting."""
+        duties = [rule for rule in self._rules if rule.every]
+        others = [rule for rule in self._rules if not rule.every]
+        async with asyncio.TaskGroup() as group:
+            for rules in (others, duties):
+                group.create_task(self._run(rules, stop))
+
+    async def _run(self, rules: Sequence[Rule[Any]], stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self.tick()
+            await self._tick(rules)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._poll_interval)
 
     async def tick(self) -> None:
         """Each rule whose turn it is, once."""
-        for rule in self._rules:
+        await self._tick(self._rules)
+
+    async def _tick(self, rules: Sequence[Rule[Any]]) -> None:
+        for rule in rules:
             await self._attempt(rule.name, self._look(rule))
 
     async def once(self, *, dry_run: bool) -> list[Swept]:

@@ -18,6 +18,7 @@ from bridge.endings import end_by_force
 from bridge.publisher import NatsPublisher
 from bridge.watchdog import Swept
 from ledger.waiting import request_stop
+from schema.base import JsonObject
 from schema.errors import StaleTurn
 from schema.ids import AgentId, AgentTurnId, InboxId, uuid7
 from schema.states import TurnStatus
@@ -57,7 +58,7 @@ from turnstile.embedded import Endpoints
 from turnstile.processes import run_bridge, run_worker
 from workflows import _turn, options
 
-TEXT = {"text": "done"}
+TEXT: JsonObject = {"text": "done"}
 BOB = AgentId("bob")
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot find activity to cancel")  # temporalio's, of a terminated run
 Lose = Callable[[Stack, AgentTurnId], Awaitable[None]]
@@ -275,7 +276,7 @@ async def test_bridges_at_once_restart_a_turn_once_and_end_it_once(tenant: Tenan
                 assert await restarts(tenant, turns) == [number] * len(turns)
         ended = [await hand.ended(turn) for turn in turns]
     assert {each.view.error_code for each in ended} == {"timeout_reaped_by_watchdog"}
-    assert (await repairs(stack.pool))["engine"] - counted == number * len(turns)
+    assert (await repairs(stack.pool))["engine"] - counted == (reconciler.MAX_RESTARTS + 1) * len(turns)
     assert await tenant.task_events() == dict.fromkeys(turns, 1)
 
 

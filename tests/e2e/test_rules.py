@@ -12,6 +12,7 @@ import pytest
 
 from bridge.watchdog import Swept
 from ledger.waiting import request_stop
+from schema.base import JsonObject
 from schema.ids import AgentId, AgentTurnId, InboxId, uuid7
 from tests.conftest import Databases
 from tests.support import agents
@@ -24,7 +25,7 @@ from tests.support.tools import call_of, calling, hand_of
 from turnstile.embedded import Endpoints
 
 BOB = AgentId("bob")
-TEXT = {"text": "done"}
+TEXT: JsonObject = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
 HERE = {"claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"}
 ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}

@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from ledger import recovery, sweep
-from ledger.lease import TurnInHand
+from ledger.lease import AgentKey, TurnInHand
 from ledger.pool import Pool
 from ledger.queries import Connection
 from ledger.recovery import (
@@ -86,7 +86,7 @@ async def pass_shift(pool: Pool, *, on_since: float, last_seen: float = 0) -> No
 async def in_hand(pool: Pool, turn: TurnRef) -> TurnInHand:
     """The turn as its agent has it."""
     found = await locate(pool, turn.agent_turn_id)
-    assert isinstance(found, TurnInHand)
+    assert found is not None
     return found
 
 
@@ -349,7 +349,7 @@ async def test_turns_that_are_over_are_told_from_those_in_hand(agents: Pool) -> 
     assert {turn.agent_turn_id for turn in await found(-1)} == {over.agent_turn_id, young.agent_turn_id}
 
 
-async def woken(pool: Pool, target: str = TARGET, older: float = 10) -> list[tuple[str, str]]:
+async def woken(pool: Pool, target: str = TARGET, older: float = 10) -> list[AgentKey]:
     """retry_resumes."""
     return await pool.run(lambda c: sweep.retry_resumes(c, [target], older_seconds=older, row_limit=9))
 

@@ -7,6 +7,7 @@ no connection and no loop; it ends, and its children with it, when the test's en
 
 import asyncio
 import gc
+import importlib
 import json
 import os
 import select
@@ -16,7 +17,12 @@ import traceback
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
+
+from temporalio.worker import _worker
+
+_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes")
 
 
 class Hatched:
@@ -100,20 +106,16 @@ async def hatchery() -> AsyncGenerator[Hatchery]:
 
 
 def _serve() -> None:
-    from temporalio.worker._worker import load_default_build_id  # noqa: PLC0415 -- here, and not in the tests
-
-    import turnstile.cli.app  # noqa: PLC0415
-    import turnstile.cli.run  # noqa: PLC0415
-    import turnstile.processes  # noqa: F401, PLC0415
-
-    load_default_build_id()  # a third of a second of every worker's start: it reads the code of all modules
+    for name in _EVERYTHING:
+        importlib.import_module(name)
+    _worker.load_default_build_id()  # a third of a second of every worker's start: it reads the code of all modules
     gc.collect()
     gc.freeze()
     awake, waker = os.pipe()
     for descriptor in (awake, waker):
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _only_wake)
     living: set[int] = set()
     received, open_pipe = b"", True
     while open_pipe or living:
@@ -130,6 +132,10 @@ def _serve() -> None:
         if not open_pipe:
             for pid in living:
                 os.kill(pid, signal.SIGKILL)
+
+
+def _only_wake(_number: int, _frame: FrameType | None) -> None:
+    """The descriptor wakes."""
 
 
 def _bury(living: set[int]) -> None:
