@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from temporalio import activity
 
 from activities.asking import Attempts, Question, StepLimits, ask
+from activities.cancellation import is_stopped
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
 from activities.heartbeat import beating
 from activities.messages import build_messages
@@ -95,7 +96,7 @@ class StepActivities:
             except StaleTurn:
                 return await self._recall(given.turn, step.number)
             except asyncio.CancelledError:
-                if not _is_stopped():
+                if not await is_stopped():
                     raise
                 return await self._stop(step)
 
@@ -347,12 +348,6 @@ def _record(
 
 def _listed(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
-
-
-def _is_stopped() -> bool:
-    """Whether this cancellation is a stop, not a worker's shutdown or a lost attempt; the gate has the last word."""
-    details = activity.cancellation_details()
-    return details is not None and details.cancel_requested
 
 
 def _since(moment: datetime) -> int:

@@ -277,13 +277,20 @@ def safety_rules(settings: Settings, pool: Pool, publisher: Publisher, client: C
 
 @asynccontextmanager
 async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
-    """The rules on servers of their own, for a command that runs them; each server is waited for."""
-    async with (
-        _pool(settings, endpoints, 4, "turnstile-watchdog") as pool,
-        _nats(endpoints, "turnstile-watchdog") as conn,
-    ):
-        client = await _client(endpoints, turnstile_plugin())
-        await declare_search_attributes(client)
+    """The rules on connections of their own, for a command that runs them.
+
+    Raises `ServerUnavailable` if not all servers answer within `[database].patience_seconds`.
+    """
+    patience, name = settings.database.patience_seconds, "turnstile-watchdog"
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(patience):
+                pool = await stack.enter_async_context(_pool(settings, endpoints, 4, name))
+                conn = await stack.enter_async_context(_nats(endpoints, name))
+                client = await _client(endpoints, turnstile_plugin())
+                await declare_search_attributes(client)
+        except TimeoutError:
+            raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
         yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
 
 

@@ -7,11 +7,13 @@ ON CONFLICT (duty) DO UPDATE SET taken_at = now() WHERE d.taken_at < now() - mak
 RETURNING d.duty;
 
 -- name: list_in_hand :many
--- Turns in hand for a while, in the order of their agents, beyond a place in it.
-SELECT t.* FROM state.turns_in_hand t
-WHERE t.worker_target = ANY (:worker_targets::text[]) AND t.updated_at < now() - make_interval(secs => :older_seconds::float8)
-  AND (t.agent_id, t.project_id) > (:after_agent_id, :after_project_id)
-ORDER BY t.agent_id, t.project_id LIMIT :row_limit::int;
+-- Turns in hand for a while, in the order of their output boxes, beyond one of them: the index of busy heads, which idle
+-- agents do not lengthen.
+SELECT t.* FROM state.agent_state_head h
+JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
+WHERE h.output_box_id > :after_box_id::text::uuid AND t.worker_target = ANY (:worker_targets::text[])
+  AND t.updated_at < now() - make_interval(secs => :older_seconds::float8)
+ORDER BY h.output_box_id LIMIT :row_limit::int;
 
 -- name: confirm_in_hand :many
 -- Those of these turns that their agents still have in hand, at these epochs.
