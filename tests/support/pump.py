@@ -138,5 +138,3 @@ async def assert_threads(conn: Connection) -> None:
         if (found := await conn.fetch(each.sql))
     }
     assert not broken, broken
-
-
