@@ -25,7 +25,7 @@ from schema.errors import ServerUnavailable
 from schema.ids import AgentId, AgentTurnId, ProjectId
 
 _PURPOSE = re.compile(r"Protocol (?P<section>§[0-9.]+(?: [a-z_]+)?): (?P<says>.+)")
-_HOURS = 24 * 3600.0
+_A_DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _Unhurried:
         self._conn = cast("_Slow", conn)
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
-        return await self._conn.fetch(query, *args, timeout=_HOURS)
+        return await self._conn.fetch(query, *args, timeout=_A_DAY)
 
 
 @functools.cache

@@ -68,6 +68,14 @@ WHERE h.status = 'idle' AND (:project_id::text IS NULL OR h.project_id = :projec
        OR (h.waiting_tool_count, h.restart_count, h.step_count, h.step_attempt, h.model_failures, h.output_position) <> (0, 0, 0, 0, 0, 0))
 ORDER BY ids LIMIT :row_limit::int;
 
+-- name: restarts_are_bounded :many
+-- Protocol §8 engine: the workflow of a turn is started again at most three times.
+SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
+       format('its workflow was started again %s times', h.restart_count) AS detail
+FROM state.agent_state_head h
+WHERE h.restart_count > 3 AND (:project_id::text IS NULL OR h.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
 -- name: no_outcome_in_hand :many
 -- Protocol §2.3: a turn that an agent has in hand has no outcome.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,

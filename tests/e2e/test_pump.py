@@ -229,14 +229,11 @@ async def test_an_agent_may_call_its_peers_and_itself(caller: Caller) -> None:
     assert (await caller.ask("manager", Task(do="ask", what="manager/say/me"))).said == "me"
 
 
-@pytest.mark.parametrize("do", ["sleep", "cling"])
-async def test_a_deadline_is_a_timeout_for_the_caller(caller: Caller, do: str) -> None:
-    heard = await caller.ask("worker", Order(do=do))
-    assert answered(heard) == ("reply", "undelivered", "worker", TIMEOUT)
-
-
-async def test_a_crash_is_a_timeout_for_the_outside(caller: Caller) -> None:
-    assert answered(await caller.ask("worker", Order(do="crash"))) == ("reply", "undelivered", "worker", TIMEOUT)
+async def test_a_crash_and_a_deadline_are_a_timeout_for_the_outside(caller: Caller) -> None:
+    """Whether the handler hears that it is to end or not."""
+    sent = [await caller.send("worker", Order(do=do)) for do in ("crash", "sleep", "cling")]
+    for each in sent:
+        assert answered(await caller.heard(each)) == ("reply", "undelivered", "worker", TIMEOUT)
 
 
 @pytest.mark.parametrize(

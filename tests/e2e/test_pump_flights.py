@@ -29,7 +29,7 @@ async def stack(
     """One with little room: a few handlers at once, and threads that are soon full."""
     name = await databases.create(migrated)
     endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    config = pump_config(CONFIG, max_hops=80, max_depth=4, max_messages=100, max_open=6)
+    config = pump_config(CONFIG, max_hops=30, max_depth=4, max_messages=40, max_open=6)
     async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
         yield opened
     await databases.drop(name)
@@ -132,7 +132,7 @@ async def test_the_limit_of_hops_ends_a_request(caller: Caller) -> None:
     heard = await caller.heard(sent)
     assert (heard.kind, heard.reason, heard.payload) == ("ended", "limit", None)
     lines = await caller.messages(sent)
-    assert (len(lines), lines[-1].effect) == (81, "limit")
+    assert (len(lines), lines[-1].effect) == (31, "limit")
 
 
 async def test_the_limit_of_depth_is_a_system_error(caller: Caller) -> None:
@@ -143,14 +143,13 @@ async def test_the_limit_of_depth_is_a_system_error(caller: Caller) -> None:
 
 
 async def test_the_limit_of_messages_ends_requests_and_then_refuses(caller: Caller) -> None:
-    sent = await caller.send("worker", Order(do="iterate", what="70"))
+    sent = await caller.send("worker", Order(do="iterate", what="25"))
     await caller.heard(sent)
-    more = await caller.send("worker", Order(do="iterate", what="70"), thread_id=sent.thread_id)
+    more = await caller.send("worker", Order(do="iterate", what="25"), thread_id=sent.thread_id)
     assert (await caller.heard(more)).reason == "limit"
-    assert len(await caller.messages(sent)) == 100
+    assert len(await caller.messages(sent)) == 40
     refused = await caller.request("worker", Order(do="say"), thread_id=sent.thread_id)
-    assert refused.status == "rejected"
-    assert refused.error_code in {"busy", "thread_full"}
+    assert (refused.status, refused.error_code) == ("rejected", "busy")
     assert (await caller.ask("worker", Order(do="say", what="in another thread"))).said == "in another thread"
 
 
@@ -170,11 +169,14 @@ async def test_the_limit_of_messages_in_flight_refuses_until_one_is_answered(cal
 
 
 async def test_a_long_thread_goes_on_in_a_new_history(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MessageThread, "_is_long", lambda _: workflow.info().get_current_history_length() > 80)
-    sent = await caller.send("worker", Order(do="iterate", what="60"))
+    def is_long(_: MessageThread) -> bool:
+        return workflow.info().get_current_history_length() > 40
+
+    monkeypatch.setattr(MessageThread, "_is_long", is_long)
+    sent = await caller.send("worker", Order(do="iterate", what="29"))
     assert (await caller.heard(sent)).said == "True worker True"
     lines = await caller.messages(sent)
-    assert len(lines) == 61
+    assert len(lines) == 30
     assert {each.attempt for each in lines} == {1}
     client = caller.tenant.stack.temporal
 

@@ -1,4 +1,4 @@
-"""Whatever is sent to the pump: nothing crashes or hangs, what is accepted is answered once, no answer tells who is there.
+"""Whatever is sent to the pump: nothing crashes or hangs, what is accepted is answered once, nobody is given away.
 
 `--fuzz-cases 10000` sends more than the usual run does.
 """
@@ -31,9 +31,9 @@ from tests.support.tenants import CHANNEL
 from turnstile.embedded import Endpoints
 
 log = logging.getLogger(__name__)
-USUAL, FEW = 2_000, 240
+USUAL, FEW = 2_000, 200
 """What `--fuzz-cases` is by default is too many conversations for the usual run."""
-AT_ONCE, VOLLEY = 24, 120
+AT_ONCE, VOLLEY = 24, 100
 GROWTH_MB = 48
 NAMES = ["worker", "clerk", "manager", "shouter", "relay", "return"]
 VALID = [
@@ -71,6 +71,9 @@ SNIPPETS = [
 ]
 
 
+ODD: list[Any] = [None, 1, [], ["<shout/>"], {}, {"text": {"text": []}}, "", "{", '{"text": 1}', "[]"]
+
+
 @dataclass(frozen=True)
 class Shot:
     """A message as it goes over the wire."""
@@ -84,7 +87,7 @@ class Fuzz:
     """Makes messages: the same ones for the same seed."""
 
     def __init__(self, seed: int, threads: list[str]) -> None:
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 -- nothing secret
         self._threads = threads
         """Known ones, of which the test adds more."""
 
@@ -125,7 +128,7 @@ class Fuzz:
             return {"text": self._word()}
         if kind < 0.9:
             return self._word()
-        return pick.choice([None, 1, [], ["<shout/>"], {}, {"text": {"text": []}}, "", "{", '{"text": 1}', "[]"])
+        return pick.choice(ODD)
 
     def _headers(self) -> dict[str, str]:
         pick = self._random
@@ -199,7 +202,7 @@ def check_reply(shot: Shot, reply: JsonObject) -> None:
     """What `send` answers is a closed word, and names nobody who was not named to it."""
     assert reply["status"] in {"accepted", "rejected", "busy"}, (shot, reply)
     if reply["status"] != "accepted":
-        codes = {"bad_request", "text_too_large", "unknown_thread", "correlation_conflict", "busy", "thread_full"}
+        codes = {"bad_request", "text_too_large", "unknown_thread", "correlation_conflict", "busy"}
         assert reply["error_code"] in codes, (shot, reply)
         sent = shot.data.decode("utf-8", "replace") + str(shot.headers)
         assert not [name for name in NAMES if name in str(reply["error"]) and name not in sent], (shot, reply)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHistory
 
-from ledger.pool import _Counted
 from schema.payloads import Payload
 from schema.threads import ThreadId
 from tests.conftest import Databases
 from tests.support.organism import SECRET, Errand, Order, Shout, Task
-from tests.support.pump import Caller, assert_threads, calling_in, pump_config
+from tests.support.pump import Caller, assert_threads, calling_in, noting_messages, noting_statements, pump_config
 from tests.support.stack import Stack, open_stack
 from tests.workflows.recordings import replay
 from turnstile.embedded import Endpoints
@@ -97,47 +96,19 @@ async def test_no_history_log_or_event_holds_content(caller: Caller, caplog: pyt
     assert await replay(histories) == {}
 
 
-async def test_an_agent_cannot_tell_a_forbidden_peer_from_one_that_is_not_there(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same text, SQL statements in the same order, and messages on NATS."""
+async def test_an_agent_cannot_tell_a_forbidden_peer_from_one_that_is_not_there(caller: Caller) -> None:
+    """The same text, chain, SQL statements in the same order, and messages on NATS."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, what in (("not there", "nobody"), ("forbidden", "shouter"), ("forbidden too", "worker")):
-        seen: list[str] = []
-        heard_on: list[str] = []
         ours = {str(caller.tenant.project)}
-        watch = await caller.tenant.stack.conn.subscribe(f"cg.v1r4.{caller.tenant.project}.>", noting(heard_on))
-        with monkeypatch.context() as patch:
-            patch.setattr(_Counted, "fetch", counting(seen, ours))
-            sent = await caller.send("manager", Task(do="forward", what=what))
-            ours |= {str(sent.thread_id), str(sent.message_id)}
-            said = (await caller.heard(sent)).said
-            await histories_of(caller, [ThreadId(str(sent.thread_id))])
-        await caller.tenant.stack.conn.unsubscribe(watch)
-        chain = [line.replace(what, "WHAT") for line in await caller.chain(sent)]
-        found[name] = (said, tuple(chain), tuple(seen), tuple(heard_on))
+        async with noting_messages(caller) as messages:
+            with noting_statements(ours) as statements:
+                sent = await caller.send("manager", Task(do="forward", what=what))
+                ours |= {str(sent.thread_id), str(sent.message_id)}
+                said = (await caller.heard(sent)).said
+                await histories_of(caller, [ThreadId(str(sent.thread_id))])
+        found[name] = (said, tuple(await caller.chain(sent)), tuple(statements), tuple(messages))
     assert found["not there"][0].startswith("system SystemError routing True")
     assert len(found["not there"][2]) > 15
     assert found["forbidden"] == found["not there"]
     assert found["forbidden too"] == found["not there"]
-
-
-def counting(seen: list[str], ours: set[str]) -> Any:
-    """`_Counted.fetch`, noting the statements that are about what is ours."""
-    fetch = _Counted.fetch
-
-    async def counted(self: _Counted, query: str, *args: Any) -> list[Any]:
-        if ours & {str(each) for each in args}:
-            seen.append(query)
-        return await fetch(self, query, *args)
-
-    return counted
-
-
-def noting(subjects: list[str]) -> Any:
-    """Takes down the subjects of messages."""
-
-    async def on_message(msg: Any) -> None:
-        subjects.append(msg.subject)
-
-    return on_message

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -11,6 +12,7 @@ import asyncpg
 import pytest
 
 from benchmarks.audit import fill
+from bridge.audit import LOST, OVER
 from ledger.audit import Bounds, Finding, Scope, Violation, arguments, audit, check_rules, rules, violation
 from ledger.pool import Pool, Session
 from ledger.queries import query
@@ -78,6 +80,7 @@ DAMAGES = [
         {"agent_turn_id": "$running", "inbox_id": "$running_row"},
     ),
     Damage("idle_heads_hold_nothing", head("carol", "step_count = 1"), {"agent_id": "carol"}),
+    Damage("restarts_are_bounded", head("alice", "restart_count = 4"), {"agent_turn_id": "$running"}),
     Damage(
         "no_outcome_in_hand",
         "INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id,"
@@ -498,6 +501,11 @@ async def test_a_broken_rule_is_told_with_its_ids(healthy: Healthy, damage: Dama
 
 def test_every_rule_is_broken_here() -> None:
     assert {damage.rule for damage in DAMAGES} == rules().keys()
+
+
+def test_every_rule_is_in_the_manual() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert [name for name in [*rules(), LOST, OVER] if f"`{name}`" not in manual] == []
 
 
 async def test_a_healthy_ledger_breaks_no_rule(healthy: Healthy) -> None:

@@ -31,7 +31,7 @@ from tests.support.threads import USER, Talk, forward, message, sent_by, talk
 from turnstile.embedded import Endpoints
 
 T = TypeVar("T")
-LIMITS = ThreadLimits(max_messages=24, max_hops=5, max_open=5)
+LIMITS = ThreadLimits(max_messages=24, max_hops=3, max_open=5)
 PICK = st.integers(min_value=0, max_value=1_000)
 TO = st.sampled_from(["a", "a", "b"])
 EFFECT = st.sampled_from(

@@ -13,6 +13,7 @@ from pathlib import Path
 from schema.listeners import listener
 from schema.payloads import Payload
 from schema.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage
+from tests.support.conditions import until
 
 DIRECTORY = "ORGANISM_DIRECTORY"
 """Where listeners in a process that tests kill write their effects, and read how they are to die."""
@@ -120,17 +121,14 @@ async def gate(what: str, _: HandlerMetadata) -> object:
     """Waits for a file, then responds with its name."""
     path = Path(what)
     path.with_suffix(".begun").touch()
-    while not path.exists():  # noqa: ASYNC110 -- another process makes it
-        await asyncio.sleep(0.01)
+    await until(lambda: is_there(path), 60, f"{path} is there", pause=0.01)
     note(f"gate {path.name}")
     return said(path.name)
 
 
-async def gate_ask(what: str, metadata: HandlerMetadata) -> object:
-    """Waits for a file, then forwards: `path|target/do/what`."""
-    path, _, order = what.partition("|")
-    await gate(path, metadata)
-    return await ask(order, metadata)
+async def is_there(path: Path) -> bool:
+    """Whether somebody has made the file."""
+    return path.exists()
 
 
 async def crash(what: str, _: HandlerMetadata) -> object:
@@ -164,7 +162,7 @@ async def cling(what: str, _: HandlerMetadata) -> object:
 async def block(what: str, _: HandlerMetadata) -> object:
     """Holds its whole process up until there is a file."""
     note("block")
-    while not Path(what).exists():
+    while not os.access(what, os.F_OK):
         time.sleep(0.01)  # noqa: ASYNC251 -- what must not be done
     note("unblocked")
     return said("too late")
@@ -190,7 +188,6 @@ DEEDS: dict[str, Deed] = {
     "forward": forward,
     "iterate": iterate,
     "gate": gate,
-    "gate_ask": gate_ask,
     "crash": crash,
     "exit": leave,
     "cancel": give_up,

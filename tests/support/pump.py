@@ -2,15 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nats.aio.msg import Msg
 
 from bridge.wire import decode_object
+from ledger.pool import _Counted
 from ledger.queries import Connection, parse
 from ledger.threadviews import MessageLine, list_thread_messages
 from schema import headers, subjects
@@ -138,3 +140,35 @@ async def assert_threads(conn: Connection) -> None:
         if (found := await conn.fetch(each.sql))
     }
     assert not broken, broken
+
+
+@contextmanager
+def noting_statements(ours: set[str]) -> Generator[list[str]]:
+    """The statements of this process, in their order, of which an argument is in `ours`."""
+    seen: list[str] = []
+    fetch = _Counted.fetch
+
+    async def counted(self: _Counted, query: str, *args: Any) -> list[Any]:
+        if ours & {str(each) for each in args}:
+            seen.append(query)
+        return await fetch(self, query, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Counted, "fetch", counted)
+        yield seen
+
+
+@asynccontextmanager
+async def noting_messages(caller: Caller) -> AsyncGenerator[list[tuple[str, tuple[str, ...]]]]:
+    """Subject and names of headers of every message of the caller's project."""
+    heard: list[tuple[str, tuple[str, ...]]] = []
+
+    async def on_message(msg: Msg) -> None:
+        heard.append((msg.subject, tuple(sorted(msg.headers or {}))))
+
+    conn = caller.tenant.stack.conn
+    watch = await conn.subscribe(f"cg.v1r4.{caller.tenant.project}.>", on_message)
+    try:
+        yield heard
+    finally:
+        await conn.unsubscribe(watch)
