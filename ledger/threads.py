@@ -1,9 +1,9 @@
 """Conversations of the message pump (protocol §9): send, begin, settle, and where a thread stands.
 
-Guarantees: every change of a thread runs behind the lock of its row; a message is settled once, whoever handles it, and
-what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every message
-from outside gets exactly one answer row. `send_message` and `settle_message` run in a transaction of their caller
-(`Pool.transact`). Never publishes.
+Guarantees: every change of a chain runs behind the lock of its thread; a message is settled once, whoever handles it,
+and what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every
+message from outside gets exactly one answer row. `send_message` and `settle_message` run in a transaction of their
+caller (`Pool.transact`). Never publishes.
 """
 
 from collections.abc import Sequence

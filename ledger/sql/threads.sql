@@ -1,4 +1,5 @@
--- The message pump (protocol §9). Transitions lock the thread's row first, so that of one thread only one runs at a time.
+-- The message pump (protocol §9). Transitions lock the thread's row first, so that of one thread only one runs at a time, and
+-- each statement of it sees what those before it did. begin_message locks its message only: whatever ends or moves that waits.
 
 -- name: find_message :opt
 -- What an earlier send under this correlation came to.

@@ -71,7 +71,7 @@ def directory(stack: Stack) -> Path:
     """Where the listeners write their effects; below it, the points that do not strike."""
     faults = stack.directory / "organism" / "faults"
     faults.mkdir(parents=True)
-    for point in POINTS:
+    for point in (*POINTS, Fault.THREAD_SENT):
         (faults / point).touch()
     return faults.parent
 
@@ -103,12 +103,12 @@ async def workers(stack: Stack, directory: Path) -> AsyncIterator[list[Mortal]]:
 
 
 @pytest.fixture(scope="module")
-async def bridge(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TurnstileProcess]:
-    """A bridge that dies behind its first `send`."""
+async def bridge(stack: Stack, directory: Path) -> AsyncIterator[TurnstileProcess]:
+    """A bridge that dies behind a `send` where it is told to."""
     process = TurnstileProcess("bridge", stack.config)
     process.env = {
         "TURNSTILE_FAULTS": f"{Fault.THREAD_SENT}=kill",
-        "TURNSTILE_FAULTS_DIR": str(tmp_path_factory.mktemp("faults")),
+        "TURNSTILE_FAULTS_DIR": str(directory / "faults"),
     }
     await process.start()
     yield process
@@ -133,8 +133,9 @@ def effects(directory: Path) -> Counter[str]:
     return Counter((directory / "effects").read_text().splitlines())
 
 
-async def insist(caller: Caller, bridge: TurnstileProcess, payload: Relay) -> SendReply:
-    """A `send` that is repeated under its correlation until it is answered, and dies once with the bridge."""
+async def insist(caller: Caller, bridge: TurnstileProcess, directory: Path, payload: Relay) -> SendReply:
+    """A `send` that is repeated under its correlation, since the bridge dies behind the first one."""
+    (directory / "faults" / Fault.THREAD_SENT).unlink()
     with suppress(ServerUnavailable):
         await caller.request("relay", payload, correlation_id="ten-hops")
     assert await bridge.died() == -9
@@ -151,7 +152,7 @@ async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
 
     Beside it a handler that must not run again dies with its worker: its caller hears so.
     """
-    unharmed = await insist(caller, bridge, Relay(left=HOPS // 2, text="a "))
+    unharmed = await insist(caller, bridge, directory, Relay(left=HOPS // 2, text="a "))
     expected = (await caller.heard(unharmed)).payload
     assert expected == "<relayed><text>a 5&gt;4&gt;3&gt;2&gt;1&gt;|&lt;&lt;&lt;&lt;&lt;</text></relayed>"
     once = effects(directory)
@@ -171,7 +172,7 @@ async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
     assert {place.replace("b ", "a "): count for place, count in effects(directory).items()} == once
     assert set(once.values()) == {1}
     assert len(await caller.messages(sent)) == HOPS + 1
-    assert sorted(each.name for each in (directory / "faults").iterdir()) == POINTS
+    assert {each.name for each in (directory / "faults").iterdir()} == {*POINTS, Fault.THREAD_SENT}
     assert TIMED_OUT in str((await caller.heard(held)).payload)
     gate.touch()
     assert not [line for line in effects(directory) if "gate" in line]

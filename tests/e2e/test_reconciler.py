@@ -253,6 +253,7 @@ async def test_a_bridge_that_dies_before_it_counts_a_restart_loses_nothing(
             assert (await net.look("engine")).mended == 0
         assert await status_of(tenant.stack, turn) is OPEN
         assert (await net.look("engine")).found == []
+        await sign_on(tenant.stack)
         await net.look("resume")
         ended = await hand.ended(turn)
     assert ended.view.status == "success"

@@ -4,6 +4,7 @@ The stack's own net does not look; each test does, when something was left behin
 *engine*, *engine_over* and both reaps) is in `test_reconciler.py`.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from tests.conftest import Databases
 from tests.support import agents
 from tests.support.conditions import until
 from tests.support.invariants import assert_invariants
-from tests.support.net import STILL, Net, claim, claimed_report, net_of, pass_time, repairs, terminate, unheard
+from tests.support.net import STILL, Net, claim, claimed_report, net_of, pass_time, repairs, sign_on, terminate, unheard
 from tests.support.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
@@ -108,6 +109,7 @@ async def test_a_report_that_a_bridge_claimed_and_did_not_pass_on(tenant: Tenant
     async with hand_of(tenant) as hand:
         turn = await hand.suspended(calling("search"), TEXT)
         await claimed_report(tenant, call_of(turn))
+        await sign_on(tenant.stack)
         await mends(net, "resume", agent(tenant))
         assert (await hand.ended(turn)).view.status == "success"
         assert (await net.look("resume")).found == []
@@ -212,3 +214,23 @@ async def test_a_rule_with_a_bug_leaves_the_others_running(
         "thread_turn",
         "thread_engine",
     ]
+
+
+async def test_an_engine_that_is_slow_keeps_no_other_rule_waiting(tenant: Tenant, net: Net) -> None:
+    await tenant.agent("player")
+    stop, asked = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: object) -> list[object]:
+        asked.set()
+        await stop.wait()
+        return []
+
+    watchdog = net.watchdog("engine", "unannounced")
+    watchdog._rules = [replace(rule, find=slow) if rule.name == "engine" else rule for rule in watchdog._rules]
+    running = asyncio.create_task(watchdog.run(stop))
+    await asyncio.wait_for(asked.wait(), 10)
+    turn = await unannounced(tenant)
+    await tenant.ended(turn)
+    assert watchdog.repairs == {"unannounced": 1}
+    stop.set()
+    await running

@@ -73,6 +73,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "get_card": CARD,
     "has_migrations": {"found"},
     "inject_timeouts": Ring,
+    "is_served": {"served"},
     "list_agents": roster.AgentRow,
     "list_canceled_turns": threadviews.ThreadTurn,
     "list_due_agents": AGENT_KEY,

@@ -355,6 +355,7 @@ async def woken(pool: Pool, target: str = TARGET, older: float = 10) -> list[Age
 
 
 async def test_a_report_that_did_not_wake_its_turn_is_due_again(agents: Pool) -> None:
+    await serve(agents)
     turn = await sleeper(agents, "a", "b")
     reported = await told(agents, "a")
     await age(agents)
@@ -373,7 +374,24 @@ async def test_a_report_that_did_not_wake_its_turn_is_due_again(agents: Pool) ->
     assert await woken(agents) == []
 
 
+async def test_a_report_is_not_due_again_while_no_worker_could_take_it(agents: Pool) -> None:
+    """Its ring waits at the workflow, whose history every other one would lengthen."""
+    await sleeper(agents, "a")
+    await told(agents, "a")
+    await claim(agents, ALICE)
+    await age(agents)
+    assert await woken(agents) == []
+    await serve(agents, target="x")
+    assert await woken(agents) == []
+    await serve(agents)
+    await pass_shift(agents, on_since=3600, last_seen=31)
+    assert await woken(agents) == []
+    await serve(agents)
+    assert await woken(agents) == [(PROJECT, ALICE)]
+
+
 async def test_only_reports_of_a_sleeping_turn_are_due_again(agents: Pool) -> None:
+    await serve(agents)
     turn = await sleeper(agents, "a", "b", wait_seconds=0)
     timeouts = [ring.inbox_id for ring in await expire(agents, turn)]
     await ask_to_stop(agents, turn.agent_turn_id)
@@ -386,6 +404,7 @@ async def test_only_reports_of_a_sleeping_turn_are_due_again(agents: Pool) -> No
 
 
 async def test_a_report_of_a_turn_that_went_on_or_is_over_is_not_due_again(agents: Pool) -> None:
+    await serve(agents)
     over, on = await sleeper(agents, "a"), await sleeper(agents, "b", agent=BOB)
     for call in ("a", "b"):
         await told(agents, call)
@@ -406,6 +425,7 @@ async def inbox_ids(pool: Pool, call: str) -> list[InboxId]:
 
 
 async def test_reports_are_made_due_by_one_bridge_at_once(agents: Pool) -> None:
+    await serve(agents)
     await sleeper(agents, "a", "b")
     for call in ("a", "b"):
         await told(agents, call)
@@ -482,6 +502,7 @@ async def everything(pool: Pool) -> dict[str, list[str]]:
 
 
 async def test_a_rehearsal_answers_like_the_run_and_leaves_no_trace(agents: Pool) -> None:
+    await serve(agents)
     await sleeper(agents, "a")
     await told(agents, "a")
     await claim(agents, ALICE)

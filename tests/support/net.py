@@ -35,6 +35,8 @@ from workflows.options import turn_workflow_id
 
 STILL: Config = {**QUICK, "bridge": {**QUICK["bridge"], "poll_interval_seconds": 3600}}
 AT_ONCE = WatchdogTimes(
+    poll_interval=0.1,
+    engine_interval=0.1,
     inbox_processing_timeout=0,
     pending_wakeup=0,
     dispatched_retry=0,
