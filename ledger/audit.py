@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any, Protocol, cast
 
 import asyncpg
+from asyncpg.exceptions import InternalClientError
 from pydantic import Json
 
 from ledger.pool import Pool
@@ -26,6 +27,15 @@ from schema.ids import AgentId, AgentTurnId, ProjectId
 
 _PURPOSE = re.compile(r"Protocol (?P<section>§[0-9.]+(?: [a-z_]+)?): (?P<says>.+)")
 _A_DAY = 24 * 3600.0
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.InterfaceError,
+    InternalClientError,
+    OSError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +180,7 @@ async def audit(pool: Pool, scope: Scope, bounds: Bounds, *, row_limit: int) -> 
             await query("begin_audit").many(conn)
             await query("tune_audit").one(conn, whole=scope.whole)
             return await check_rules(_Unhurried(conn), scope, bounds, row_limit=row_limit)
-    except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, OSError) as error:
+    except _LOST as error:
         raise ServerUnavailable(f"{pool.server} went away: {error}") from error
 
 

@@ -122,6 +122,7 @@ async def _run(
                     targets,
                     max_concurrency=settings.worker.max_concurrency,
                     max_cached_turns=settings.worker.max_cached_turns,
+                    handlers_target=settings.pump.worker_target,
                 )
                 running += [group.create_task(_work(each, stop)) for each in workers]
                 running.append(group.create_task(_sign_on(pool, client.identity, targets, stop)))

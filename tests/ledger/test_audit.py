@@ -1,5 +1,6 @@
 """The audit: a healthy ledger breaks no rule, and each way of breaking one is told by that rule, with its ids."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,11 +17,13 @@ from bridge.audit import LOST, OVER
 from ledger.audit import Bounds, Finding, Scope, Violation, arguments, audit, check_rules, rules, violation
 from ledger.pool import Pool, Session
 from ledger.queries import query
+from schema.errors import ServerUnavailable
 from schema.ids import ProjectId, uuid7
 from tests.conftest import Databases
 from tests.support.agents import ALICE, PROJECT, add_agents, ask
 from tests.support.healthy import make_healthy
 from tests.support.invariants import violations
+from tests.support.waiting import until_waiting
 
 HOURS = 3600.0
 BOUNDS = Bounds(grace_seconds=HOURS, claim_seconds=HOURS, stranded_seconds=0, silent_seconds=HOURS)
@@ -570,6 +573,19 @@ async def test_an_audit_sees_one_moment_and_cannot_write(healthy: Healthy) -> No
         assert await healthy.conn.fetch("SELECT max(profile_box_id) FROM resource.profiles") == before
         with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
             await query("make_head").many(healthy.conn, project_id="p1", agent_id="x")
+
+
+async def test_a_server_that_goes_away_is_named(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute("LOCK TABLE state.turn_outcomes IN ACCESS EXCLUSIVE MODE")
+        auditing = asyncio.create_task(audit(healthy.pool, Scope(), Bounds(), row_limit=9))
+        await until_waiting(healthy.pool)
+        await healthy.conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database()"
+        )
+        with pytest.raises(ServerUnavailable, match="went away"):
+            await auditing
 
 
 async def test_a_rule_gives_so_many_violations_and_says_that_there_are_more(healthy: Healthy) -> None:

@@ -121,6 +121,6 @@ def _tell(session: "Session", found: "Sequence[Audit]", seconds: float) -> None:
         session.out.line(f"{each.rule}  {each.section}  {ids}  {each.detail}", style="red")
     for rule in cut:
         session.out.remark(f"{rule} has more violations: --limit shows more of them")
-    names = {each.rule for each in broken}
-    told = f"{len(broken)} violations of {len(names)} rules" if broken else f"{len(rules)} rules hold"
-    session.out.line(f"{told}, {seconds:.1f} s", style="bold red" if broken else "green")
+    held = sum(not rule.violations for rule in rules)
+    told = f"{held} of {len(rules)} rules hold, {len(broken)} violations, {seconds:.1f} s"
+    session.out.line(told, style="bold red" if broken else "green")
