@@ -178,7 +178,7 @@ async def audit(pool: Pool, scope: Scope, bounds: Bounds, *, row_limit: int) -> 
     try:
         async with pool.connection() as conn, conn.transaction():
             await query("begin_audit").many(conn)
-            await query("tune_audit").one(conn, whole=scope.whole)
+            await query("tune_audit").one(conn, whole=scope.whole, windowed=scope.since is not None)
             return await check_rules(_Unhurried(conn), scope, bounds, row_limit=row_limit)
     except _LOST as error:
         raise ServerUnavailable(f"{pool.server} went away: {error}") from error

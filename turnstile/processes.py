@@ -172,7 +172,8 @@ async def _bridge(
 ) -> list[asyncio.Task[None]]:
     targets = settings.worker.worker_targets
     publisher = NatsPublisher(conn)
-    rules = safety_rules(settings, pool, publisher, client)
+    # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
+    rules = safety_rules(settings, pool, NatsPublisher(conn, give_up_seconds=0), client)
     await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()

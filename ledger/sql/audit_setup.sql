@@ -6,13 +6,12 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: tune_audit :one
 -- Until the transaction ends: plans made for these parameters, and memory to hash a table. One that reads everything (:whole)
--- joins by hashing alone; one that reads a window looks up by index.
+-- joins by hashing alone; one that reads a window (:windowed) looks up by index.
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_config('statement_timeout', '0', true) AS timeout,
        set_config('work_mem', '384MB', true) AS work_mem, set_config('enable_seqscan', 'on', true) AS seqscan,
-       set_config('random_page_cost', CASE WHEN :whole::boolean THEN '20' ELSE '1.1' END, true) AS random_page_cost,
-       set_config('enable_nestloop', CASE WHEN :whole THEN 'off' ELSE 'on' END, true) AS nestloop,
-       set_config('enable_mergejoin', CASE WHEN :whole THEN 'off' ELSE 'on' END, true) AS mergejoin,
-       set_config('enable_sort', CASE WHEN :whole THEN 'off' ELSE 'on' END, true) AS sort;
+       set_config('enable_mergejoin', 'off', true) AS mergejoin, set_config('enable_nestloop', (NOT :whole::boolean)::text, true) AS nestloop,
+       set_config('enable_sort', (NOT :whole)::text, true) AS sort,
+       set_config('random_page_cost', CASE WHEN :whole THEN '20' WHEN :windowed::boolean THEN '1.1' ELSE '4' END, true) AS random_page_cost;
 
 -- name: list_expected_workflows :many
 -- Turns in hand whose workflow must be there: begun, or claimed so long ago, and unchanged for a while. A service of its own target

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Databases
-from tests.support.organism import Order
+from tests.support.organism import Errand, Order
 from tests.support.pump import pump_config
 from tests.support.stack import QUICK, Config, Stack, open_stack
 from tests.turnstile.support import Ran, launch, processes_of, turnstile
@@ -81,7 +81,9 @@ async def test_send_prints_the_answer_and_show_the_chain(here: Stack) -> None:
     assert {each["thread_id"] for each in listed.json()} >= {answer["thread_id"], ids.json()["thread_id"]}
 
 
-async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack) -> None:
+async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gated = Errand(do="gate", what=str(gate))
     elsewhere = here.directory / "elsewhere.toml"
     text = here.config.read_text()
     target = here.settings.pump.worker_target
@@ -89,11 +91,12 @@ async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack) -> Non
     ended, undelivered, nobody, wrong, unknown = await asyncio.gather(
         thread(here, "send", "worker", "<order><do>nothing</do></order>"),
         thread(here, "send", "nosuch", "<order/>"),
-        thread(here, "send", "clerk", "<errand><do>sleep</do></errand>", "--timeout", "2.5", config=elsewhere),
+        thread(here, "send", "clerk", gated.to_xml().decode(), "--timeout", "2.5", config=elsewhere),
         thread(here, "send", "a.b", "<order/>", "--json"),
         thread(here, "show", "nosuch"),
     )
     opened = await thread(here, "list", "--open", "--json")
+    gate.touch()
     assert (ended.code, ended.out) == (1, "")
     assert "ended without an answer: a listener had nothing to answer (ended)" in ended.err
     assert undelivered.code == 1
@@ -105,7 +108,7 @@ async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack) -> Non
     assert nobody.err.count("no worker with listeners serves 'nobody-there': name them in [pump].listeners") == 2
     assert (wrong.code, wrong.json()["error"]["code"]) == (2, "bad_request")
     assert (unknown.code, "(unknown_thread)" in unknown.err, "thread list" in unknown.err) == (1, True, True)
-    assert [each["open_count"] for each in opened.json()] == [1]  # the one that sleeps
+    assert [each["open_count"] for each in opened.json()] == [1]  # the one that waits
 
 
 def test_the_example_is_what_the_demo_runs() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from schema.base import JsonObject
 from schema.errors import ServerUnavailable
 from schema.faults import Fault
 from schema.inbox import SendReply
@@ -20,7 +21,7 @@ from schema.primitives import TIMED_OUT
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.faults import HASTY
-from tests.support.organism import DIRECTORY, Errand, Order, Relay
+from tests.support.organism import DIRECTORY, Order, Relay
 from tests.support.process import TurnstileProcess
 from tests.support.pump import Caller, assert_threads, calling_in, pump_config
 from tests.support.stack import Stack, open_stack
@@ -133,49 +134,43 @@ def effects(directory: Path) -> Counter[str]:
     return Counter((directory / "effects").read_text().splitlines())
 
 
-async def insist(caller: Caller, bridge: TurnstileProcess, directory: Path, payload: Relay) -> SendReply:
-    """A `send` that is repeated under its correlation, since the bridge dies behind the first one."""
+async def test_what_a_bridge_had_taken_when_it_died_is_answered_once(
+    caller: Caller, bridge: TurnstileProcess, directory: Path
+) -> None:
     (directory / "faults" / Fault.THREAD_SENT).unlink()
+    asked: JsonObject = {"to": "shouter", "payload": "<shout><text>hi</text></shout>", "correlation_id": "insisted"}
     with suppress(ServerUnavailable):
-        await caller.request("relay", payload, correlation_id="ten-hops")
+        await caller.tenant.client.request("send", asked, timeout=1)
     assert await bridge.died() == -9
     await bridge.start()
-    reply = await caller.send("relay", payload, correlation_id="ten-hops")
-    assert reply.duplicate  # it was taken the first time
-    return reply
+    reply = SendReply.model_validate(await caller.tenant.client.request("send", asked))
+    assert reply.duplicate
+    assert (await caller.heard(reply)).payload == "<shouted><text>HI</text></shouted>"
 
 
 async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
-    caller: Caller, workers: list[Mortal], bridge: TurnstileProcess, directory: Path, tmp_path: Path
+    caller: Caller, workers: list[Mortal], directory: Path
 ) -> None:
-    """The reply is that of a thread without harm, each handler ran once for its message, each answer is there once.
-
-    Beside it a handler that must not run again dies with its worker: its caller hears so.
-    """
-    unharmed = await insist(caller, bridge, directory, Relay(left=HOPS // 2, text="a "))
-    expected = (await caller.heard(unharmed)).payload
-    assert expected == "<relayed><text>a 5&gt;4&gt;3&gt;2&gt;1&gt;|&lt;&lt;&lt;&lt;&lt;</text></relayed>"
-    once = effects(directory)
-    (directory / "effects").unlink()
+    """The reply is that of a thread without harm, and each handler ran once for its message."""
     (directory / "fates").write_text(",".join(FATES))
-    gate = tmp_path / "gate"
-    held = await caller.send("clerk", Errand(do="gate", what=str(gate)))
     began = time.monotonic()
-    sent = await caller.send("relay", Relay(left=HOPS // 2, text="b "))
+    sent = await caller.send("relay", Relay(left=HOPS // 2))
     heard = await caller.heard(sent, timeout=120)
     took = time.monotonic() - began
-    assert heard.payload == expected.replace("a ", "b ")
+    assert heard.payload == "<relayed><text>5&gt;4&gt;3&gt;2&gt;1&gt;|&lt;&lt;&lt;&lt;&lt;</text></relayed>"
     assert KILLS == HOPS + 1
     await until(lambda: died(workers, KILLS), 10, "the last one is dead")
     (directory / "fates").unlink()
     log.info("%d messages, %d kills, %.1f s", HOPS + 1, KILLS, took)
-    assert {place.replace("b ", "a "): count for place, count in effects(directory).items()} == once
-    assert set(once.values()) == {1}
     assert len(await caller.messages(sent)) == HOPS + 1
+    assert [*effects(directory).values()] == [1] * (HOPS + 1)
     assert {each.name for each in (directory / "faults").iterdir()} == {*POINTS, Fault.THREAD_SENT}
-    assert TIMED_OUT in str((await caller.heard(held)).payload)
-    gate.touch()
-    assert not [line for line in effects(directory) if "gate" in line]
+
+
+async def test_a_handler_that_dies_with_its_worker_does_not_run_again(caller: Caller, directory: Path) -> None:
+    heard = await caller.ask("worker", Order(do="ask", what="clerk/die/"))
+    assert heard.said == f"clerk SystemError timeout False {TIMED_OUT}"
+    assert effects(directory)["die"] == 1
 
 
 async def test_a_handler_that_blocks_its_process_is_a_timeout_for_its_caller(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger.recovery import list_repairs
 from schema.primitives import TIMED_OUT
 from tests.support.conditions import until
 from tests.support.faults import HASTY
@@ -87,8 +88,9 @@ async def test_conversations_go_on_though_the_engine_forgets_them(
 
 
 async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
-    caller: Caller, own_servers: EmbeddedServers, tmp_path: Path
+    caller: Caller, own_servers: EmbeddedServers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """By the safety net: the worker has given up by then."""
     gates = [tmp_path / f"gate-{number}" for number in range(3)]
     sent = [await caller.send("clerk", Errand(do="gate", what=str(gate))) for gate in gates]
     await begun(*gates)
@@ -104,11 +106,21 @@ async def test_answers_are_announced_once_though_nats_is_away_at_the_end(
         )
         return [row["announced_at"] for row in rows] == [None] * 3
 
+    async def given_up() -> bool:
+        return caplog.text.count("left to the safety net") >= len(gates)
+
     await until(settled, 20, "all are answered, and no answer is announced")
+    await until(given_up, 20, "the worker has left it to the safety net")
     await own_servers.restart("nats")
 
     async def announced() -> bool:
         return sorted(await caller.stored()) == sorted(str(each.message_id) for each in sent)
 
     await until(announced, 30, "the answers are in the stream", pause=0.2)
+
+    async def repaired() -> bool:
+        repairs = await caller.tenant.pool.run(list_repairs)
+        return any(each.rule == "thread_reply" for each in repairs)
+
+    await until(repaired, 10, "the rule has done it")
     assert (await caller.ask("worker", Order(do="say", what="as ever"))).said == "as ever"

@@ -27,6 +27,7 @@ from tests.support.conditions import until
 from tests.support.hatchery import Hatchery
 from tests.support.invariants import assert_invariants
 from tests.support.net import (
+    AGO,
     COMPLETED,
     FAILED,
     OPEN,
@@ -131,7 +132,6 @@ async def test_a_sleeping_turn_goes_on_with_its_old_deadline(tenant: Tenant, net
         await hand.report(call_of(turn, 0))
         before = await hand.until_head(waiting_tool_count=1)
         await lose(tenant.stack, turn)
-        assert (await net.look("engine")).found == []  # its head has only just changed
         await pass_time(tenant)
         counted = await repairs(tenant.pool)
         assert await net.look("engine") == Swept("engine", [f"agent_turn_id={turn}"], 1)
@@ -146,6 +146,20 @@ async def test_a_sleeping_turn_goes_on_with_its_old_deadline(tenant: Tenant, net
         ended = await hand.ended(turn)
     assert (ended.view.status, len(ended.steps), len(ended.results())) == ("success", 2, 2)
     assert await tenant.task_events() == {turn: 1}
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_turn_whose_head_has_just_changed_is_not_suspected(tenant: Tenant, net: Net) -> None:
+    """Its workflow may not be visible yet."""
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        await terminate(tenant.stack, turn)
+        await pass_time(tenant, -AGO)  # however long all this took
+        assert (await net.look("engine")).found == []
+        await pass_time(tenant, 2 * AGO)
+        assert (await net.look("engine")).mended == 1
+        await hand.report(call_of(turn))
+        await hand.ended(turn)
 
 
 @pytest.mark.usefixtures("worker")
@@ -373,6 +387,7 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
         return (await engine._look(lost)).heartbeat is not None
 
     await until(beats, 10, "the step shows that it lives")
+    await sign_on(tenant.stack)
     await pass_time(tenant)
     patient = silent_for(net, 60)
     assert await patient.look("running_reap") == Swept("running_reap", [])
@@ -410,6 +425,7 @@ async def test_a_turn_that_stays_silent_is_ended_and_the_next_one_runs(
     """For a net this impatient every step is silent. A worker hears that its run was given up: no stop of the turn."""
     turn = await gated(tenant, tmp_path)
     queued = turn_of(await tenant.enqueue(ALICE, str(tmp_path)))
+    await sign_on(tenant.stack)
     for number in range(1, reconciler.MAX_RESTARTS + 1):
         await pass_time(tenant)
         assert (await net.finds("running_reap", turn)).mended == 1
@@ -439,8 +455,9 @@ async def fenced(hand: Hand) -> AgentTurnId:
 async def test_an_open_workflow_whose_turn_is_over_is_asked_to_end(tenant: Tenant, net: Net) -> None:
     async with hand_of(tenant) as hand:
         turn = await fenced(hand)
-        assert (await net.look("engine_over")).found == []  # it may still end by itself
-        await pass_time(tenant, timedelta(seconds=15))
+        await pass_time(tenant, -AGO)
+        assert (await net.look("engine_over")).found == []  # so soon it may still end by itself
+        await pass_time(tenant, AGO + timedelta(seconds=15))
         assert (await net.finds("engine_over", turn)).mended == 1
         await until_status(tenant.stack, turn, COMPLETED)
         found = await workflow(tenant.stack, turn).result()

@@ -168,6 +168,12 @@ async def block(what: str, _: HandlerMetadata) -> object:
     return said("too late")
 
 
+async def die(what: str, _: HandlerMetadata) -> object:
+    note("die")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return said(what)
+
+
 def returns(response: object) -> Deed:
     """A deed that returns this."""
 
@@ -194,6 +200,7 @@ DEEDS: dict[str, Deed] = {
     "sleep": sleep,
     "cling": cling,
     "block": block,
+    "die": die,
     "nothing": returns(None),
     "garbage": returns("a string"),
     "self": returns(HandlerResponse(Order(do="iterate", what="0"), to="worker")),

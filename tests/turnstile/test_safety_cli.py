@@ -143,17 +143,15 @@ async def test_a_server_that_is_away_is_named_and_not_waited_for_without_end(sta
 async def test_an_engine_that_lost_its_data_is_rebuilt(tenant: Tenant, stack: Stack) -> None:
     turn = await asleep(tenant)
     before = await written(stack)
-    dry = ("rebuild-engine", "--dry-run")
-    ran, told = await asyncio.gather(run(stack, *dry), run(stack, *dry, "--json"))
-    assert rows(ran)[1][:4] == [turn, ALICE, tenant.project, "suspended"]
-    assert "0 of 1 started again" in ran.out
-    assert told.json() == {"lost": [turn], "started": 0}
+    ran = await run(stack, "rebuild-engine", "--dry-run", "--json")
+    assert ran.json() == {"lost": [turn], "started": 0}
     assert (ran.code, await status_of(stack, turn), await written(stack)) == (0, None, before)
     ran = await run(stack, "rebuild-engine")
+    assert rows(ran)[1][:4] == [turn, ALICE, tenant.project, "suspended"]
     assert "1 of 1 started again" in ran.out
     assert (ran.code, await status_of(stack, turn)) == (0, OPEN)
     assert (await in_hand(tenant, turn)).restart_count == 0
-    ran, told = await asyncio.gather(run(stack, "rebuild-engine"), run(stack, "rebuild-engine", "--json"))
+    ran = await run(stack, "rebuild-engine")
     assert "no turns without a workflow" in ran.err
-    assert (ran.code, told.json()) == (0, {"lost": [], "started": 0})
+    assert (ran.code, ran.out) == (0, "")
     await terminate(stack, turn)

@@ -65,6 +65,7 @@ def print_thread(out: Output, report: ThreadReport) -> None:
     thread = report.thread
     told = thread.status if thread.end_reason is None else f"{thread.status}: {thread.end_reason}"
     facts = {
+        "id": thread.thread_id,
         "from": thread.requester,
         "status": told,
         "messages": thread.message_count,
@@ -72,7 +73,7 @@ def print_thread(out: Output, report: ThreadReport) -> None:
         "created": thread.created_at,
         "took": duration(thread.created_at, thread.ended_at),
     }
-    out.facts(f"thread {thread.thread_id}", facts)
+    out.facts("thread", facts)
     print_chain(out, report)
     if (left := thread.message_count - len(report.messages)) > 0:
         out.line(f"… and {left} more: --limit shows them", style="dim")
