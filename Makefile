@@ -1,6 +1,7 @@
 # Everything runs from .venv, which is made here: a machine needs Python 3.11 or later with venv, and make.
 #
 #   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
+#   make demo-pump  the same with listeners, which talk to each other
 #   make test     the test suite, on real servers          ARGS="-k lease"
 #   make check    lint, format, types, import rules
 #   make bench    turns/s, time to stop, the cost of sleeping
@@ -16,7 +17,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos clean
+.PHONY: help demo demo-pump test check bench chaos clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -34,6 +35,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+demo-pump: $(STAMP)
+	$(BIN)/turnstile demo-pump $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)

@@ -17,8 +17,8 @@ Where a box says more than a model may hear:
   refused by some providers and moved out of its place by others.
 - Images are left out, with a note in their place: models are asked with text alone. They are known as data URIs in a
   text or result, as parts of an OpenAI-style content list, and as contents of a type named for them.
-- Memory holds no instructions (they are in the context boxes of their turns), so it may begin with the agent's own
-  words: then a fixed user message opens it. Where a request ends with the agent's own words, a fixed one asks it on.
+- Memory holds no instructions but of turns that remember (the others' are in their context boxes), so it may begin with
+  the agent's own words: then a fixed user message opens it. Where a request ends with them, a fixed one asks it on.
 """
 
 import json

@@ -8,16 +8,16 @@ and codes are returned or raised.
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from temporalio import activity
 
+from activities.handling import HandlerFailed, run_handler
 from activities.heartbeat import beating
 from activities.routing import (
-    choices,
+    asked,
     effect_of_response,
     effect_of_turn,
     huh,
@@ -25,35 +25,38 @@ from activities.routing import (
     text_of,
     timed_out,
     unreachable,
+    unreadable,
 )
 from activities.telling import SENDER
 from ledger.intake import Enqueued, enqueue
 from ledger.pool import Pool
 from ledger.threads import (
+    SHOWN,
     BegunMessage,
     Effect,
     ThreadLimits,
     await_turn,
     begin_message,
     look_at_thread,
+    own_box,
     settle_message,
 )
-from ledger.threadviews import ThreadTurn, list_ended_turns, list_replies, mark_replied
+from ledger.threadviews import ThreadTurn, list_ended_messages, list_replies, mark_replied
 from schema import headers
 from schema.errors import Refused, ServerUnavailable
 from schema.events import Message
 from schema.faults import Fault, hit
-from schema.ids import AgentId, AgentTurnId
+from schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 from schema.inbox import EnqueueRequest
 from schema.listeners import Listener, Registry
 from schema.payloads import Payload
 from schema.ports import Publisher
 from schema.primitives import HandlerMetadata
-from schema.profiles import RuntimeConfig
 from schema.threads import AdvanceInput, MessageId, MessageKind, MessageStatus, ThreadAdvanced, ThreadRef
 
 log = logging.getLogger(__name__)
 _LATE_TURN = "the message it worked for was ended"
+_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +68,52 @@ class PumpLimits:
 
 
 class PumpActivities:
-    """The activities and what they need: a registry, pools, clients; nothing of any thread."""
+    """The activities and what they need: a registry, pools, clients; nothing of any thread.
+
+    Raises `BadListener` for an agent that could not be asked.
+    """
 
     def __init__(self, pool: Pool, publisher: Publisher, registry: Registry, limits: PumpLimits) -> None:
         self._pool = pool
         self._publisher = publisher
         self._registry = registry
+        self._asked = {
+            name: asked(registry, each) for name, each in registry.listeners.items() if each.agent_id is not None
+        }
         self._limits = limits
 
     @activity.defn(name="look_at_thread")
     async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
         """Where the thread stands."""
-        return await self._pool.run(lambda conn: look_at_thread(conn, thread.thread_id))
+        return await self._pool.run(lambda conn: look_at_thread(conn, thread))
 
     @activity.defn(name="advance_message")
     async def advance_message(self, given: AdvanceInput) -> ThreadAdvanced:
         """Handle the message, or hear of the turn that it waits for; answers where the thread stands then."""
         async with beating():
-            thread, message = given.thread, given.message_id
-            begun = await self._pool.run(lambda conn: begin_message(conn, message))
+            thread, message, run = given.thread, given.message_id, uuid7()
+            begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run))
             if begun is not None:
                 hit(Fault.MESSAGE_BEGUN)
                 effect = await self._handle(thread, begun)
                 if effect is not None:
-                    limits = self._limits.thread
-                    await self._pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
+                    await self._settle(thread, begun, effect)
                     hit(Fault.MESSAGE_SETTLED)
-            await self._tell(thread, message)
+            canceled = await self._tell(thread, message)
             hit(Fault.MESSAGE_TOLD)
-            return await self.look_at_thread(thread)
+            return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
+
+    async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
+        """Settle, however long the ledger is away: what a handler did cannot be had a second time."""
+        limits = self._limits.thread
+        while True:
+            try:
+                await self._pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
+            except ServerUnavailable as error:
+                log.warning("message %s is not settled yet: %s", begun.message_id, error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
         """What the message's handling comes to; None while an agent's turn is out."""
@@ -104,7 +124,7 @@ class PumpActivities:
             return effect_of_turn(self._registry, listener, begun)
         payload = read_payload(self._registry, listener, begun)
         if payload is None:
-            return huh(begun)
+            return unreadable(begun)
         if begun.depth > self._limits.thread.max_depth:
             return unreachable()
         if listener.handler is None:
@@ -121,7 +141,7 @@ class PumpActivities:
         handler: Callable[[Any, HandlerMetadata], Awaitable[object]],
         payload: Payload,
     ) -> Effect:
-        """Run the handler within its deadline. What it raises stays in the log, as places without words."""
+        """Run the handler within its deadline; what it raises is logged as places without words."""
         metadata = HandlerMetadata(
             thread_id=begun.segment_id,
             from_id=begun.from_id,
@@ -130,15 +150,14 @@ class PumpActivities:
             usage_instructions=self._registry.usage_instructions(listener.name),
         )
         try:
-            async with asyncio.timeout(listener.deadline_seconds):
-                response = await handler(payload, metadata)
+            response = await run_handler(handler(payload, metadata), listener.deadline_seconds)
             return effect_of_response(self._registry, listener, response)
         except TimeoutError:
             log.warning("message %s: %s gave no answer in time", begun.message_id, listener.name)
-        except Exception as error:  # noqa: BLE001 -- a stranger's code; its words may quote a payload
-            frames = traceback.extract_tb(error.__traceback__)
-            where = ", ".join(f"{frame.name}:{frame.lineno}" for frame in frames[-5:])
-            log.error("message %s: %s raised %s at %s", begun.message_id, listener.name, type(error).__name__, where)
+        except HandlerFailed as error:
+            log.error("message %s: %s failed: %s", begun.message_id, listener.name, error)
+        except Exception as error:  # noqa: BLE001 -- a stranger's object, whose words may quote a payload
+            log.error("message %s: %s returned no message: %s", begun.message_id, listener.name, type(error).__name__)
         return timed_out()
 
     async def _ask(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Effect | None:
@@ -147,7 +166,9 @@ class PumpActivities:
             made = await self._enqueue(thread, begun, listener, payload)
         except Refused as error:
             log.warning("message %s: agent %s cannot be asked: %s", begun.message_id, listener.agent_id, error.code)
-            return huh(begun) if error.code == "text_too_large" else unreachable()
+            # A worker of another version may have asked before it died, with other choices: that turn ends.
+            asked_before = error.code == "correlation_conflict"
+            return huh(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
         turn, box = made.reply.agent_turn_id, made.reply.output_box_id
         assert turn is not None  # noqa: S101 -- accepted replies name both
         assert box is not None  # noqa: S101
@@ -156,21 +177,22 @@ class PumpActivities:
             await self._publish(made.lease.doorbell(SENDER, "enqueue"))
         seconds = listener.deadline_seconds
         message = begun.message_id
-        if not await self._pool.run(lambda conn: await_turn(conn, message, turn, box, deadline_seconds=seconds)):
-            await self._stop(
-                [ThreadTurn(agent_turn_id=turn, project_id=thread.project_id, channel_id=thread.channel_id)]
-            )
+        if not await self._pool.run(
+            lambda conn: await_turn(conn, thread, message, turn, box, deadline_seconds=seconds)
+        ):
+            await self._stop(thread, [turn])
         return None
 
     async def _enqueue(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Enqueued:
+        box = begun.output_box_id
+        if box is None:
+            fresh = new_box_id()
+            box = await self._pool.run(lambda conn: own_box(conn, thread.project_id, begun.segment_id, fresh))
         request = EnqueueRequest(
             agent_id=listener.agent_id or AgentId(""),
-            instruction=text_of(payload),
-            output_box_id=begun.output_box_id,
-            runtime_config=RuntimeConfig(
-                choices=choices(self._registry, listener),
-                instructions=self._registry.usage_instructions(listener.name),
-            ),
+            instruction=f"Message from {begun.from_id}:\n{text_of(payload)}",
+            output_box_id=box,
+            runtime_config=self._asked[listener.name],
             correlation_id=begun.message_id,
             metadata={"thread_id": thread.thread_id, "listener": listener.name},
         )
@@ -184,20 +206,26 @@ class PumpActivities:
             sender=f"listener.{begun.from_id}",
         )
 
-    async def _tell(self, thread: ThreadRef, message: MessageId) -> None:
-        """What the handling of the message means for others: answers for requesters, ends of turns. Harmless twice."""
-        ended = await self._pool.run(lambda conn: list_ended_turns(conn, thread.thread_id, message))
-        await self._stop(ended)
-        replies = await self._pool.run(lambda conn: list_replies(conn, thread=thread.thread_id))
-        if not replies:
-            return
-        told = [each for reply in replies for each in reply.messages(SENDER)]
-        if await self._publish(*told):
+    async def _tell(self, thread: ThreadRef, message: MessageId) -> tuple[MessageId, ...]:
+        """What the handling of the message means for others: answers for requesters, ends of turns. Harmless twice.
+
+        Returns the messages that handlers have in hand for nothing.
+        """
+        ended = await self._pool.run(lambda conn: list_ended_messages(conn, thread.project_id, message))
+        await self._stop(thread, [each.agent_turn_id for each in ended if each.agent_turn_id is not None])
+        replies = await self._pool.run(lambda conn: list_replies(conn, thread.thread_id))
+        if replies and await self._publish(*(reply.event(SENDER) for reply in replies)):
+            for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
+                await self._publisher.emit(copy)
             await self._pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
             hit(Fault.REPLY_ANNOUNCED)
+        return tuple(each.message_id for each in ended if each.is_in_hand)[:SHOWN]
 
-    async def _stop(self, turns: list[ThreadTurn]) -> None:
-        await self._publish(*(turn.stop(_LATE_TURN) for turn in turns))
+    async def _stop(self, thread: ThreadRef, turns: list[AgentTurnId]) -> None:
+        stops = [
+            ThreadTurn(agent_turn_id=turn, project_id=thread.project_id, channel_id=thread.channel_id) for turn in turns
+        ]
+        await self._publish(*(stop.stop(_LATE_TURN) for stop in stops))
 
     async def _publish(self, *messages: Message) -> bool:
         """Publish; False if a required one was not acknowledged: the safety net makes good for it."""

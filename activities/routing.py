@@ -8,19 +8,19 @@ import json
 import logging
 from collections.abc import Callable
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from ledger.threads import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
 from schema.base import JsonObject
 from schema.cards import JsonContent, TextContent, read_content
 from schema.documents import BadPayload, read_root, repaired
-from schema.listeners import RESPOND, THINK, Listener, Registry, Thought
+from schema.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
 from schema.payloads import Payload
 from schema.peers import tool_parameters
 from schema.primitives import HandlerResponse, Huh, ResponseKind, SystemErrorMessage, is_system_message
-from schema.profiles import Choice
+from schema.profiles import Choice, RuntimeConfig
 from schema.states import TurnStatus
-from schema.threads import MessageKind
+from schema.threads import MessageKind, MessageStatus
 
 log = logging.getLogger(__name__)
 SEND = "send_"
@@ -32,8 +32,25 @@ def text_of(payload: Payload) -> str:
 
 
 def huh(begun: BegunMessage) -> Respond:
-    """The answer to a message that cannot be processed, for whoever sent it."""
-    return Respond(text_of(Huh.of(begun.payload.encode())), system=True)
+    """The answer to a message that cannot be processed, for whoever sent it: what others answered is not given on."""
+    is_out = begun.was is MessageStatus.WAITING and begun.outcome is None
+    is_theirs = begun.kind is MessageKind.REQUEST
+    said = Huh.of(begun.payload.encode()) if is_theirs else SystemErrorMessage.validation()
+    return Respond(text_of(said), system=True, expired=is_out)
+
+
+def unreadable(begun: BegunMessage) -> Effect:
+    """What a message comes to that its listener cannot read: its sender hears, or the listener itself if it sent it.
+
+    Who answered is gone, so the listener that waits hears in place of the answer.
+    """
+    match begun.kind:
+        case MessageKind.SELF:
+            return _refused(Huh.of(begun.payload.encode()))
+        case MessageKind.RESPONSE:
+            return _refused(SystemErrorMessage.validation())
+        case _:
+            return huh(begun)
 
 
 def timed_out(*, expired: bool = False) -> Respond:
@@ -41,9 +58,9 @@ def timed_out(*, expired: bool = False) -> Respond:
     return Respond(text_of(SystemErrorMessage.timeout()), system=True, expired=expired)
 
 
-def unreachable() -> Respond:
-    """The answer where a listener's agent cannot be asked."""
-    return Respond(text_of(SystemErrorMessage.routing()), system=True)
+def unreachable(*, expired: bool = False) -> Respond:
+    """The answer where a listener's agent cannot be asked; `expired` where a turn of it is still out."""
+    return Respond(text_of(SystemErrorMessage.routing()), system=True, expired=expired)
 
 
 def read_payload(registry: Registry, listener: Listener, begun: BegunMessage) -> Payload | None:
@@ -82,7 +99,7 @@ def effect_of_response(registry: Registry, listener: Listener, response: object)
     if target is listener:
         return _written(payload, Iterate)
     if type(payload) is not target.payload:
-        return _refused(Huh.of(payload.to_xml()))
+        return _written(payload, lambda text: _refused(Huh.of(text.encode())))
     return _written(payload, lambda text: Forward(target.name, text))
 
 
@@ -128,6 +145,19 @@ def choices(registry: Registry, listener: Listener) -> list[Choice]:
     ]
 
 
+def asked(registry: Registry, listener: Listener) -> RuntimeConfig:
+    """How every turn of this agent is asked; raises `BadListener` where no turn can be asked so."""
+    try:
+        return RuntimeConfig(
+            choices=choices(registry, listener),
+            instructions=registry.usage_instructions(listener.name),
+            remember=True,
+        )
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise BadListener(f"listener {listener.name!r}: its agent cannot be asked with these peers: {found}") from None
+
+
 def _from_text(listener: Listener, text: str) -> Effect:
     try:
         return Respond(text_of(listener.response.from_text(text)))
@@ -148,7 +178,8 @@ def _from_choice(registry: Registry, listener: Listener, begun: BegunMessage, da
         target = registry.route(listener, str(name).removeprefix(SEND), "")
         if target is None:
             return _refused(SystemErrorMessage.routing())
-        return Forward(target.name, text_of(target.payload.from_value(arguments)), begun.agent_turn_id)
+        sent = text_of(target.payload.from_value(arguments))
+        return Iterate(sent) if target is listener else Forward(target.name, sent, begun.agent_turn_id)
     except BadPayload:
         return _refused(Huh.of(json.dumps(arguments).encode()))
 

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from temporalio import activity
 
 from activities.asking import Attempts, Question, StepLimits, ask
+from activities.cancellation import is_stopped
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
 from activities.figures import tell_calls, tell_resumed, tell_step, timing, turn_stats
 from activities.heartbeat import beating
@@ -111,7 +112,7 @@ class StepActivities:
             except StaleTurn:
                 return await self._recall(given.turn, step.number)
             except asyncio.CancelledError:
-                if not _is_stopped():
+                if not await is_stopped():
                     raise
                 return await self._stop(step)
 
@@ -361,20 +362,18 @@ def _metadata(step: _Step, pinned: Pinned | None) -> JsonObject:
 def _record(
     step: _Step, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus, sent: Suspend | None = None
 ) -> StepRecord:
-    new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards]}
+    known = {card.card_id for card in step.begun.context}
+    kept = [card.card_id for card in cards if card.card_id in known]
+    new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards if card.card_id not in known]}
     calls = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
     commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
-    return StepRecord(step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds)
+    return StepRecord(
+        step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds, kept
+    )
 
 
 def _listed(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
-
-
-def _is_stopped() -> bool:
-    """Whether this cancellation is a stop, not a worker's shutdown or a lost attempt; the gate has the last word."""
-    details = activity.cancellation_details()
-    return details is not None and details.cancel_requested
 
 
 def _completed(teller: Teller, number: int, recorded: JsonObject) -> Message:

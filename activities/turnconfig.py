@@ -49,7 +49,10 @@ class TurnConfig(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A turn's configuration, its system prompt and tool specs, and the cards that pin them (first step only)."""
+    """A turn's configuration, its system prompt and tool specs, and the cards that pin them (first step only).
+
+    Where the turn is to be remembered, its instruction is the first of these cards: it is in the context box already.
+    """
 
     config: TurnConfig
     system_prompt: str
@@ -82,7 +85,17 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
     prompt = render(profile.system_prompt_template, _template_values(turn, begun))
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
-    return Pinned(config, prompt, found.specs, _cards(turn, prompt, found.specs))
+    asked = _asked(turn, begun.context) if runtime.remember else ()
+    return Pinned(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
+
+
+def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:
+    """The turn's own instruction."""
+    return tuple(
+        card
+        for card in context
+        if card.type == CardType.INSTRUCTION and card.metadata.agent_turn_id == turn.agent_turn_id
+    )
 
 
 def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> Pinned:

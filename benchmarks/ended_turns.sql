@@ -1,13 +1,17 @@
--- A ledger of ended turns, as the kernel leaves them: every fourth called a tool, every fifth agent goes on in a box of
--- ten turns. Written past triggers (`session_replication_role = replica`), in the order of these queries.
+-- A ledger of ended turns, as the kernel leaves them: every fourth called a tool, every fifth agent goes on in a box for ten turns.
+-- Run in the order of these queries, in one transaction that passes triggers by (`session_replication_role = replica`).
+
+-- name: make_plan :exec
+-- The turns to write.
+CREATE TEMP TABLE planned (n int, agent_id text, turn_epoch int, project_id text, at timestamptz, turn text, inbox text, context_box uuid,
+                           output_box uuid, trace text, call text) ON COMMIT DROP;
 
 -- name: plan_turns :exec
--- The turns with their ids; an agent's follow each other. The newest is a minute old, the oldest :days days.
-CREATE UNLOGGED TABLE planned AS
-SELECT n, 'a' || agent AS agent_id, turn_epoch, 'p' || agent % 4 AS project_id, at,
-       uuidv7(at - now())::text AS turn, uuidv7(at - now())::text AS inbox, uuidv7(at - now()) AS context_box,
-       CASE WHEN agent % 5 = 0 THEN first_value(box) OVER (PARTITION BY agent, (turn_epoch - 1) / 10 ORDER BY turn_epoch) ELSE box END AS output_box,
-       md5('trace' || n) AS trace, CASE WHEN turn_epoch % 4 = 0 THEN 'call_' || left(md5('call' || n), 26) END AS call
+-- Their ids; an agent's follow each other. The newest is a minute old, the oldest :days days.
+INSERT INTO planned
+SELECT n, 'a' || agent, turn_epoch, 'p' || agent % 4, at, uuidv7(at - now())::text, uuidv7(at - now())::text, uuidv7(at - now()),
+       CASE WHEN agent % 5 = 0 THEN first_value(box) OVER (PARTITION BY agent, (turn_epoch - 1) / 10 ORDER BY turn_epoch) ELSE box END,
+       md5('trace' || n), CASE WHEN turn_epoch % 4 = 0 THEN 'call_' || left(md5('call' || n), 26) END
 FROM (
     SELECT n, n % agents AS agent, n / agents + 1 AS turn_epoch, at, uuidv7(at - now()) AS box
     FROM (SELECT :turns::int AS turns, greatest(10, :turns::int / 1000) AS agents) size
@@ -105,7 +109,7 @@ SELECT md5('profile' || p)::uuid, 'p' || p, now() - interval '1 year', now() FRO
 
 -- name: plan_cards :exec
 -- The cards of each turn in their order, `place` 0 in the context box.
-CREATE UNLOGGED TABLE planned_cards AS
+CREATE TEMP TABLE planned_cards ON COMMIT DROP AS
 SELECT n, agent_id, turn_epoch, project_id, at, turn, trace, x.*, CASE place WHEN 0 THEN context_box ELSE output_box END AS box_id
 FROM planned CROSS JOIN LATERAL (
     VALUES (0, turn || '-instruction', 'task.instruction', 'user', 'user.test', NULL, NULL),
@@ -136,7 +140,3 @@ INSERT INTO public.box_cards (box_id, position, card_id)
 SELECT box_id, row_number() OVER (PARTITION BY box_id ORDER BY turn_epoch, place), card_id FROM planned_cards
 UNION ALL
 SELECT md5('profile' || p)::uuid, 1, 'profile-' || p FROM generate_series(0, 3) p;
-
--- name: drop_planned :exec
--- The plans are no part of a ledger.
-DROP TABLE planned, planned_cards;

@@ -21,9 +21,12 @@ from bridge.wire import decode_object, encode
 from schema import headers as names
 from schema import subjects
 from schema.base import JsonObject
-from schema.errors import BadRequest, ServerUnavailable
-from schema.events import TaskEvent
+from schema.errors import BadRequest, Refused, ServerUnavailable
+from schema.events import ReplyEvent, TaskEvent
 from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token
+from schema.inbox import SendReply
+from schema.states import ReplyStatus
+from schema.threads import MessageId
 
 _UNREAD = 4096
 _REMEMBERED = 4096
@@ -68,6 +71,38 @@ class TaskWaiter:
         except ValidationError:  # not ours to judge: whoever waits runs into its timeout and asks `describe`
             return
         self._seen[task.agent_turn_id] = task
+        self._changed.set()
+
+
+class ReplyInbox:
+    """Collects the answers to messages that were sent with its `subject` as `reply_to`."""
+
+    def __init__(self, conn: NatsConnection, subject: str) -> None:
+        self.subject = subject
+        self._conn = conn
+        self._heard: dict[MessageId, ReplyEvent] = {}
+        self._changed = asyncio.Event()
+
+    async def wait(self, message_id: MessageId, timeout: float) -> ReplyEvent:
+        """The answer to a message, once; raises `TimeoutError` after `timeout` seconds."""
+        forget = self._conn.listen(self._changed.set)
+        try:
+            async with asyncio.timeout(timeout):
+                while message_id not in self._heard:
+                    _raise_if_closed(self._conn)
+                    self._changed.clear()
+                    await self._changed.wait()
+        finally:
+            forget()
+        return self._heard.pop(message_id)
+
+    async def on_message(self, msg: Msg) -> None:
+        """Used by `BridgeClient`: take an answer."""
+        try:
+            heard = ReplyEvent.model_validate_json(msg.data)
+        except ValidationError:  # not an answer: whoever waits runs into its timeout
+            return
+        self._heard[heard.message_id] = heard
         self._changed.set()
 
 
@@ -123,6 +158,40 @@ class BridgeClient:
         except NATS_TROUBLE as error:
             raise ServerUnavailable(f"the command {verb} was not acknowledged: {error}") from error
         return not ack.duplicate
+
+    async def send(
+        self,
+        to: str,
+        payload: str | JsonObject,
+        *,
+        timeout: float = 60.0,
+        headers: Mapping[str, str] | None = None,
+        **fields: str,
+    ) -> ReplyEvent:
+        """Send a message to a listener and return its answer; `fields` are more arguments of `send`.
+
+        Raises `Refused` if it is not taken, `ServerUnavailable` if no bridge answers, `TimeoutError` if nobody has
+        answered in time: the answer is then still to come, as `evt.sys.pump.reply`.
+        """
+        async with self.reply_inbox() as inbox:
+            asked: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
+            sent = SendReply.model_validate(await self.request("send", asked, headers=headers))
+            if sent.status is not ReplyStatus.ACCEPTED or sent.message_id is None:
+                raise Refused(sent.error_code or str(sent.status), sent.error or "the message was not taken")
+            return await inbox.wait(sent.message_id, timeout)
+
+    @asynccontextmanager
+    async def reply_inbox(self) -> AsyncGenerator[ReplyInbox]:
+        """An inbox for answers, subscribed on entry: its `subject` is the `reply_to` of what is sent inside.
+
+        It hears no answer that was given before, such as that to the first of two equal messages.
+        """
+        inbox = ReplyInbox(self._conn, self._conn.nc.new_inbox())
+        subscription = await self._conn.subscribe(inbox.subject, inbox.on_message)
+        try:
+            yield inbox
+        finally:
+            await self._conn.unsubscribe(subscription)
 
     async def watch(
         self, agent_id: AgentId | None = None, *, include_chunks: bool = False

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
@@ -10,10 +11,11 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.service import RPCError, RPCStatusCode
 
-from schema.errors import ConfigError
+from schema.errors import ConfigError, ServerUnavailable
 from workflows import options
 
 log = logging.getLogger(__name__)
+_HEALTH_TIMEOUT = timedelta(seconds=3)
 
 _KINDS = {
     SearchAttributeIndexedValueType.KEYWORD: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -46,6 +48,16 @@ async def await_client(address: str, connect: Callable[[], Awaitable[Client]]) -
             log.warning("waiting for Temporal at %s", address)
         waits += 1
         await asyncio.sleep(0.5)
+
+
+async def ensure_engine(client: Client) -> None:
+    """Raises `ServerUnavailable` at once where the server is away; a call that is tried again says so much later."""
+    try:
+        answers = await client.service_client.check_health(retry=False, timeout=_HEALTH_TIMEOUT)
+    except (RPCError, OSError) as error:
+        raise ServerUnavailable(f"Temporal: {error}") from error
+    if not answers:
+        raise ServerUnavailable("Temporal: its service is not up")
 
 
 async def declare_search_attributes(client: Client) -> list[str]:

@@ -56,7 +56,10 @@ class PublisherCounts:
 
 
 class NatsPublisher:
-    """A publisher on one connection. `give_up_seconds` is how long a required message is tried."""
+    """A publisher on one connection.
+
+    `give_up_seconds` is how long a required message is tried; with 0 it is sent once, if there is a connection.
+    """
 
     def __init__(self, conn: NatsConnection, *, give_up_seconds: float = _GIVE_UP_SECONDS) -> None:
         self.counts = PublisherCounts()
@@ -127,11 +130,8 @@ class NatsPublisher:
 
     async def _send(self, message: Message) -> _Sent:
         try:
-            if not message.required and not self._conn.connected.is_set():
-                # an acknowledgement would take its full timeout; the buffer goes out with the reconnect
-                await self._conn.send(message.subject, message.payload, headers=message.headers)
-                self.counts.unconfirmed += 1
-                return _Sent.STORED
+            if not self._conn.connected.is_set():
+                return await self._buffer(message)
             ack = await self._conn.store(
                 message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS
             )
@@ -148,6 +148,16 @@ class NatsPublisher:
             return _Sent.UNKNOWN
         self.counts.stored += 1
         self.counts.duplicates += bool(ack.duplicate)
+        return _Sent.STORED
+
+    async def _buffer(self, message: Message) -> _Sent:
+        """An acknowledgement would take its full timeout now; the buffer goes out with the reconnect."""
+        if message.required and not self._give_up:
+            return _Sent.UNKNOWN
+        await self._conn.send(message.subject, message.payload, headers=message.headers)
+        if message.required:
+            return _Sent.UNKNOWN
+        self.counts.unconfirmed += 1
         return _Sent.STORED
 
     async def _declared(self) -> bool:

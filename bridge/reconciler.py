@@ -18,6 +18,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from bridge.endings import end_by_force
+from bridge.engine import ensure_engine
 from bridge.starter import Starter
 from ledger.lease import TurnInHand
 from ledger.pool import Pool
@@ -121,6 +122,8 @@ class Reconciler:
         late = await run(
             lambda conn: list_undispatched(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
+        if late:
+            await ensure_engine(self._client)
         found = await _each(late, self._look)
         return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
 
@@ -133,6 +136,8 @@ class Reconciler:
         quiet = await run(
             lambda conn: list_silent(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
+        if quiet:
+            await ensure_engine(self._client)
         found = await _each(quiet, self._look)
         since = datetime.now(UTC) - timedelta(seconds=older_seconds)
         return [
@@ -147,6 +152,7 @@ class Reconciler:
 
     async def _visible(self) -> list[AgentTurnId]:
         """The turns whose workflow is open, as far as visibility knows."""
+        await ensure_engine(self._client)
         queues = ", ".join(f"'{options.task_queue(target)}'" for target in self._targets)
         listed = self._client.list_workflows(
             f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",

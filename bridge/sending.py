@@ -61,11 +61,10 @@ class PumpVerbs:
         command = self._command(request, wanted)
         sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
         hit(Fault.THREAD_SENT)
-        thread = command.thread.model_copy(update={"thread_id": sent.thread_id})
-        await self._threads.wake(thread, [sent.message_id])
+        await self._threads.wake(sent.thread, [sent.message_id])
         return SendReply(
             status=ReplyStatus.ACCEPTED,
-            thread_id=sent.thread_id,
+            thread_id=sent.thread.thread_id,
             message_id=sent.message_id,
             duplicate=sent.duplicate,
         )
@@ -77,21 +76,24 @@ class PumpVerbs:
         if found is None:
             raise Refused("unknown_thread", "the project has no such thread")
         messages = await self._pool.run(lambda conn: list_thread_messages(conn, wanted.thread_id, row_limit=_SHOWN))
-        replies = await self._pool.run(lambda conn: list_thread_replies(conn, wanted.thread_id))
+        replies = await self._pool.run(lambda conn: list_thread_replies(conn, wanted.thread_id, row_limit=_SHOWN))
         return ThreadDescribeReply(
             status=ReplyStatus.ACCEPTED, thread=found, messages=tuple(messages), replies=tuple(replies)
         )
 
     def _command(self, request: VerbRequest, wanted: SendRequest) -> Send:
-        requester = request.headers.get(headers.SENDER, EXTERNAL)
-        if not _SENDER.match(requester):
+        sender = request.headers.get(headers.SENDER)
+        if sender is not None and not _SENDER.match(sender):
             raise BadRequest(f"{headers.SENDER} must be 1 to 128 characters of A-Z a-z 0-9 _ . : @ -")
+        # No listener's name has a colon: what comes from outside can pass for none, nor for the pump itself.
+        requester = EXTERNAL if sender is None else f"{EXTERNAL}:{sender}"
         if wanted.reply_to is not None and not REPLY_INBOX.match(wanted.reply_to):
             raise BadRequest("reply_to must be a reply inbox of NATS")
         message = MessageId(uuid7())
         correlation = wanted.correlation_id or (request.command_id and f"command-{request.command_id}") or message
         text = wanted.text()
-        digest = hashlib.sha256("\0".join((requester, wanted.to, wanted.thread_id or "", text)).encode())
+        parts = (request.channel_id, requester, wanted.to, wanted.thread_id or "", text)
+        digest = hashlib.sha256("\0".join(parts).encode())
         thread = ThreadRef(
             project_id=request.project_id,
             channel_id=request.channel_id,

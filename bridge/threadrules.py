@@ -1,5 +1,6 @@
 """The safety net under the message pump (protocol §8, §9): rules for threads, as `bridge.rules` has them for turns."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,8 +18,8 @@ from ledger.threadviews import (
     ThreadReply,
     ThreadTurn,
     list_canceled_turns,
+    list_late_replies,
     list_open_threads,
-    list_replies,
     list_stalled_threads,
     mark_replied,
 )
@@ -29,6 +30,7 @@ from workflows import options
 
 _RPC_TIMEOUT = timedelta(seconds=10)
 _PAGE = 1000
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,13 @@ class ThreadRules:
         )
 
     async def _wake(self, stalled: Sequence[ThreadRef]) -> int:
-        woken = [await self.threads.wake(thread) for thread in stalled]
-        return sum(woken)
+        woken = 0
+        for first in range(0, len(stalled), _AT_ONCE):
+            done = await asyncio.gather(*map(self.threads.wake, stalled[first : first + _AT_ONCE]))
+            woken += sum(done)
+            if not any(done):
+                break  # the engine is away: the other rules must not wait for it
+        return woken
 
     async def _canceled(self, run: Run) -> Sequence[ThreadTurn]:
         """Turns that live although the message they work for was ended."""
@@ -75,14 +82,14 @@ class ThreadRules:
         """Answers whose event is not known to be in the event stream."""
         older = self.older_seconds
         return await run(
-            lambda conn: list_replies(
-                conn, worker_targets=self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT
-            )
+            lambda conn: list_late_replies(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
         )
 
     async def _announce(self, replies: Sequence[ThreadReply]) -> int:
-        if not await tell(self.publisher, *(message for reply in replies for message in reply.messages(SENDER))):
+        if not await tell(self.publisher, *(reply.event(SENDER) for reply in replies)):
             return 0
+        for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
+            await self.publisher.emit(copy)
         await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
         return len(replies)
 

@@ -31,7 +31,8 @@ from workflows import options
 from workflows.message_thread import MessageThread
 
 log = logging.getLogger(__name__)
-_RPC_TIMEOUT = timedelta(seconds=5)
+_RPC_TIMEOUT = timedelta(seconds=2)
+"""Who sends waits for no engine longer than this: what is not told now is told by the safety net."""
 
 
 class ThreadStarter:

@@ -1,7 +1,8 @@
 """The safety net (protocol §8): finds what a crash, a lost doorbell or an absent server left behind, and mends it.
 
 Rule by rule, at every tick. A rule that fails is logged and tried at the next tick; the others go on. What costs calls
-to the engine is a duty that one bridge at a time does. What was mended is counted by rule, here and in the ledger.
+to the engine is a duty that one bridge at a time does, beside the others. What was mended is counted by rule, here and
+in the ledger.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,25 +48,44 @@ class Watchdog:
         """What was mended here, by rule."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`."""
+        """Until `stop`. Duties have a pace of their own: an engine that is slow or away keeps no other rule waiting."""
+        duties = [rule for rule in self._rules if rule.every]
+        others = [rule for rule in self._rules if not rule.every]
+        async with asyncio.TaskGroup() as group:
+            for rules in (others, duties):
+                group.create_task(self._run(rules, stop))
+
+    async def _run(self, rules: Sequence[Rule[Any]], stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self.tick()
+            await self._tick(rules)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._poll_interval)
 
     async def tick(self) -> None:
         """Each rule whose turn it is, once."""
-        for rule in self._rules:
-            if await self._is_due(rule):
-                await self._record(await self._sweep(rule))
+        await self._tick(self._rules)
+
+    async def _tick(self, rules: Sequence[Rule[Any]]) -> None:
+        for rule in rules:
+            await self._attempt(rule.name, self._look(rule))
 
     async def once(self, *, dry_run: bool) -> list[Swept]:
         """Each rule once, whoever looked last; a dry run finds and changes nothing."""
-        swept: list[Swept] = []
-        for rule in self._rules:
-            swept.append(await (self._rehearse(rule) if dry_run else self._sweep(rule)))
-            await self._record(swept[-1])
-        return swept
+        look = self._rehearse if dry_run else self._sweep
+        return [await self._attempt(rule.name, look(rule)) for rule in self._rules]
+
+    async def _attempt(self, name: str, look: Coroutine[Any, Any, Swept]) -> Swept:
+        try:
+            return await look
+        except TurnstileError as error:
+            log.warning("watchdog rule %s: %s", name, error)
+            return Swept(name, failed=str(error))
+        except Exception as error:  # the net must not fall because one rule did
+            log.exception("watchdog rule %s failed", name)
+            return Swept(name, failed=type(error).__name__)
+
+    async def _look(self, rule: Rule[Any]) -> Swept:
+        return await self._sweep(rule) if await self._is_due(rule) else Swept(rule.name)
 
     async def _is_due(self, rule: Rule[Any]) -> bool:
         """Whether to look now: at every tick, or when no bridge of the same targets has looked for so long."""
@@ -76,41 +96,21 @@ class Watchdog:
             return False
         self._asked[rule.name] = now
         duty = f"{rule.name}: {self._served}"
-        try:
-            return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
-        except TurnstileError as error:
-            log.warning("watchdog rule %s: %s", rule.name, error)
-            return False
+        return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
     async def _sweep(self, rule: Rule[Any]) -> Swept:
-        try:
-            found = await rule.find(self._pool.run)
-            mended = await rule.mend(found) if found else 0
-        except TurnstileError as error:
-            log.warning("watchdog rule %s: %s", rule.name, error)
-            return Swept(rule.name, failed=str(error))
-        except Exception as error:  # the net must not fall because one rule did
-            log.exception("watchdog rule %s failed", rule.name)
-            return Swept(rule.name, failed=type(error).__name__)
+        found = await rule.find(self._pool.run)
+        mended = await rule.mend(found) if found else 0
+        if mended:
+            self.repairs[rule.name] += mended
+            self._meter.count(Metric.REPAIRS, mended, rule=rule.name)
+            log.info("watchdog rule %s: %d", rule.name, mended)
+            await self._pool.run(lambda conn: record_repairs(conn, {rule.name: mended}))
         return Swept(rule.name, [_ids(each) for each in found], mended)
 
     async def _rehearse(self, rule: Rule[Any]) -> Swept:
-        try:
-            found = await rule.find(self._pool.rehearse)
-        except TurnstileError as error:
-            return Swept(rule.name, failed=str(error))
+        found = await rule.find(self._pool.rehearse)
         return Swept(rule.name, [_ids(each) for each in found])
-
-    async def _record(self, swept: Swept) -> None:
-        if not swept.mended:
-            return
-        self.repairs[swept.rule] += swept.mended
-        self._meter.count(Metric.REPAIRS, swept.mended, rule=swept.rule)
-        log.info("watchdog rule %s: %d", swept.rule, swept.mended)
-        try:
-            await self._pool.run(lambda conn: record_repairs(conn, {swept.rule: swept.mended}))
-        except TurnstileError as error:
-            log.warning("repairs not recorded: %s", error)
 
 
 def _ids(found: Any) -> str:

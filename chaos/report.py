@@ -89,8 +89,7 @@ def faults_of(verdict: Verdict, strikes: Strikes) -> list[str]:
 def write_json(path: Path, run: Run, verdict: Verdict, strikes: Strikes) -> None:
     """The same for programs."""
     found = {action: dict(counts) for action, counts in _strikes(strikes).items()}
-    shown = {name: dict(each) if isinstance(each, Counter) else each for name, each in vars(verdict).items()}
-    told = {"run": asdict(run), "verdict": shown | {"failed": verdict.failed}, "strikes": found}
+    told = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
     path.write_text(json.dumps(told, indent=2, default=str) + "\n")
 
 

@@ -63,8 +63,9 @@ class Strikes:
 
     async def strike(self, fault: Fault) -> None:
         """One of them."""
-        if fault.action == "late":
-            await self._late()
+        if fault.action == "late":  # one at a time: its steps go on in another worker
+            async with self._locks.setdefault("late", asyncio.Lock()):
+                await self._late()
             return
         lock = self._locks.setdefault("nats" if fault.action == "delete" else fault.target, asyncio.Lock())
         async with lock:

@@ -188,13 +188,19 @@ class Pool:
         return await self.run(whole)
 
     async def rehearse(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """What the transition would answer: it runs in a transaction that is rolled back."""
+        """What the transition would answer: it runs once, in a transaction that is rolled back.
+
+        Raises `ServerUnavailable` if the connection cannot be had, or is lost.
+        """
         answers: list[T] = []
-        async with self.connection() as conn:
-            with contextlib.suppress(_Rehearsed):
-                async with conn.transaction():
-                    answers.append(await transition(conn))
-                    raise _Rehearsed
+        try:
+            async with self.connection() as conn:
+                with contextlib.suppress(_Rehearsed):
+                    async with conn.transaction():
+                        answers.append(await transition(conn))
+                        raise _Rehearsed
+        except _LOST as error:
+            raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
         return answers[0]
 
 

@@ -14,10 +14,10 @@ from ledger.turns import gate
 from schema.base import Tolerant
 from schema.errors import StaleTurn
 from schema.ids import AgentTurnId
-from schema.turns import TurnRef
 
 T = TypeVar("T")
 _PAGE = 1000
+_NO_BOX = "00000000-0000-0000-0000-000000000000"
 
 
 class Run(Protocol):
@@ -50,15 +50,14 @@ async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> boo
 
 async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[TurnInHand]:
     """Every turn in hand whose head has not changed for so long, page by page."""
-    place = ("", "")
+    box = _NO_BOX
     while True:
         rows = await run(
-            lambda conn, place=place: query("list_in_hand").many(
+            lambda conn, box=box: query("list_in_hand").many(
                 conn,
                 worker_targets=list(worker_targets),
                 older_seconds=older_seconds,
-                after_agent_id=place[0],
-                after_project_id=place[1],
+                after_box_id=box,
                 row_limit=_PAGE,
             )
         )
@@ -66,7 +65,7 @@ async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds
             yield TurnInHand.model_validate(dict(row))
         if len(rows) < _PAGE:
             return
-        place = (rows[-1]["agent_id"], rows[-1]["project_id"])
+        box = rows[-1]["output_box_id"]
 
 
 async def confirm_in_hand(conn: Connection, turns: Sequence[TurnInHand]) -> list[TurnInHand]:
@@ -82,14 +81,16 @@ async def confirm_in_hand(conn: Connection, turns: Sequence[TurnInHand]) -> list
     return [turn for turn in turns if turn.agent_turn_id in held]
 
 
-async def restart_turn(conn: Connection, turn: TurnRef, *, counted: bool) -> int:
-    """Note that its workflow was started again; returns how often that was. Raises `StaleTurn` if it is over.
+async def restart_turn(conn: Connection, turn: TurnInHand, *, counted: bool) -> int:
+    """Note that its workflow was started again; returns how often that was.
+
+    Raises `StaleTurn` if the turn is over, or another bridge has noted the same loss.
 
     Reports and stops that the lost workflow had been told of are due again.
     """
-    row = await query("restart_turn").opt(conn, **gate(turn), counted=int(counted))
+    row = await query("restart_turn").opt(conn, **gate(turn), restart_count=turn.restart_count, counted=int(counted))
     if row is None:
-        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not in hand")
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not in hand, or was started by another")
     return row["restart_count"]
 
 

@@ -75,8 +75,11 @@ async def retry_dispatched(
 async def retry_resumes(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[AgentKey]:
-    """Rule 'resume': the agents whose sleeping turn was not woken by a report that was claimed."""
-    return await _agents("retry_resumes", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+    """Rule 'resume': the agents whose sleeping turn was not woken by a report that was claimed, with a worker there."""
+    silent = WORKER_SILENT_SECONDS
+    return await _agents(
+        "retry_resumes", conn, worker_targets, older_seconds=older_seconds, silent_seconds=silent, row_limit=row_limit
+    )
 
 
 async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:
@@ -165,6 +168,12 @@ async def reject(
     await query("reject").many(
         conn, project_id=project, source=source[:200], error_code=code, error=error[:500], ids=json.dumps(dict(ids))
     )
+
+
+async def is_served(conn: Connection, worker_target: str) -> bool:
+    """Whether a worker of this target has signed on lately."""
+    row = await query("is_served").one(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
+    return row["served"]
 
 
 async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 """Conversations of the message pump (protocol §9): send, begin, settle, and where a thread stands.
 
-Guarantees: every change of a thread runs behind the lock of its row; a message is settled once, whoever handles it, and
-what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every message
-from outside gets exactly one answer row. `send_message` and `settle_message` run in a transaction of their caller
-(`Pool.transact`). Never publishes.
+Guarantees: every change of a chain runs behind the lock of its thread; a message is settled once, whoever handles it,
+and what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every
+message from outside gets exactly one answer row. `send_message` and `settle_message` run in a transaction of their
+caller (`Pool.transact`). Never publishes.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ from datetime import datetime
 from pydantic import Json
 
 from ledger.cards import card_columns
+from ledger.pool import Again
 from ledger.queries import Connection, query
 from schema import headers
 from schema.base import JsonObject, Tolerant
 from schema.cards import CardType, Role, TextContent, make_card
 from schema.errors import Refused
 from schema.headers import ContextHeaders
-from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, uuid7
+from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ProjectId, uuid7
 from schema.states import TurnStatus
 from schema.threads import (
     EndReason,
@@ -37,6 +38,9 @@ from schema.threads import (
 
 SYSTEM = "system"
 """`from` of what the pump itself says to a sender."""
+SHOWN = 50
+"""Open messages that a look tells of: with their ids and codes they fit into one payload of Temporal's."""
+_GONE = ThreadAdvanced(version=2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Send:
 class Sent:
     """Where a message from outside went; `duplicate` for a repeat of an earlier one."""
 
-    thread_id: ThreadId
+    thread: ThreadRef
     message_id: MessageId
     duplicate: bool = False
 
@@ -101,7 +105,7 @@ class BegunMessage(Tolerant):
     context_headers: ContextHeaders
     agent_turn_id: AgentTurnId | None
     deadline: datetime | None
-    is_overdue: bool | None
+    is_overdue: bool
     outcome: TurnStatus | None
     error_code: str | None
     deliverable: Json[JsonObject] | None
@@ -144,30 +148,27 @@ class Nothing:
 Effect = Forward | Iterate | Respond | Nothing
 
 
-class _Thread(Tolerant):
-    thread_id: ThreadId
-    project_id: ProjectId
-    channel_id: ChannelId
-    worker_target: str
+class _Thread(ThreadRef):
     requester: str
-    status: str
-    version: int
     message_count: int
-    open_count: int
+
+
+class _Earlier(ThreadRef):
+    message_id: MessageId
+    request_digest: str | None
 
 
 class _Ended(Tolerant):
     message_id: MessageId
-    thread_id: ThreadId
     request_id: MessageId
     hop: int
     segment_id: SegmentId
-    agent_turn_id: AgentTurnId | None
 
 
 class _Look(Tolerant):
     version: int
     open: Json[tuple[OpenMessage, ...]]
+    open_count: int
     chains: Json[tuple[str, ...]]
 
 
@@ -175,17 +176,8 @@ async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Se
     """Put a message from outside on its way; raises `Refused` (correlation_conflict, unknown_thread, busy)."""
     if (earlier := await _repeated(conn, send)) is not None:
         return earlier
-    thread_id = send.thread.thread_id
-    if send.joins:
-        thread = await _lock(conn, send.thread.project_id, thread_id)
-        if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
-            raise Refused("unknown_thread", "there is no such thread of yours")
-        if thread.open_count >= limits.max_open or thread.message_count >= limits.max_messages:
-            raise Refused(
-                "busy", f"the thread has {thread.open_count} messages in flight, {thread.message_count} in all"
-            )
-    else:
-        await _add_thread(conn, send)
+    thread = await _join(conn, send, limits) if send.joins else await _add_thread(conn, send)
+    thread_id = thread.thread_id
     row = await query("top_segment").opt(conn, thread_id=thread_id, listener=send.to)
     segment = row["segment_id"] if row is not None else await _add_segment(conn, thread_id, None, send.to, None)
     card = await _add_payload(conn, send.thread.project_id, send.message_id, send.payload, send.requester)
@@ -204,21 +196,46 @@ async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Se
         request_digest=send.request_digest,
         reply_to=send.reply_to,
     )
-    return Sent(thread_id, send.message_id)
+    return Sent(thread, send.message_id)
 
 
-async def begin_message(conn: Connection, message: MessageId) -> BegunMessage | None:
-    """An open message with what its handling needs; None if it is settled. One round trip."""
-    row = await query("begin_message").opt(conn, message_id=message)
+async def begin_message(conn: Connection, thread: ThreadRef, message: MessageId, run: str) -> BegunMessage | None:
+    """An open message with what its handling needs; None if it is settled, or not of this thread. One round trip.
+
+    `run` names who begins it, so that a repeated try is the same attempt. Raises `Again`.
+    """
+    row = await query("begin_message").opt(
+        conn, project_id=thread.project_id, thread_id=thread.thread_id, message_id=message, begun_by=run
+    )
+    if row is not None and row["was"] is None:
+        raise Again
     return None if row is None else BegunMessage.model_validate(dict(row))
 
 
+async def own_box(conn: Connection, project: ProjectId, segment: SegmentId, new_box: BoxId) -> BoxId:
+    """The memory of an agent in a segment that is there: `new_box`, unless it has one."""
+    row = await query("own_box").one(conn, project_id=project, segment_id=segment, new_box_id=new_box)
+    return row["output_box_id"]
+
+
 async def await_turn(
-    conn: Connection, message: MessageId, turn: AgentTurnId, output_box: BoxId, *, deadline_seconds: float
+    conn: Connection,
+    thread: ThreadRef,
+    message: MessageId,
+    turn: AgentTurnId,
+    output_box: BoxId,
+    *,
+    deadline_seconds: float,
 ) -> bool:
     """Note that an agent's turn is out for the message; False if the message was settled meanwhile."""
     row = await query("await_turn").opt(
-        conn, message_id=message, agent_turn_id=turn, output_box_id=output_box, deadline_seconds=deadline_seconds
+        conn,
+        project_id=thread.project_id,
+        thread_id=thread.thread_id,
+        message_id=message,
+        agent_turn_id=turn,
+        output_box_id=output_box,
+        deadline_seconds=deadline_seconds,
     )
     return row is not None
 
@@ -227,44 +244,48 @@ async def settle_message(
     conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, limits: ThreadLimits
 ) -> ThreadAdvanced:
     """What the handling of a message came to; nothing if the message was settled before."""
-    locked = await _lock(conn, thread.project_id, thread.thread_id)
-    row = None
-    if locked is not None:
-        expired = isinstance(effect, Respond) and effect.expired
-        row = await query("end_message").opt(
-            conn,
-            message_id=begun.message_id,
-            effect=_NAMES[type(effect)],
-            status=MessageStatus.CANCELED if expired else MessageStatus.HANDLED,
-            ended_by=begun.message_id if expired else None,
-        )
-    if locked is None or row is None:
-        return await look_at_thread(conn, thread.thread_id)
-    ended = _Ended.model_validate(dict(row))
+    locked = await _lock(conn, thread)
+    if locked is None:
+        return await look_at_thread(conn, thread)
+    full = begun.hop >= limits.max_hops or locked.message_count >= limits.max_messages
+    limited = full and isinstance(effect, Forward | Iterate)
+    ended = await _end(conn, thread, begun, effect, limited=limited)
+    if ended is None:
+        return await look_at_thread(conn, thread)
+    reason = EndReason.LIMIT if limited else EndReason.ENDED
     match effect:
         case Respond():
             reason = await _respond(conn, thread, begun, ended, effect)
-        case Forward() | Iterate() if ended.hop + 1 > limits.max_hops or locked.message_count >= limits.max_messages:
-            reason = EndReason.LIMIT
-            await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
-        case Forward(listener, payload, turn):
-            reason = EndReason.ENDED
-            segment = await _add_segment(
-                conn, thread.thread_id, ended.segment_id, listener, turn or begun.caller_turn_id
-            )
+        case Forward(listener, payload, turn) if not limited:
+            caller = turn or begun.caller_turn_id
+            segment = await _add_segment(conn, thread.thread_id, ended.segment_id, listener, caller)
             await _add_message(conn, thread, ended, segment, begun.listener, MessageKind.REQUEST, payload)
-        case Iterate(payload, system):
-            reason = EndReason.ENDED
+        case Iterate(payload, system) if not limited:
             sender, kind = (SYSTEM, MessageKind.SYSTEM) if system else (begun.listener, MessageKind.SELF)
             await _add_message(conn, thread, ended, ended.segment_id, sender, kind, payload)
-        case Nothing():
-            reason = EndReason.ENDED
+        case Forward() | Iterate() | Nothing():
             await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
     await query("close_thread").many(conn, thread_id=thread.thread_id, reason=reason)
-    return await look_at_thread(conn, thread.thread_id)
+    return await look_at_thread(conn, thread)
 
 
 _NAMES: dict[type[Effect], str] = {Forward: "forward", Iterate: "self", Respond: "respond", Nothing: "nothing"}
+
+
+async def _end(
+    conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, *, limited: bool
+) -> _Ended | None:
+    """The message is settled; canceled, and so its agent's turn, where that is late. None if it was settled before."""
+    expired = isinstance(effect, Respond) and effect.expired
+    row = await query("end_message").opt(
+        conn,
+        thread_id=thread.thread_id,
+        message_id=begun.message_id,
+        effect="limit" if limited else "timeout" if expired else _NAMES[type(effect)],
+        status=MessageStatus.CANCELED if expired else MessageStatus.HANDLED,
+        ended_by=begun.message_id if expired else None,
+    )
+    return None if row is None else _Ended.model_validate(dict(row))
 
 
 async def _respond(
@@ -298,27 +319,42 @@ async def _respond(
     return reason
 
 
-async def look_at_thread(conn: Connection, thread: ThreadId) -> ThreadAdvanced:
-    """Where the thread stands now."""
-    look = _Look.model_validate(dict(await query("look_at_thread").one(conn, thread_id=thread)))
-    return ThreadAdvanced(version=look.version, open=look.open, chains=look.chains)
+async def look_at_thread(conn: Connection, thread: ThreadRef) -> ThreadAdvanced:
+    """Where the thread stands now; one that is not there has nothing open, and never will."""
+    row = await query("look_at_thread").opt(
+        conn, project_id=thread.project_id, thread_id=thread.thread_id, row_limit=SHOWN
+    )
+    return _GONE if row is None else ThreadAdvanced(**dict(_Look.model_validate(dict(row))))
 
 
 async def _repeated(conn: Connection, send: Send) -> Sent | None:
     row = await query("find_message").opt(conn, correlation_id=send.correlation_id, project_id=send.thread.project_id)
     if row is None:
         return None
-    if row["request_digest"] != send.request_digest:
+    earlier = _Earlier.model_validate(dict(row))
+    if earlier.request_digest != send.request_digest:
         raise Refused("correlation_conflict", "this correlation_id was used before, with other content")
-    return Sent(row["thread_id"], row["message_id"], duplicate=row["message_id"] != send.message_id)
+    duplicate = earlier.message_id != send.message_id
+    return Sent(ThreadRef.model_validate(earlier.model_dump()), earlier.message_id, duplicate=duplicate)
 
 
-async def _lock(conn: Connection, project: ProjectId, thread: ThreadId) -> _Thread | None:
-    row = await query("lock_thread").opt(conn, thread_id=thread, project_id=project)
+async def _lock(conn: Connection, thread: ThreadRef) -> _Thread | None:
+    row = await query("lock_thread").opt(conn, thread_id=thread.thread_id, project_id=thread.project_id)
     return None if row is None else _Thread.model_validate(dict(row))
 
 
-async def _add_thread(conn: Connection, send: Send) -> None:
+async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
+    """The requester's own thread, locked; raises `Refused` (unknown_thread, busy)."""
+    thread = await _lock(conn, send.thread)
+    if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
+        raise Refused("unknown_thread", "there is no such thread of yours")
+    found = (await query("count_open_messages").one(conn, thread_id=thread.thread_id))["found"]
+    if found >= limits.max_open or thread.message_count >= limits.max_messages:
+        raise Refused("busy", f"the thread has {found} messages in flight, {thread.message_count} in all")
+    return ThreadRef.model_validate(thread.model_dump())
+
+
+async def _add_thread(conn: Connection, send: Send) -> ThreadRef:
     await query("add_thread").many(
         conn,
         thread_id=send.thread.thread_id,
@@ -328,6 +364,7 @@ async def _add_thread(conn: Connection, send: Send) -> None:
         requester=send.requester,
         context_headers=headers.dumps(send.context_headers),
     )
+    return send.thread
 
 
 async def _add_segment(

@@ -80,8 +80,16 @@ class ThreadReply(Tolerant):
     channel_id: ChannelId
     context_headers: ContextHeaders
 
-    def messages(self, sender: str) -> list[Message]:
-        """The event, with the message id it always has, and a copy for a requester that waits."""
+    def event(self, sender: str) -> Message:
+        """The event, with the message id it always has."""
+        told = {**self._headers(sender), headers.MSG_ID: f"reply-{self.request_id}"}
+        return Message(subjects.pump_reply(self.project_id, self.channel_id), self._data(), told, required=True)
+
+    def copy_to_requester(self, sender: str) -> Message | None:
+        """The same for the inbox of a requester that waits, on core NATS: no stream takes it."""
+        return None if self.reply_to is None else Message(self.reply_to, self._data(), self._headers(sender))
+
+    def _data(self) -> bytes:
         payload: JsonObject = {
             "thread_id": self.thread_id,
             "message_id": self.request_id,
@@ -92,7 +100,10 @@ class ThreadReply(Tolerant):
             "payload": self.payload,
             "payload_card_id": self.payload_card_id,
         }
-        told = {
+        return json.dumps(payload).encode()
+
+    def _headers(self, sender: str) -> dict[str, str]:
+        return {
             **headers.carried(self.context_headers),
             headers.PROJECT_ID: self.project_id,
             headers.CHANNEL_ID: self.channel_id,
@@ -102,12 +113,6 @@ class ThreadReply(Tolerant):
             headers.MSG_TYPE: "reply",
             headers.SENDER: sender,
         }
-        data = json.dumps(payload).encode()
-        event = {**told, headers.MSG_ID: f"reply-{self.request_id}"}
-        sent = [Message(subjects.pump_reply(self.project_id, self.channel_id), data, event, required=True)]
-        if self.reply_to is not None:
-            sent.append(Message(self.reply_to, data, told))
-        return sent
 
 
 class ThreadTurn(Tolerant):
@@ -122,6 +127,15 @@ class ThreadTurn(Tolerant):
         payload = StopRequest(agent_turn_id=self.agent_turn_id, reason=reason).model_dump_json().encode()
         subject = subjects.bridge_command(self.project_id, self.channel_id, "stop")
         return Message(subject, payload, {headers.MSG_ID: f"stop-{self.agent_turn_id}"}, required=True)
+
+
+class EndedMessage(Tolerant):
+    """A message that the handling of another one canceled."""
+
+    message_id: MessageId
+    agent_turn_id: AgentTurnId | None
+    is_in_hand: bool
+    """Whether a handler may still run for it."""
 
 
 class TurnMessage(ThreadRef):
@@ -148,28 +162,30 @@ async def list_thread_messages(conn: Connection, thread: ThreadId, *, row_limit:
     return [MessageLine.model_validate(dict(row)) for row in rows]
 
 
-async def list_thread_replies(conn: Connection, thread: ThreadId) -> list[ReplyLine]:
+async def list_thread_replies(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[ReplyLine]:
     """Its answers, in the order in which they were given."""
-    return [
-        ReplyLine.model_validate(dict(row)) for row in await query("list_thread_replies").many(conn, thread_id=thread)
-    ]
+    rows = await query("list_thread_replies").many(conn, thread_id=thread, row_limit=row_limit)
+    return [ReplyLine.model_validate(dict(row)) for row in rows]
 
 
-async def list_replies(
-    conn: Connection,
-    *,
-    thread: ThreadId | None = None,
-    worker_targets: Sequence[str] = (),
-    older_seconds: float = 0,
-    row_limit: int = 100,
+async def list_thread_payloads(conn: Connection, thread: ThreadId, *, row_limit: int) -> dict[MessageId, str]:
+    """What its messages say."""
+    rows = await query("list_thread_payloads").many(conn, thread_id=thread, row_limit=row_limit)
+    return {row["message_id"]: row["payload"] for row in rows}
+
+
+async def list_replies(conn: Connection, thread: ThreadId, *, row_limit: int = 100) -> list[ThreadReply]:
+    """The thread's answers that are not announced yet."""
+    rows = await query("list_replies").many(conn, thread_id=thread, row_limit=row_limit)
+    return [ThreadReply.model_validate(dict(row)) for row in rows]
+
+
+async def list_late_replies(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[ThreadReply]:
-    """Answers that are not announced yet: of one thread, or of all threads of these targets."""
-    rows = await query("list_replies").many(
-        conn,
-        thread_id=thread,
-        worker_targets=list(worker_targets),
-        older_seconds=older_seconds,
-        row_limit=row_limit,
+    """Rule 'thread_reply': answers that should have been announced."""
+    rows = await query("list_late_replies").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
     )
     return [ThreadReply.model_validate(dict(row)) for row in rows]
 
@@ -185,14 +201,14 @@ async def messages_of_turns(conn: Connection, turns: Sequence[AgentTurnId]) -> l
     return [TurnMessage.model_validate(dict(row)) for row in rows]
 
 
-async def list_ended_turns(conn: Connection, thread: ThreadId, ended_by: MessageId) -> list[ThreadTurn]:
-    """Turns whose messages were canceled by the handling of this one: to be stopped."""
-    rows = await query("list_ended_turns").many(conn, thread_id=thread, ended_by=ended_by)
-    return [ThreadTurn.model_validate(dict(row)) for row in rows]
+async def list_ended_messages(conn: Connection, project: ProjectId, ended_by: MessageId) -> list[EndedMessage]:
+    """What the handling of a message canceled: the turns are to be stopped, the handlers to be let go."""
+    rows = await query("list_ended_messages").many(conn, project_id=project, ended_by=ended_by)
+    return [EndedMessage.model_validate(dict(row)) for row in rows]
 
 
 async def list_canceled_turns(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[ThreadTurn]:
-    """Rule 'thread_turns': turns that still live although their message was canceled."""
+    """Rule 'thread_turn': turns that still live although their message was canceled."""
     rows = await query("list_canceled_turns").many(conn, worker_targets=list(worker_targets), row_limit=row_limit)
     return [ThreadTurn.model_validate(dict(row)) for row in rows]
 

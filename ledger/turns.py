@@ -101,6 +101,8 @@ class StepRecord:
     calls: Sequence[ToolCommand] = ()
     """The calls that are sent once this is committed; the turn is then suspended."""
     wait_seconds: float = 0.0
+    kept: Sequence[CardId] = ()
+    """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
 
 
 class CommittedStep(Tolerant):
@@ -263,6 +265,7 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         **card_columns(record.cards),
         call_ids=[call.tool_call_id for call in record.calls],
         call_names=[call.tool_name for call in record.calls],
+        kept_ids=list(record.kept),
         wait_seconds=record.wait_seconds,
     )
     if row is None:
@@ -293,6 +296,7 @@ async def finish_turn(
         **gate(turn),
         **last,
         **card_columns(record.cards if record is not None else cards),
+        kept_ids=[] if record is None else list(record.kept),
         from_statuses=list(from_statuses),
         idle_bump=int(raise_epoch),
         status=ending.status,

@@ -100,15 +100,18 @@ def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
         collect_ids=False,
     )
     meter = _Meter(limits)
+    problem: str | None = None
+    root: Element | None = None
     try:
         for begin in range(0, len(data), _CHUNK):
             parser.feed(data[begin : begin + _CHUNK])
             meter.read(parser)
         root = parser.close()
-    except XMLSyntaxError as error:
+    except XMLSyntaxError as error:  # whose message may quote the document, so it is nobody's context
+        problem = "line {}, column {}".format(*error.position)
+    if root is None:
         meter.read(parser)  # a limit that was broken before the error is the better reason
-        line, column = error.position
-        raise BadPayload(PayloadCode.MALFORMED, f"not well-formed XML at line {line}, column {column}") from None
+        raise BadPayload(PayloadCode.MALFORMED, f"not well-formed XML at {problem}")
     if root.getroottree().docinfo.internalDTD:
         raise _doctype()
     return Root(root.tag, root)
@@ -135,7 +138,7 @@ class _Meter:
             if self._elements > self._limits.elements:
                 raise BadPayload(PayloadCode.TOO_MANY_ELEMENTS, f"more than {self._limits.elements} elements")
             element = cast("Element", value)  # of these two events it always is
-            if any(name not in _IGNORED for name in element.attrib):
+            if len(element.attrib) and any(name not in _IGNORED for name in element.attrib):
                 raise BadPayload(PayloadCode.ATTRIBUTES, "an element has an attribute: payloads have none")
 
 
@@ -168,7 +171,7 @@ def _doctype() -> BadPayload:
 
 
 def repaired(data: bytes) -> bytes:
-    """`data` without what may surround one document and means nothing: the closed list of protocol §9.3.
+    """`data` without what may surround one document and means nothing. The list is closed (docs/pump.md).
 
     A UTF-8 byte order mark; white space before and after, so also before an XML declaration; one Markdown fence
     (three backticks, `xml` or nothing after them, each on its own line) around everything, with no other inside.

@@ -12,6 +12,7 @@ from schema import headers, subjects
 from schema.base import JsonObject, Tolerant
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
 from schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
+from schema.threads import EndReason, MessageId, ReplyKind, ThreadId
 from schema.tools import ToolCommand
 
 
@@ -67,6 +68,20 @@ class TaskEvent(Tolerant):
     error: str | None = None
     error_code: str | None = None
     stats: JsonObject = Field(default_factory=dict)
+
+
+class ReplyEvent(Tolerant):
+    """Payload of `evt.sys.pump.reply`: exactly one for each message from outside (protocol §9)."""
+
+    thread_id: ThreadId
+    message_id: MessageId
+    correlation_id: str
+    kind: ReplyKind
+    reason: EndReason
+    sender: str | None = Field(default=None, alias="from")
+    payload: str | None = None
+    """XML."""
+    payload_card_id: CardId | None = None
 
 
 class Chunk(Tolerant):

@@ -148,7 +148,8 @@ class StopReply(Reply):
 class SendRequest(Strict):
     """Arguments of `send` (protocol §9): XML as text, or the fields of the listener's payload as an object."""
 
-    to: str = Field(min_length=1, max_length=128)
+    to: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    """A name as listeners have them: it shows where threads are shown, so it is no place for content."""
     payload: str | JsonObject
     thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)

@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from schema.documents import Root
-from schema.errors import ConfigError
-from schema.ids import AgentId
+from schema.errors import BadRequest, ConfigError
+from schema.ids import AgentId, token
 from schema.payloads import Payload
 from schema.peers import usage_instructions
 from schema.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
+from schema.shapes import BadPayloadClass
 
 Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse | None]]
 """`async def handler(payload, metadata)`: the payload is the listener's own, an answer, or a message of the pump."""
@@ -27,14 +28,9 @@ Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse 
 RESPOND = "respond"
 THINK = "think"
 _RESERVED_NAMES = frozenset({"system", RESPOND, THINK})
+_LONGEST_SECONDS = 86_400
 _LONGEST_NAME = 59
 """`send_{name}` is a tool's name, which has 64 characters at most."""
-
-
-class BadListener(ConfigError):
-    """A listener cannot be registered; the message names it and says what to do."""
-
-    code: str = "bad_listener"
 
 
 class Thought(Payload, tag="thought"):
@@ -60,7 +56,7 @@ class Listener:
     peers: tuple[str, ...] = ()
     answers: tuple[type[Payload], ...] = ()
     deadline_seconds: float = 60.0
-    """How long its handler, or its agent's turn with all it waits for, may take."""
+    """How long its handler, or one turn of its agent, may take."""
     retries: int = 0
     """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
 
@@ -68,6 +64,21 @@ class Listener:
     def response(self) -> type[Payload]:
         """What a roster agent responds with."""
         return self.answers[0] if self.answers else Text
+
+
+class BadListener(ConfigError):
+    """A listener cannot be registered; the message names it and says what to do."""
+
+    code: str = "bad_listener"
+
+    def __init__(self, message: str, listener: Listener | None = None) -> None:
+        super().__init__(message)
+        self.listener = listener
+        """The one at fault, where there is one."""
+
+
+def _bad(listener: Listener, problem: str) -> BadListener:
+    return BadListener(f"listener {listener.name!r}: {problem}", listener)
 
 
 def listener(
@@ -153,7 +164,7 @@ class Registry:
         if problem is None and (other := self._by_tag.get(tag)) is not None:
             problem = f"its payload's root tag {tag!r} is that of listener {other.name!r}: tags select listeners"
         if problem is not None:
-            raise BadListener(f"listener {new.name!r}: {problem}")
+            raise _bad(new, problem)
         self._by_name[new.name] = self._by_tag[tag] = new
         self._know(new, new.payload)
 
@@ -161,14 +172,14 @@ class Registry:
         known = self._classes.setdefault(payload.root_tag(), payload)
         if known is not payload:
             names = f"{known.__qualname__} and {payload.__qualname__}"
-            raise BadListener(f"listener {owner.name!r}: {names} have one root tag: give one another")
+            raise _bad(owner, f"{names} have one root tag: give one another")
 
     def _check_peers(self, each: Listener) -> None:
         if each.peers and not each.agent:
-            raise BadListener(f"listener {each.name!r}: only agents have peers: add agent=True, or leave them out")
+            raise _bad(each, "only agents have peers: add agent=True, or leave them out")
         if unknown := [peer for peer in each.peers if peer not in self._by_name]:
             known = ", ".join(sorted(self._by_name))
-            raise BadListener(f"listener {each.name!r}: no listener is named {', '.join(unknown)}; there are {known}")
+            raise _bad(each, f"no listener is named {', '.join(unknown)}; there are {known}")
 
 
 def _problem(new: Listener) -> str | None:
@@ -186,8 +197,35 @@ def _problem(new: Listener) -> str | None:
         return "its handler is synchronous: declare it with `async def`"
     if new.agent_id is not None and not new.agent:
         return "an agent of the roster is an agent: add agent=True"
-    if new.deadline_seconds <= 0:
-        return "deadline_seconds must be more than 0"
+    if new.agent_id is not None and (problem := _bad_agent_id(new.agent_id)) is not None:
+        return problem
+    if len(set(new.peers)) < len(new.peers):
+        return "it names a peer twice: name each once"
+    if (problem := _bad_payloads((new.payload, *new.answers))) is not None:
+        return problem
+    if not 0 < new.deadline_seconds <= _LONGEST_SECONDS:
+        return f"deadline_seconds must be more than 0, and {_LONGEST_SECONDS} (a day) at most"
     if new.retries < 0:
         return "retries must be 0 or more"
+    return None
+
+
+def _bad_payloads(classes: Iterable[object]) -> str | None:
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, Payload)):
+            return f"{each!r} is no payload: derive it from schema.payloads.Payload"
+        if issubclass(each, Huh | SystemErrorMessage):
+            return f"{each.__qualname__} is the pump's own: only the pump sends it"
+        try:
+            each.root_tag()
+        except BadPayloadClass as error:
+            return str(error)
+    return None
+
+
+def _bad_agent_id(value: AgentId) -> str | None:
+    try:
+        token(value, "agent_id")
+    except BadRequest as error:
+        return str(error)
     return None

@@ -84,6 +84,8 @@ class RuntimeConfig(Strict):
     """Follows the system prompt of the turn, as it is: its braces are not placeholders."""
     choices: list[Choice] = Field(default_factory=list[Choice], max_length=256, exclude_if=operator.not_)
     """Left out of rows and digests where there are none, so that nothing of a turn without them differs."""
+    remember: bool = Field(default=False, exclude_if=operator.not_)
+    """The instruction goes into the output box too, so that later turns on it know what was asked (§7.3)."""
 
     @field_validator("choices")
     @classmethod

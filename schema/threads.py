@@ -90,6 +90,13 @@ class OpenMessage(Tolerant):
     status: MessageStatus
     listener: str
     deadline: datetime | None = None
+    turn_is_over: bool = False
+    """It waits for a turn that has ended."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be advanced, and does not wait for an agent."""
+        return self.status is not MessageStatus.WAITING or self.turn_is_over
 
 
 class ThreadAdvanced(Tolerant):
@@ -97,8 +104,13 @@ class ThreadAdvanced(Tolerant):
 
     version: int
     open: tuple[OpenMessage, ...] = ()
+    """What is open, as much of it as a history may hold: what is due first."""
+    open_count: int = 0
+    """How many there are in all."""
+    canceled: tuple[MessageId, ...] = ()
+    """Messages that were ended by the one that was advanced, while handlers had them in hand."""
     chains: tuple[str, ...] = ()
-    """The live chains, for operators who look at the workflow."""
+    """Some of the live chains, for operators who look at the workflow."""
 
 
 class ThreadEnded(Tolerant):

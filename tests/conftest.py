@@ -30,11 +30,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--hammer-seconds 60` hammers the ledger for longer than the usual run does; `--fuzz-cases` feeds more bytes."""
+    """What the usual run does in short: `--hammer-seconds 60 --fuzz-cases 1000000 --turns 200 --outage-seconds 60`."""
     parser.addoption("--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/test_hammer.py hammers")
     parser.addoption(
         "--fuzz-cases", type=int, default=2_000, help="how many cases tests/schema/test_payload_fuzz.py tries"
     )
+    parser.addoption(
+        "--talk-seeds", type=int, default=1, help="how many conversations tests/e2e/test_agents_talk_crashes.py kills"
+    )
+    parser.addoption("--turns", type=int, default=42, help="how many turns are live when Temporal's data is deleted")
+    parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")
 
 
 @pytest.fixture(scope="session")

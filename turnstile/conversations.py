@@ -6,16 +6,19 @@ from activities.pump import PumpActivities, PumpLimits
 from bridge.threads import ThreadStarter
 from ledger.pool import Pool
 from ledger.threads import ThreadLimits
+from schema.listeners import Registry
 from schema.ports import Publisher
 from turnstile.listeners import load_registry
 from turnstile.settings import Settings
 
 
-def pump_activities(settings: Settings, pool: Pool, publisher: Publisher) -> PumpActivities | None:
-    """The activities of a worker that has listeners; raises `BadListener` where they do not fit together."""
-    if not settings.pump.listeners:
-        return None
-    registry = load_registry(settings.pump.listeners)
+def pump_registry(settings: Settings) -> Registry | None:
+    """The listeners of a worker that has some; raises `ConfigError` where they do not fit together."""
+    return load_registry(settings.pump.listeners) if settings.pump.listeners else None
+
+
+def pump_activities(settings: Settings, pool: Pool, publisher: Publisher, registry: Registry) -> PumpActivities:
+    """The activities of a worker with these listeners."""
     limits = PumpLimits(thread_limits(settings), settings.protocol.max_recursion_depth)
     return PumpActivities(pool, publisher, registry, limits)
 

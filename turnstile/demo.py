@@ -4,25 +4,19 @@ It always starts its own servers and never touches those that the settings name:
 """
 
 import asyncio
-import tempfile
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from bridge.tool_service import ToolService
 from ledger.pool import Pool
-from ledger.roster import add_agent, list_agents, put_profile, put_tool
-from schema.ids import AgentId, AgentTurnId
+from ledger.roster import put_tool
+from schema.ids import AgentTurnId
 from schema.profiles import LlmConfig, Profile
 from turnstile.cli.asking import Question, ask_and_follow, request_of
-from turnstile.cli.errors import INTERRUPTED, REFUSED
+from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
 from turnstile.cli.turn_report import document_of, link_of, print_deliverable, print_timeline, read_report
-from turnstile.embedded import DEFAULT_DATA
-from turnstile.settings import DatabaseSettings, NatsSettings, Settings, TemporalSettings
-from turnstile.up import Running, Stopped, run_up, unless
+from turnstile.staging import hire, run_staged
 from turnstile.wiring import nats_url
 
 DEFAULT_MODEL = "scripted/demo"
@@ -65,51 +59,19 @@ async def word_count(text: str) -> dict[str, int]:
 
 async def run_demo(session: Session, *, keep: bool, model: str) -> None:
     """Run it; with `keep` stay up until told to stop. Raises what `run_up` raises."""
-    with _data_directory(session, keep=keep) as data:
-        inner = Session(_own_servers(session.settings), replace(session.options, data=data), session.out)
-        up = asyncio.Event()
-        halt = asyncio.Event()
-
-        def ready(_: Running) -> None:
-            up.set()
-
-        session.out.remark(f"starting PostgreSQL, NATS and Temporal in {data}")
-        servers = asyncio.create_task(run_up(inner.settings, data, halt, say=session.out.remark, ready=ready))
-        try:
-            await _first(unless(session.stop, _tell(inner, up, model, keep=keep)), servers)
-            if keep:
-                session.out.remark("staying up; Ctrl-C stops it")
-                await _first(session.stop.wait(), servers)
-        except Stopped:
-            session.exit_code = INTERRUPTED
-        finally:
-            halt.set()
-            await asyncio.wait({servers})
-        servers.result()
-        session.exit_code = session.exit_code or inner.exit_code
+    worker = session.settings.worker.model_copy(update={"worker_targets": [demo_profiles()[0].worker_target]})
+    settings = session.settings.model_copy(update={"worker": worker})
+    await run_staged(session, settings, lambda inner: _tell(inner, model, keep=keep), keep=keep)
 
 
-async def _first(work: Coroutine[Any, Any, object], servers: asyncio.Task[None]) -> None:
-    """Wait for `work`; give it up if the servers end first, whose error is then raised by the caller."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait({task, servers}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-async def _tell(session: Session, up: asyncio.Event, model: str, *, keep: bool) -> None:
-    await up.wait()
+async def _tell(session: Session, model: str, *, keep: bool) -> None:
     out = session.out
     guide, echo = demo_profiles(model)
     async with session.ledger() as pool, _serving(session):
         for tool in tools.definitions():
             await put_tool(pool, session.project, tool)
         for profile in (guide, echo):
-            await _add(session, pool, profile)
+            await hire(session, pool, profile)
         if not out.as_json:
             out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
@@ -141,14 +103,6 @@ async def _serving(session: Session) -> AsyncGenerator[None]:
         await serving
 
 
-async def _add(session: Session, pool: Pool, profile: Profile) -> None:
-    """The profile and an agent of its name; what an earlier demo on this data left is used again."""
-    await put_profile(pool, session.project, profile)
-    agent = AgentId(profile.name)
-    if all(row.agent_id != agent for row in await list_agents(pool, session.project)):
-        await add_agent(pool, session.project, agent, profile.name)
-
-
 async def _report(session: Session, pool: Pool, turns: list[AgentTurnId], *, keep: bool) -> None:
     out = session.out
     reports = [await read_report(pool, session, turn) for turn in turns]
@@ -166,26 +120,3 @@ async def _report(session: Session, pool: Pool, turns: list[AgentTurnId], *, kee
             out.line(f"in Temporal: {link}", style="dim")
     if not keep:
         out.remark("the links work while it is up: `turnstile demo --keep` stays up")
-
-
-def _own_servers(settings: Settings) -> Settings:
-    """The settings without the addresses of other servers, serving the target of the demo's profiles."""
-    target = demo_profiles()[0].worker_target
-    return settings.model_copy(
-        update={
-            "database": DatabaseSettings(patience_seconds=settings.database.patience_seconds),
-            "nats": NatsSettings(patience_seconds=settings.nats.patience_seconds),
-            "temporal": TemporalSettings(),
-            "worker": settings.worker.model_copy(update={"worker_targets": [target]}),
-        }
-    )
-
-
-@contextmanager
-def _data_directory(session: Session, *, keep: bool) -> Generator[Path]:
-    """`--data`, else the usual one with `keep`, else one that is removed."""
-    if session.options.data is not None or keep:
-        yield session.options.data or DEFAULT_DATA
-        return
-    with tempfile.TemporaryDirectory(prefix="turnstile-demo-") as directory:
-        yield Path(directory) / "data"

@@ -1,7 +1,11 @@
-"""Loads the listeners that `[pump].listeners` names: Python modules, and YAML files (docs/pump.md)."""
+"""Loads the listeners that `[pump].listeners` names: Python modules, and YAML files (docs/pump.md).
+
+What is wrong with one is a `ConfigError` that names it, and the module or file it is of.
+"""
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -16,14 +20,19 @@ _YAML = (".yaml", ".yml")
 
 
 def load_registry(names: Iterable[str]) -> Registry:
-    """All listeners of these modules (`package.module`) and YAML files; raises `BadListener`."""
+    """All listeners of these modules (`package.module`) and YAML files; raises `ConfigError`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # handlers live where the program is started, as with `python -m`
-    found: list[Listener] = []
+    found: dict[int, tuple[Listener, str]] = {}
     for name in names:
-        found += _from_yaml(Path(name)) if name.endswith(_YAML) else _from_module(name)
-    return Registry(found)
+        for each in _from_yaml(Path(name)) if name.endswith(_YAML) else _from_module(name):
+            found.setdefault(id(each), (each, name))  # a module may have imported the listener of another
+    try:
+        return Registry(each for each, _ in found.values())
+    except BadListener as error:
+        _, name = found[id(error.listener)]
+        raise BadListener(f"{name}: {error}", error.listener) from None
 
 
 def _from_module(name: str) -> list[Listener]:
@@ -34,11 +43,10 @@ def _from_module(name: str) -> list[Listener]:
 
 
 def _from_yaml(path: Path) -> list[Listener]:
-    return [_listener(each) for each in read_listeners(path)]
+    return [_listener(each, f"{path}: listener {each.name!r}") for each in read_listeners(path)]
 
 
-def _listener(entry: ListenerEntry) -> Listener:
-    where = f"listener {entry.name!r}"
+def _listener(entry: ListenerEntry, where: str) -> Listener:
     handler = None if entry.handler is None else _object(entry.handler, where)
     if isinstance(handler, Listener):
         handler = handler.handler
@@ -79,8 +87,16 @@ def _object(path: str, where: str) -> object:
 def _module(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise BadListener(f"{where}: cannot import {name}: {error}") from None
+    except Exception as error:  # noqa: BLE001 -- whatever a stranger's module does when it is imported
+        raise BadListener(f"{where}: cannot import {name}: {type(error).__name__}: {error}{_place(error)}") from None
+
+
+def _place(error: Exception) -> str:
+    """Where in a stranger's module it happened; nothing if there is no such module."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen ")]
+    return (
+        "" if frames[-1].filename in {__file__, importlib.__file__} else f" ({frames[-1].filename}:{frames[-1].lineno})"
+    )
 
 
 def _names(module: ModuleType) -> dict[str, object]:

@@ -22,6 +22,11 @@ from workflows import options
 from workflows.agent_turn import AgentTurn
 from workflows.message_thread import MessageThread
 
+_POLLERS = 20
+_HANDLERS_POLLERS = 4
+"""A process that a handler holds up goes on taking tasks, one with each of its waiting polls, and the oldest polls are
+served first: so many times may a task have to time out before another worker has it."""
+
 
 class _TurnstilePlugin(SimplePlugin):
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
@@ -77,10 +82,18 @@ def turn_workers(
     *,
     max_concurrency: int,
     max_cached_turns: int = 500,
+    handlers_target: str | None = None,
     activities: Sequence[Callable[..., Any]] = (),
     workflows: Sequence[type] = (),
 ) -> list[Worker]:
-    """One worker per target, on a client that has the plugin with activities; more of either may be added."""
+    """One worker per target, on a client that has the plugin with activities; more of either may be added.
+
+    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process.
+    """
+    pollers = {
+        target: PollerBehaviorSimpleMaximum(maximum=_HANDLERS_POLLERS if target == handlers_target else _POLLERS)
+        for target in worker_targets
+    }
     return [
         Worker(
             client,
@@ -90,8 +103,8 @@ def turn_workers(
             max_concurrent_activities=max_concurrency,
             # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
             max_cached_workflows=max_cached_turns,
-            workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
-            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=20),
+            workflow_task_poller_behavior=pollers[target],
+            activity_task_poller_behavior=pollers[target],
             # After a crash the next wake of a turn waits this long for the dead worker's sticky queue.
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
             max_heartbeat_throttle_interval=timedelta(seconds=2),

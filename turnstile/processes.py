@@ -44,9 +44,10 @@ from ledger.pool import Pool
 from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ConfigError, ServerUnavailable
+from schema.listeners import Registry
 from schema.ports import Publisher
 from schema.telemetry import SILENT
-from turnstile.conversations import pump_activities, served_targets, thread_limits, thread_starter
+from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
@@ -124,6 +125,7 @@ async def _run(
                     targets,
                     max_concurrency=settings.worker.max_concurrency,
                     max_cached_turns=settings.worker.max_cached_turns,
+                    handlers_target=settings.pump.worker_target,
                 )
                 running += [group.create_task(_work(each, stop)) for each in workers]
                 running.append(group.create_task(_sign_on(pool, client.identity, targets, stop)))
@@ -137,13 +139,15 @@ async def _run(
 async def _open(
     settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
 ) -> tuple[Pool, NatsConnection, Client, Telemetry]:
-    """The three servers, each waited for; `stack` closes what is open."""
+    """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
+    registry = pump_registry(settings) if worker else None
     name = _instance(worker=worker, bridge=bridge)
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
     conn = await stack.enter_async_context(_nats(endpoints, name))
     telemetry = await stack.enter_async_context(telling(settings, pool, worker=worker, bridge=bridge))
-    plugin = turnstile_plugin(*_activities(settings, pool, conn, stack, telemetry)) if worker else turnstile_plugin()
+    activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
+    plugin = turnstile_plugin(*activities)
     client = await _client(endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
     return pool, conn, client, telemetry
@@ -173,7 +177,8 @@ async def _bridge(
 ) -> list[asyncio.Task[None]]:
     targets = settings.worker.worker_targets
     publisher = NatsPublisher(conn)
-    rules = safety_rules(settings, pool, publisher, client, telemetry)
+    # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
+    rules = safety_rules(settings, pool, NatsPublisher(conn, give_up_seconds=0), client, telemetry)
     await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
@@ -226,7 +231,12 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 
 
 def _activities(
-    settings: Settings, pool: Pool, conn: NatsConnection, stack: AsyncExitStack, telemetry: Telemetry
+    settings: Settings,
+    pool: Pool,
+    conn: NatsConnection,
+    registry: Registry | None,
+    stack: AsyncExitStack,
+    telemetry: Telemetry,
 ) -> tuple[StepActivities, SettleActivities, PumpActivities | None]:
     real = real_model(settings.model)
     model = route_models(settings.model, real)
@@ -246,7 +256,8 @@ def _activities(
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     steps = StepActivities(pool, model, publisher, limits, cache, telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
-    return steps, settle, pump_activities(settings, pool, publisher)
+    pump = None if registry is None else pump_activities(settings, pool, publisher, registry)
+    return steps, settle, pump
 
 
 def safety_rules(
@@ -282,13 +293,20 @@ def safety_rules(
 
 @asynccontextmanager
 async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
-    """The rules on servers of their own, for a command that runs them; each server is waited for."""
-    async with (
-        _pool(settings, endpoints, 4, "turnstile-watchdog") as pool,
-        _nats(endpoints, "turnstile-watchdog") as conn,
-    ):
-        client = await _client(endpoints, turnstile_plugin())
-        await declare_search_attributes(client)
+    """The rules on connections of their own, for a command that runs them.
+
+    Raises `ServerUnavailable` if not all servers answer within `[database].patience_seconds`.
+    """
+    patience, name = settings.database.patience_seconds, "turnstile-watchdog"
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(patience):
+                pool = await stack.enter_async_context(_pool(settings, endpoints, 4, name))
+                conn = await stack.enter_async_context(_nats(endpoints, name))
+                client = await _client(endpoints, turnstile_plugin())
+                await declare_search_attributes(client)
+        except TimeoutError:
+            raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
         yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
 
 

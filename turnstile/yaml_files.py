@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -81,13 +81,13 @@ def _read(file: Path, form: type[Form], noun: str) -> Form:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        problems = [_problem(form, each) for each in error.errors(include_url=False)]
+        problems = [_problem(form, each, cast("object", value)) for each in error.errors(include_url=False)]
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems)) from None
 
 
-def _problem(form: type[BaseModel], error: ErrorDetails) -> str:
+def _problem(form: type[BaseModel], error: ErrorDetails, value: object) -> str:
     path = [str(part) for part in error["loc"]]
-    key = ".".join(path)
+    key = _key(value, error["loc"])
     if error["type"] == "extra_forbidden":
         known = _keys(form, path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=3)
@@ -99,11 +99,30 @@ def _problem(form: type[BaseModel], error: ErrorDetails) -> str:
     return f"{key} = {error['input']!r:.80}: {message}" if path else message
 
 
+def _key(whole: object, path: Sequence[str | int]) -> str:
+    """Where in the file it is; an item of a list is told by its name, too, if it has one."""
+    words: list[str] = []
+    at: Any = whole
+    for part in path:
+        try:
+            at = at[part]
+        except (LookupError, TypeError):
+            at = None
+        item: object = at
+        name = cast("dict[str, object]", item).get("name") if isinstance(item, dict) else None
+        words.append(f"{part} ({name})" if isinstance(part, int) and name is not None else str(part))
+    return ".".join(words)
+
+
 def _keys(form: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys allowed at `path` of a form."""
     for part in path:
+        if part.isdigit():
+            continue  # an item of the list before
         field = form.model_fields.get(part)
         nested = None if field is None else field.annotation
+        if get_origin(nested) is list:
+            nested = get_args(nested)[0]
         if not isinstance(nested, type) or not issubclass(nested, BaseModel):
             return []
         form = nested

@@ -2,14 +2,14 @@
 
 It knows message ids and codes only. Where a message goes is decided by its handling and kept in the ledger; here is
 only what to run: every message that is due is advanced by one activity, what waits for an agent's turn is left alone
-until something is heard of it or its deadline passes, and what was canceled is let go.
+until that is over or its deadline passes, and a handler whose message was canceled is let go.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import assert_never
 
-from schema.threads import MessageId, MessageStatus, OpenMessage, ThreadAdvanced
+from schema.threads import MessageId, OpenMessage, ThreadAdvanced
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class ThreadState:
 
     version: int = -1
     open: tuple[OpenMessage, ...] = ()
+    open_count: int = 0
     chains: tuple[str, ...] = ()
     running: frozenset[MessageId] = frozenset()
     again: frozenset[MessageId] = frozenset()
@@ -106,20 +107,25 @@ def put_back(state: ThreadState, message: MessageId) -> ThreadState:
 def _advanced(
     state: ThreadState, message: MessageId | None, answer: ThreadAdvanced | None
 ) -> tuple[ThreadState, tuple[Action, ...]]:
-    state = replace(state, running=state.running - {message}) if message is not None else state
-    gone: frozenset[MessageId] = frozenset()
-    if answer is not None and answer.version >= state.version:
-        known = {each.message_id for each in state.open}
-        left = {each.message_id for each in answer.open}
-        gone = state.running & (known - left)
-        state = replace(state, version=answer.version, open=answer.open, chains=answer.chains)
-    # A look, not the end of a message, may find that the turn which another waits for is over.
-    due = [each.message_id for each in state.open if message is None or each.status is not MessageStatus.WAITING]
+    let_go: list[Action] = []
+    if message is not None:
+        state = replace(state, running=state.running - {message})
+    if answer is not None:
+        let_go = [LetGo(each) for each in answer.canceled if each in state.running]
+        if answer.version >= state.version:
+            state = replace(
+                state,
+                version=answer.version,
+                open=answer.open,
+                open_count=answer.open_count,
+                chains=answer.chains,
+            )
+    due = [each.message_id for each in state.open if each.is_due]
     if message is not None and message in state.again:
         state = replace(state, again=state.again - {message})
         due.append(message)
     state, actions = _start(state, due)
-    return state, (*(LetGo(each) for each in sorted(gone)), *actions)
+    return state, (*let_go, *actions)
 
 
 def _start(

@@ -6,7 +6,8 @@ when nothing is in flight; the next message from outside starts it again under t
 
 import asyncio
 from collections import deque
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -26,9 +27,11 @@ class MessageThread:
         self._ref = ThreadRef.model_validate(thread.model_dump())
         self._events: deque[_thread.Event] = deque()
         self._state = _thread.ThreadState()
-        self._running: dict[MessageId, asyncio.Task[None]] = {}
-        self._broken: ActivityError | None = None
+        self._running: dict[MessageId, asyncio.Task[ThreadAdvanced | None]] = {}
+        self._broken: BaseException | None = None
         self._looks = True
+        self._leaves = False
+        self._late_at = datetime.min.replace(tzinfo=UTC)
 
     @workflow.signal
     def wake(self, messages: list[MessageId]) -> None:
@@ -39,23 +42,25 @@ class MessageThread:
     async def run(self, thread: ThreadInput) -> ThreadEnded:
         """Advance messages until none is in flight."""
         while True:
+            self._take()
             if self._looks:
                 self._looks = False
                 self._events.append(_thread.Advanced(None, await self._look()))
-            self._take()
-            if self._looks:
                 continue
+            if not self._running:
+                if self._broken is not None:
+                    raise self._broken
+                if self._leaves or (self._is_long() and not self._state.is_over):
+                    workflow.continue_as_new(self._input)
             if self._state.is_over:
                 break
             self._show()
-            if not self._running and workflow.info().is_continue_as_new_suggested():
-                workflow.continue_as_new(self._input)
             await self._wait()
         self._show()
         return ThreadEnded(thread_id=thread.thread_id, version=self._state.version)
 
     def _take(self) -> None:
-        """Take in what happened, in order. A long history starts nothing more and is left as soon as nothing runs."""
+        """Take in what happened, in order."""
         while self._events:
             self._state, actions = _thread.reduce(self._state, self._events.popleft())
             for action in actions:
@@ -69,15 +74,29 @@ class MessageThread:
                         self._looks = True
 
     def _advance(self, message: MessageId) -> None:
-        if workflow.info().is_continue_as_new_suggested():
+        """Start it; a long history, and one that is broken, starts nothing more and is left once nothing runs."""
+        if self._is_long() or self._broken is not None:
             self._state = _thread.put_back(self._state, message)
+            self._leaves = True
         else:
-            self._running[message] = asyncio.create_task(self._advancing(message))
+            self._running[message] = task = asyncio.create_task(self._advancing(message))
+            task.add_done_callback(partial(self._advanced, message))  # one that is let go may never have begun
 
-    async def _advancing(self, message: MessageId) -> None:
-        answer: ThreadAdvanced | None = None
+    def _advanced(self, message: MessageId, task: asyncio.Task[ThreadAdvanced | None]) -> None:
+        del self._running[message]
+        answer = None
+        if not task.cancelled():
+            self._broken = task.exception() or self._broken
+            answer = None if self._broken else task.result()
+        self._events.append(_thread.Advanced(message, answer))
+
+    def _is_long(self) -> bool:
+        return workflow.info().is_continue_as_new_suggested()
+
+    async def _advancing(self, message: MessageId) -> ThreadAdvanced | None:
+        """What the activity answers; None where it was let go."""
         try:
-            answer = await workflow.execute_activity(
+            return await workflow.execute_activity(
                 "advance_message",
                 AdvanceInput(thread=self._ref, message_id=message),
                 result_type=ThreadAdvanced,
@@ -86,13 +105,10 @@ class MessageThread:
                 retry_policy=options.STEP_RETRY,
                 summary=self._summary(message),
             )
-        except asyncio.CancelledError:
-            pass
         except ActivityError as error:
-            if not isinstance(error.cause, ActivityCancelledError):
-                self._broken = error
-        del self._running[message]
-        self._events.append(_thread.Advanced(message, answer))
+            if isinstance(error.cause, ActivityCancelledError):
+                return None
+            raise
 
     async def _look(self) -> ThreadAdvanced:
         return await workflow.execute_local_activity(
@@ -105,15 +121,20 @@ class MessageThread:
         )
 
     async def _wait(self) -> None:
-        """Until something happens, or a turn that is waited for is late."""
-        deadline = self._state.deadline
-        left = None if deadline is None else max(deadline - workflow.now(), timedelta())
-        try:
-            await workflow.wait_condition(
-                lambda: bool(self._events), timeout=left, timeout_summary="an agent's deadline"
-            )
-        except TimeoutError:
-            self._events.append(_thread.DeadlinePassed(workflow.now()))
+        """Until something happens, or a turn that is waited for is late: the next run sees to that by itself."""
+        deadline = None if self._leaves else self._state.deadline
+        left = None if deadline is None else max(deadline, self._late_at + options.DEADLINE_LOOK) - workflow.now()
+        if left is None or left > timedelta():
+            try:
+                await workflow.wait_condition(
+                    lambda: bool(self._events), timeout=left, timeout_summary="an agent's deadline"
+                )
+            except TimeoutError:
+                pass
+            else:
+                return
+        self._late_at = workflow.now()
+        self._events.append(_thread.DeadlinePassed(self._late_at))
 
     def _summary(self, message: MessageId) -> str:
         return next((each.listener for each in self._state.open if each.message_id == message), "a message")
@@ -124,7 +145,7 @@ class MessageThread:
 
 def _details(thread: ThreadRef, state: _thread.ThreadState) -> str:
     """The thread in Markdown: chains, ids and codes, no content."""
-    lines = [f"**{thread.thread_id}** in {thread.project_id}/{thread.channel_id}: {len(state.open)} in flight"]
+    lines = [f"**{thread.thread_id}** in {thread.project_id}/{thread.channel_id}: {state.open_count} in flight"]
     lines.extend(f"- {chain}" for chain in state.chains)
     lines.extend(f"- {each.listener}: {each.status.value}" for each in state.open)
     return "\n".join(lines)

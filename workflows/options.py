@@ -42,7 +42,7 @@ SETTLE_RETRY = RetryPolicy(
 )
 """Local activities of one or two round trips, tried until the ledger answers."""
 DEADLINE_LOOK = timedelta(milliseconds=200)
-"""A thread looks no sooner than this for a turn that is late: the ledger's clock decides."""
+"""A thread looks no sooner than this again for a turn that is late: the ledger's clock decides."""
 OVERDUE_LOOK = timedelta(seconds=5)
 """How soon a suspended turn looks again once its timeouts were injected."""
 

@@ -12,7 +12,7 @@ FROM (SELECT *, count(*) OVER (PARTITION BY active_agent_turn_id) AS heads FROM 
 LEFT JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id AND i.agent_turn_id = h.active_agent_turn_id AND i.agent_id = h.agent_id
     AND i.project_id = h.project_id AND i.turn_epoch = h.turn_epoch AND i.message_type IN ('turn', 'ui_action')
 WHERE (i.inbox_id IS NULL OR h.heads > 1) AND (:project_id::text IS NULL OR h.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_head_a_box :many
 -- Protocol §2.1: no two heads hold one output box.
@@ -21,7 +21,7 @@ SELECT jsonb_build_object('box_id', h.output_box_id, 'agent_id', min(h.agent_id)
 FROM state.agent_state_head h
 WHERE h.output_box_id IS NOT NULL AND (:project_id::text IS NULL OR h.project_id = :project_id)
 GROUP BY h.output_box_id HAVING count(*) > 1
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: head_agrees_with_its_row :many
 -- Protocol §3: boxes, channel, trace, parent step and depth of a head are those that its inbox row names.
@@ -42,7 +42,7 @@ WHERE h.status <> 'idle' AND (:project_id::text IS NULL OR h.project_id = :proje
       (state.as_uuid(i.payload ->> 'profile_box_id'), state.as_uuid(i.payload ->> 'context_box_id'),
        state.as_uuid(i.payload ->> 'output_box_id'), i.channel_id, split_part(i.context_headers ->> 'traceparent', '-', 2),
        i.context_headers ->> 'CG-Parent-Step-Id', coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0))
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: begun_rows_are_final :many
 -- Protocol §7.1: the inbox row of a leased turn is live until the turn begins, and final from then on. One that broke the
@@ -54,7 +54,7 @@ FROM state.agent_state_head h JOIN state.agent_inbox i ON i.inbox_id = h.active_
 WHERE h.status <> 'idle' AND (h.status = 'dispatched') <> (i.archived_at IS NULL)
   AND NOT (i.status = 'error' AND i.archived_at >= now() - make_interval(secs => :grace_seconds::float8))
   AND (:project_id::text IS NULL OR h.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: idle_heads_hold_nothing :many
 -- Protocol §4.2: nothing of a turn is left on an idle head.
@@ -66,7 +66,15 @@ WHERE h.status = 'idle' AND (:project_id::text IS NULL OR h.project_id = :projec
   AND (num_nonnulls(h.active_agent_turn_id, h.active_inbox_id, h.active_channel_id, h.context_box_id, h.output_box_id, h.profile_box_id,
                     h.trace_id, h.parent_step_id, h.resume_deadline, h.expecting_correlation_id, h.started_at) > 0
        OR (h.waiting_tool_count, h.restart_count, h.step_count, h.step_attempt, h.model_failures, h.output_position) <> (0, 0, 0, 0, 0, 0))
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: restarts_are_bounded :many
+-- Protocol §8 engine: the workflow of a turn is started again at most three times.
+SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
+       format('its workflow was started again %s times', h.restart_count) AS detail
+FROM state.agent_state_head h
+WHERE h.restart_count > 3 AND (:project_id::text IS NULL OR h.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: no_outcome_in_hand :many
 -- Protocol §2.3: a turn that an agent has in hand has no outcome.
@@ -74,7 +82,7 @@ SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'a
        format('the head is %s, and the turn has its outcome %s', h.status, o.status) AS detail
 FROM state.agent_state_head h JOIN state.turn_outcomes o ON o.agent_turn_id = h.active_agent_turn_id
 WHERE h.status <> 'idle' AND (:project_id::text IS NULL OR h.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: every_turn_is_somewhere :many
 -- Protocol §2.5: a turn is queued, or on the head of its agent, or has its outcome: one of the three.
@@ -91,7 +99,7 @@ LEFT JOIN state.agent_state_head h ON h.active_agent_turn_id = t.agent_turn_id A
 CROSS JOIN LATERAL (
     SELECT (t.status = 'queued')::int + (h.agent_id IS NOT NULL)::int + (o.agent_turn_id IS NOT NULL)::int AS found) places
 WHERE places.found > 1 OR (places.found = 0 AND t.request_digest IS NOT NULL)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_turn_a_row :many
 -- Protocol §2.5: one enqueue is one turn: no two inbox rows of L0 name one.
@@ -103,7 +111,7 @@ WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL
   AND x.message_type IN ('turn', 'ui_action') AND x.request_digest IS NOT NULL
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: epoch_of_two_turns :many
 -- Protocol §2.5: an epoch of an agent is one lease, so it belongs to one turn.
@@ -115,7 +123,7 @@ WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL A
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 GROUP BY t.project_id, t.agent_id, t.turn_epoch HAVING count(*) > 1
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: epoch_beyond_its_head :many
 -- Protocol §2.5: no turn has an epoch that its agent's head has not reached.
@@ -127,7 +135,7 @@ WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL
   AND (h.agent_id IS NULL OR t.turn_epoch > h.turn_epoch)
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: first_come_first_served :many
 -- Protocol §3: turns of an agent in boxes that no other agent shares ran as they were enqueued, on rising epochs. Of a window
@@ -149,7 +157,7 @@ FROM (
         SELECT FROM public.boxes b WHERE b.box_id = state.as_uuid(s.box) AND b.created_at >= :since))
 ) t
 WHERE t.turn_epoch <= t.previous
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: no_idle_head_with_a_free_turn :many
 -- Protocol §8 stranded: an idle agent has no turn that could run, for longer than :stranded_seconds.
@@ -161,7 +169,7 @@ WHERE h.status = 'idle' AND NOT EXISTS (SELECT FROM state.agent_state_head b WHE
   AND h.updated_at < x.late AND q.created_at < x.late
   AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.output_box_id = q.output_box_id AND o.ended_at >= x.late)
   AND (:project_id::text IS NULL OR q.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: queued_turns_can_be_leased :many
 -- Protocol §4.4: a queued row waits at infinity with epoch 0, and its agent has a head and is in the roster.
@@ -174,7 +182,7 @@ LEFT JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id 
 WHERE i.archived_at IS NULL AND i.status = 'queued'
   AND (i.next_retry_at <> 'infinity' OR i.turn_epoch <> 0 OR h.agent_id IS NULL OR a.agent_id IS NULL)
   AND (:project_id::text IS NULL OR i.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: outcome_without_a_turn :many
 -- Protocol §2.3: no outcome that nobody asked for: each names the inbox row of its turn.
@@ -185,7 +193,7 @@ LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id AND i.agent_turn_id = o
     AND i.agent_id = o.agent_id AND i.message_type IN ('turn', 'ui_action')
 WHERE i.inbox_id IS NULL AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
   AND (:project_id::text IS NULL OR o.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: outcome_agrees_with_its_row :many
 -- Protocol §4.2: an outcome has the epoch, channel, trace and output box of its inbox row, and that is final: consumed if the turn
@@ -197,7 +205,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'a
            CASE WHEN o.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2) THEN 'trace' END,
            CASE WHEN o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id' THEN 'output box' END,
            CASE WHEN t.status <> 'error' AND (t.status = 'consumed') <> (o.started_at IS NOT NULL) THEN 'having begun' END)) AS detail
-FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.agent_turn_id = t.agent_turn_id AND o.inbox_id = t.inbox_id
+FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.agent_turn_id = t.agent_turn_id AND o.agent_id = t.agent_id
 WHERE t.message_type IN ('turn', 'ui_action')
   AND (t.archived_at IS NULL OR o.turn_epoch <> t.turn_epoch OR o.channel_id <> t.channel_id
        OR o.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2)
@@ -205,7 +213,7 @@ WHERE t.message_type IN ('turn', 'ui_action')
        OR (t.status <> 'error' AND (t.status = 'consumed') <> (o.started_at IS NOT NULL)))
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: unannounced :many
 -- Protocol §2.4: the task event of a turn that has been over for :grace_seconds is in the event stream.
@@ -214,7 +222,7 @@ SELECT jsonb_build_object('project_id', o.project_id, 'agent_id', o.agent_id, 'a
 FROM state.turn_outcomes o
 WHERE o.announced_at IS NULL AND o.ended_at < now() - make_interval(secs => :grace_seconds::float8)
   AND (:project_id::text IS NULL OR o.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: pointers_name_the_last_box :many
 -- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head. Of a window only where no turn from
@@ -227,18 +235,18 @@ FROM (
            o.agent_turn_id, o.turn_epoch, o.output_box_id, p.last_output_box_id
     FROM (
         SELECT DISTINCT ON (o.project_id, o.agent_id) o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, o.output_box_id
-        FROM state.turn_outcomes o JOIN state.agent_inbox t ON t.inbox_id = o.inbox_id
-        WHERE o.turn_epoch > 0 AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-          AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
+        FROM state.turn_outcomes o
+        WHERE o.turn_epoch > 0 AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
+          AND (:project_id::text IS NULL OR o.project_id = :project_id)
         ORDER BY o.project_id, o.agent_id, o.turn_epoch DESC
     ) o
     FULL JOIN state.agent_state_pointers p ON p.agent_id = o.agent_id AND p.project_id = o.project_id
 ) x
 LEFT JOIN state.agent_state_head h ON h.agent_id = x.agent_id AND h.project_id = x.project_id
 WHERE x.last_output_box_id IS DISTINCT FROM x.output_box_id
-  AND (:since::timestamptz IS NULL OR h.turn_epoch - (h.status <> 'idle')::int <= x.turn_epoch)
+  AND (:since_id::text IS NULL OR h.turn_epoch - (h.status <> 'idle')::int <= x.turn_epoch)
   AND (:project_id::text IS NULL OR x.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: named_boxes_exist :many
 -- Protocol §4.1: the profile boxes of profiles and of the roster, and the boxes that pointers name, are boxes of their project.
@@ -255,4 +263,4 @@ FROM (
 ) n
 LEFT JOIN public.boxes b ON b.box_id = state.as_uuid(n.box_id) AND b.tenant_id = n.project_id
 WHERE n.box_id IS NOT NULL AND b.box_id IS NULL AND (:project_id::text IS NULL OR n.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;

@@ -3,54 +3,39 @@
 -- by time. A box may be a copy of another (a fork, or a context with an instruction added): it holds cards older than itself.
 
 -- name: deliverable_in_its_box :many
--- Protocol §2.3: the card that an outcome names is a task.deliverable of its turn, in the output box that the outcome names.
-SELECT jsonb_build_object('project_id', o.project_id, 'agent_turn_id', o.agent_turn_id, 'card_id', o.deliverable_card_id,
-                          'box_id', o.output_box_id) AS ids,
-       CASE WHEN c.card_id IS NULL THEN 'the deliverable that the outcome names is not in its box'
-            ELSE 'the card that the outcome names is no deliverable of the turn' END AS detail
-FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.inbox_id = t.inbox_id
-LEFT JOIN public.box_cards b ON b.card_id = o.deliverable_card_id AND b.box_id = o.output_box_id
-LEFT JOIN public.cards c ON c.card_id = b.card_id
-WHERE (c.metadata ->> 'type' = 'task.deliverable' AND c.metadata ->> 'agent_turn_id' = o.agent_turn_id) IS NOT TRUE
-  AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
-
--- name: one_deliverable_a_turn :many
--- Protocol §2.3: a turn delivers once: the outcome of its turn names each task.deliverable that is in a box.
-SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata ->> 'agent_turn_id', 'card_id', c.card_id) AS ids,
-       'no outcome names this deliverable, which is in a box' AS detail
-FROM public.cards c
-LEFT JOIN state.turn_outcomes o ON o.deliverable_card_id = c.card_id AND o.agent_turn_id = c.metadata ->> 'agent_turn_id'
-WHERE c.metadata ->> 'type' = 'task.deliverable' AND o.agent_turn_id IS NULL
-  AND (SELECT count(*) FROM public.box_cards b WHERE b.card_id = c.card_id) > 0
-  AND (:since_id::text IS NULL OR (c.card_id >= :since_id AND c.card_id < '1'))
-  AND (:project_id::text IS NULL OR c.tenant_id = :project_id)
-LIMIT :row_limit::int;
-
--- name: nothing_after_the_deliverable :many
--- Protocol §2.2: what a turn writes after its end is lost: no card of its own follows its deliverable.
-SELECT jsonb_build_object('project_id', o.project_id, 'agent_turn_id', o.agent_turn_id, 'card_id', n.card_id, 'box_id', n.box_id) AS ids,
-       'a card of the turn follows its deliverable' AS detail
-FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.inbox_id = t.inbox_id
-JOIN public.box_cards b ON b.card_id = o.deliverable_card_id AND b.box_id = o.output_box_id
-JOIN public.box_cards n ON n.box_id = b.box_id AND n.position = b.position + 1
-JOIN public.cards c ON c.card_id = n.card_id AND c.metadata ->> 'agent_turn_id' = o.agent_turn_id
-WHERE (:since::timestamptz IS NULL OR t.created_at >= :since)
-  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+-- Protocol §2.3: the output box that an outcome names has one task.deliverable of the turn, the one that the outcome names, and
+-- after it no card that the turn made (§2.2).
+SELECT jsonb_build_object('project_id', o.project_id, 'agent_turn_id', o.agent_turn_id, 'box_id', o.output_box_id,
+                          'card_id', o.deliverable_card_id) AS ids,
+       CASE WHEN m.deliverables IS DISTINCT FROM 1 THEN format('the box has %s deliverables of the turn', coalesce(m.deliverables, 0))
+            WHEN m.card_id <> o.deliverable_card_id THEN 'the deliverable in the box is another, ' || m.card_id
+            ELSE 'the turn wrote cards after its deliverable' END AS detail
+FROM state.turn_outcomes o
+LEFT JOIN (
+    SELECT b.box_id, c.metadata ->> 'agent_turn_id' AS agent_turn_id, max(b.position) AS last,
+           count(*) FILTER (WHERE c.metadata ->> 'type' = 'task.deliverable') AS deliverables,
+           max(b.position) FILTER (WHERE c.metadata ->> 'type' = 'task.deliverable') AS place,
+           max(c.card_id) FILTER (WHERE c.metadata ->> 'type' = 'task.deliverable') AS card_id
+    FROM public.cards c JOIN public.box_cards b ON b.card_id = c.card_id
+    WHERE b.box_id IN (
+        SELECT o.output_box_id FROM state.turn_outcomes o
+        WHERE (:since_id::text IS NULL OR o.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR o.project_id = :project_id))
+    GROUP BY 1, 2
+) m ON m.box_id = o.output_box_id AND m.agent_turn_id = o.agent_turn_id
+WHERE (m.deliverables, m.card_id, m.place) IS DISTINCT FROM (1, o.deliverable_card_id, m.last)
+  AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR o.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: named_result_in_its_box :many
 -- Protocol §4.2: the tool result that an outcome names is a tool.result in its output box.
 SELECT jsonb_build_object('project_id', o.project_id, 'agent_turn_id', o.agent_turn_id, 'card_id', o.tool_result_card_id,
                           'box_id', o.output_box_id) AS ids, 'the outcome names a result that its box does not have' AS detail
-FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.inbox_id = t.inbox_id
+FROM state.turn_outcomes o
 LEFT JOIN public.box_cards b ON b.card_id = o.tool_result_card_id AND b.box_id = o.output_box_id
 LEFT JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' = 'tool.result'
 WHERE o.tool_result_card_id IS NOT NULL AND c.card_id IS NULL
-  AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+  AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR o.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: box_without_a_row :many
 -- Protocol §4.5: the boxes that a turn names are boxes of its project.
@@ -67,32 +52,35 @@ FROM (
 LEFT JOIN public.boxes b ON b.tenant_id = t.project_id
     AND b.box_id = CASE WHEN pg_input_is_valid(t.box_id, 'uuid') THEN t.box_id::uuid END
 WHERE b.box_id IS NULL
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: positions_without_gaps :many
 -- Protocol §4.5: the positions of a box are 1 to n.
 SELECT jsonb_build_object('box_id', b.box_id) AS ids, format('%s cards at positions %s to %s', count(*), min(b.position), max(b.position)) AS detail
-FROM (
+FROM public.box_cards b
+WHERE b.box_id IN (
     SELECT x.box_id FROM public.boxes x
     WHERE (:since_id::text IS NULL OR x.box_id >= :since_id::text::uuid) AND (:project_id::text IS NULL OR x.tenant_id = :project_id)
-    UNION
-    SELECT o.output_box_id FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.inbox_id = t.inbox_id
-    WHERE t.created_at >= :since::timestamptz AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-) x
-JOIN public.box_cards b ON b.box_id = x.box_id
+    UNION ALL
+    SELECT o.output_box_id FROM state.turn_outcomes o
+    WHERE o.agent_turn_id >= :since_id AND (:project_id::text IS NULL OR o.project_id = :project_id))
 GROUP BY b.box_id HAVING count(*) <> max(b.position) OR min(b.position) <> 1
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: no_card_twice_in_a_box :many
--- Protocol §4.5: no card is in a box twice.
-SELECT jsonb_build_object('box_id', b.box_id, 'card_id', b.card_id) AS ids, format('the card is in the box %s times', count(*)) AS detail
-FROM public.box_cards b
-WHERE b.card_id IN (
-    SELECT c.card_id FROM public.box_cards c WHERE (:since_id::text IS NULL OR c.box_id >= :since_id::text::uuid)
-    GROUP BY c.card_id HAVING count(*) > 1)
-  AND (:project_id::text IS NULL OR EXISTS (SELECT FROM public.boxes x WHERE x.box_id = b.box_id AND x.tenant_id = :project_id))
-GROUP BY b.box_id, b.card_id HAVING count(*) > 1
-LIMIT :row_limit::int;
+-- Protocol §2.8: no card that a turn wrote is in a box twice.
+SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata ->> 'agent_turn_id', 'box_id', b.box_id,
+                          'card_id', c.card_id) AS ids, format('the card is in the box %s times', b.times) AS detail
+FROM (
+    SELECT b.box_id, b.card_id, count(*) AS times FROM public.box_cards b
+    WHERE b.card_id IN (
+        SELECT p.card_id FROM public.box_cards p WHERE (:since_id::text IS NULL OR p.box_id >= :since_id::text::uuid)
+        GROUP BY p.card_id HAVING count(*) > 1)
+    GROUP BY b.box_id, b.card_id HAVING count(*) > 1
+) b
+JOIN public.cards c ON c.card_id = b.card_id
+WHERE c.metadata ? 'agent_turn_id' AND (:project_id::text IS NULL OR c.tenant_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: places_are_whole :many
 -- Protocol §4.5: what is in a box is there: the box, the card, and both of one project.
@@ -103,27 +91,42 @@ FROM public.box_cards b LEFT JOIN public.boxes x ON x.box_id = b.box_id LEFT JOI
 WHERE (x.box_id IS NULL OR c.card_id IS NULL OR x.tenant_id <> c.tenant_id)
   AND (:since_id::text IS NULL OR b.box_id >= :since_id::text::uuid)
   AND (:project_id::text IS NULL OR x.tenant_id = :project_id OR c.tenant_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cards_are_in_their_boxes :many
 -- Protocol §2.9: what a turn wrote is in its output box, and in no box that was there before it; never in its context box. Only
--- results that no call took are in no box.
-SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', t.agent_turn_id, 'card_id', c.card_id, 'box_id', b.box_id) AS ids,
-       CASE WHEN b.card_id IS NULL THEN 'the card is in no box' WHEN b.box_id = t.context_box_id THEN 'the turn wrote it into its context box'
+-- results that no call took are in no box. Turns that are over are told by their outcome, the few others looked up.
+SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata ->> 'agent_turn_id', 'card_id', c.card_id,
+                          'box_id', b.box_id) AS ids,
+       CASE WHEN b.card_id IS NULL THEN 'the card is in no box' WHEN b.box_id::text = t.context_box_id THEN 'the turn wrote it into its context box'
             ELSE 'the turn wrote it into a box that is not its own' END AS detail
 FROM public.cards c
 LEFT JOIN public.box_cards b ON b.card_id = c.card_id
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_id' AND o.output_box_id = b.box_id
 LEFT JOIN LATERAL (
-    SELECT i.agent_turn_id, CASE WHEN pg_input_is_valid(i.payload ->> 'context_box_id', 'uuid')
-                                 THEN (i.payload ->> 'context_box_id')::uuid END AS context_box_id,
-           coalesce(o.output_box_id, CASE WHEN pg_input_is_valid(i.payload ->> 'output_box_id', 'uuid')
-                                          THEN (i.payload ->> 'output_box_id')::uuid END) AS output_box_id
-    FROM state.agent_inbox i LEFT JOIN state.turn_outcomes o ON o.inbox_id = i.inbox_id
-    WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.message_type IN ('turn', 'ui_action')) t ON true
-WHERE (b.card_id IS NULL AND c.metadata ->> 'type' <> 'tool.result' AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
-    OR c.metadata ->> 'type' NOT IN ('task.instruction', 'task.result_fields')
-       AND (b.box_id = t.context_box_id
-            OR b.box_id <> t.output_box_id AND c.created_at - interval '1 minute' > (SELECT x.created_at FROM public.boxes x WHERE x.box_id = b.box_id)))
+    SELECT i.payload ->> 'context_box_id' AS context_box_id, i.payload ->> 'output_box_id' AS output_box_id FROM state.agent_inbox i
+    WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.message_type IN ('turn', 'ui_action')
+      AND c.metadata ->> 'type' NOT IN ('task.instruction', 'task.result_fields') LIMIT 1) t ON true
+WHERE o.agent_turn_id IS NULL
+  AND CASE WHEN b.card_id IS NULL
+           THEN c.metadata ->> 'type' <> 'tool.result' AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
+           ELSE b.box_id::text = t.context_box_id OR (b.box_id::text <> t.output_box_id AND c.created_at - interval '1 minute' > (
+                SELECT x.created_at FROM public.boxes x WHERE x.box_id = b.box_id)) END
   AND (:since_id::text IS NULL OR (c.card_id >= :since_id AND c.card_id < '1'))
   AND (:project_id::text IS NULL OR c.tenant_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: context_boxes_never_change :many
+-- Protocol §2.9: every card of a box that is only a context came in the transaction that made the box. Not seen in a database that was
+-- restored from a dump, which forgets the transactions.
+SELECT jsonb_build_object('project_id', x.tenant_id, 'box_id', x.box_id, 'card_id', b.card_id) AS ids,
+       'the card entered a context box after the box was made' AS detail
+FROM public.boxes x JOIN public.box_cards b ON b.box_id = x.box_id
+WHERE b.xmin <> x.xmin AND x.xmin = x.made_by::xid AND x.box_id IN (
+    SELECT CASE WHEN pg_input_is_valid(t.payload ->> 'context_box_id', 'uuid') THEN (t.payload ->> 'context_box_id')::uuid END
+    FROM state.agent_inbox t
+    WHERE t.message_type IN ('turn', 'ui_action')
+      AND (:since::timestamptz IS NULL OR t.created_at >= :since)
+      AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id))
+  AND NOT EXISTS (SELECT FROM state.agent_inbox o WHERE o.payload ->> 'output_box_id' = x.box_id::text)
+ORDER BY ids LIMIT :row_limit::int;

@@ -11,7 +11,7 @@ FROM (
     WHERE (:since_id::text IS NULL OR s.step_id >= :since_id) AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ) s
 GROUP BY s.agent_turn_id HAVING (count(s.number), max(s.number), min(s.number)) IS DISTINCT FROM (count(*), count(*), 1)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: heads_count_their_steps :many
 -- Protocol §4.2: a head counts the steps that its turn has committed.
@@ -20,7 +20,7 @@ SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'a
 FROM state.agent_state_head h
 CROSS JOIN LATERAL (SELECT count(*) AS steps FROM state.agent_steps s WHERE s.agent_turn_id = h.active_agent_turn_id) s
 WHERE h.status <> 'idle' AND h.step_count <> s.steps AND (:project_id::text IS NULL OR h.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: step_agrees_with_its_turn :many
 -- Protocol §4.2: a step is of an enqueued turn, with its agent, channel, trace and boxes, and was written when it was over.
@@ -41,7 +41,7 @@ WHERE (t.inbox_id IS NULL OR s.status = 'running' OR s.ended_at IS NULL OR s.cha
           IS DISTINCT FROM (t.payload ->> 'profile_box_id', t.payload ->> 'context_box_id', t.payload ->> 'output_box_id'))
   AND (:since_id::text IS NULL OR s.step_id >= :since_id)
   AND (:project_id::text IS NULL OR s.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: an_ending_step_is_the_last :many
 -- Protocol §7.7: a step that ended its turn is its last, and the turn has its outcome: failed after a failed step, canceled after a
@@ -57,7 +57,7 @@ WHERE (s.status IN ('failed', 'canceled') OR s.metadata ->> 'next' = 'end')
   AND (o.agent_turn_id IS NULL OR x.step_id IS NOT NULL OR (s.status IN ('failed', 'canceled') AND o.status <> s.status))
   AND (:since_id::text IS NULL OR s.step_id >= :since_id)
   AND (:project_id::text IS NULL OR s.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: calls_of_a_step :many
 -- Protocol §7.4: each call of a step was sent, so that it has a waiting row, or refused, so that its result is in the output box.
@@ -72,7 +72,7 @@ FROM (
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = s.call AND w.project_id = s.project_id AND w.step_id = s.step_id
 LEFT JOIN public.box_cards b ON b.card_id = s.call || '-result' AND b.box_id = s.output_box_id
 WHERE w.tool_call_id IS NULL AND b.card_id IS NULL
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: call_agrees_with_its_step :many
 -- Protocol §6 command_intent: a call is of a committed step of its turn, at the turn's epoch.
@@ -86,7 +86,7 @@ LEFT JOIN state.agent_steps s ON s.step_id = w.step_id AND s.project_id = w.proj
 WHERE t.message_type IN ('turn', 'ui_action') AND (s.step_id IS NULL OR w.turn_epoch <> t.turn_epoch)
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: waiting_counts_agree :many
 -- Protocol §4.2: a suspended head waits for as many calls as it has open rows; no other head waits, or has a deadline.
@@ -100,7 +100,7 @@ CROSS JOIN LATERAL (
 WHERE (h.waiting_tool_count <> w.open OR (h.status = 'suspended') <> (h.waiting_tool_count > 0)
        OR (h.status <> 'suspended' AND h.resume_deadline IS NOT NULL))
   AND (:project_id::text IS NULL OR h.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: nobody_waits_for_an_ended_turn :many
 -- Protocol §3: only the turn on a head waits for calls, at its epoch.
@@ -110,7 +110,7 @@ FROM state.turn_waiting_tools w
 LEFT JOIN state.agent_state_head h ON h.active_agent_turn_id = w.agent_turn_id AND h.agent_id = w.agent_id AND h.turn_epoch = w.turn_epoch
 WHERE w.wait_status IN ('waiting', 'received') AND h.agent_id IS NULL
   AND (:project_id::text IS NULL OR w.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_received_call_has_a_live_report :many
 -- Protocol §6 report: a call that says received has a report that will be applied, for it never expires.
@@ -120,7 +120,7 @@ FROM state.turn_waiting_tools w
 LEFT JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id AND i.message_type = 'tool_result'
     AND i.archived_at IS NULL
 WHERE w.wait_status = 'received' AND i.inbox_id IS NULL AND (:project_id::text IS NULL OR w.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_consumed_report_has_a_settled_call :many
 -- Protocol §2.7: no report is lost: one that is consumed was applied, or its call was settled by another.
@@ -131,22 +131,21 @@ FROM state.turn_waiting_tools w
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
     AND i.message_type IN ('tool_result', 'timeout') AND i.status = 'consumed'
 WHERE w.wait_status IN ('waiting', 'received') AND (:project_id::text IS NULL OR w.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_winner_a_call :many
 -- Protocol §2.8: of the reports of an applied or expired call one won, a result or a timeout: it is consumed without a reason, or
 -- was given up with a result in its place.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id) AS ids,
        format('the call is %s, and %s of its reports won', w.wait_status, count(i.inbox_id)) AS detail
-FROM state.agent_inbox t JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
+FROM state.turn_waiting_tools w
 LEFT JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
     AND i.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END
     AND ((i.status = 'consumed' AND i.last_error IS NULL) OR (i.status = 'error' AND i.last_error = 'resume_retry_exhausted'))
-WHERE t.message_type IN ('turn', 'ui_action') AND w.wait_status IN ('applied', 'expired')
-  AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
+WHERE w.wait_status IN ('applied', 'expired')
+  AND (:since_id::text IS NULL OR w.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR w.project_id = :project_id)
 GROUP BY w.project_id, w.agent_turn_id, w.tool_call_id, w.wait_status HAVING count(i.inbox_id) <> 1
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_losing_report_changed_nothing :many
 -- Protocol §2.8: a report that is consumed without a reason is the one that its call was settled by.
@@ -158,18 +157,16 @@ WHERE i.message_type IN ('tool_result', 'timeout') AND i.status = 'consumed' AND
   AND w.wait_status NOT IN ('waiting', 'received') AND w.wait_status <> CASE i.message_type WHEN 'timeout' THEN 'expired' ELSE 'applied' END
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_result_a_call :many
 -- Protocol §2.8: the output box has one tool.result for a call that is applied or expired, the one that the call names; none for an
 -- open call; one for a dropped call that had its card (without a card it was dropped while its turn went on, §7.6).
 WITH calls AS (
     SELECT w.project_id, w.agent_turn_id, w.tool_call_id, w.wait_status, w.tool_result_card_id, s.output_box_id
-    FROM state.agent_inbox t JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
+    FROM state.turn_waiting_tools w
     JOIN state.agent_steps s ON s.step_id = w.step_id AND s.project_id = w.project_id
-    WHERE t.message_type IN ('turn', 'ui_action')
-      AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-      AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
+    WHERE (:since_id::text IS NULL OR w.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ),
 results AS (
     SELECT b.box_id, c.tool_call_id, count(*) AS results, min(c.card_id) AS card_id
@@ -187,7 +184,7 @@ WHERE CASE
     WHEN c.wait_status IN ('applied', 'expired') THEN (r.results, r.card_id) IS DISTINCT FROM (1, c.tool_result_card_id)
     WHEN c.wait_status IN ('waiting', 'received') THEN r.results IS NOT NULL
     ELSE r.results > 1 OR (r.results IS NULL AND EXISTS (SELECT FROM public.cards k WHERE k.card_id = c.tool_call_id || '-call')) END
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: results_are_their_calls :many
 -- Protocol §6 report: an applied or expired call, and no other, names a result: a tool.result of its project and call, by its tool or
@@ -200,17 +197,15 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
             THEN format('the call is %s and %s applied', w.wait_status, CASE WHEN w.applied_at IS NULL THEN 'was not' ELSE 'was' END)
             WHEN c.card_id IS NULL THEN 'its result is no card of the project'
             ELSE 'its result is no tool.result for it, by its tool or the system' END AS detail
-FROM state.agent_inbox t JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
+FROM state.turn_waiting_tools w
 LEFT JOIN public.cards c ON c.card_id = w.tool_result_card_id AND c.tenant_id = w.project_id
-WHERE t.message_type IN ('turn', 'ui_action')
-  AND ((w.wait_status IN ('applied', 'expired')) <> (w.tool_result_card_id IS NOT NULL)
+WHERE ((w.wait_status IN ('applied', 'expired')) <> (w.tool_result_card_id IS NOT NULL)
        OR (w.wait_status IN ('applied', 'expired')) <> (w.applied_at IS NOT NULL)
        OR (w.tool_result_card_id IS NOT NULL
            AND (c.metadata ->> 'type' = 'tool.result' AND c.tool_call_id = w.tool_call_id
                 AND c.metadata ->> 'author_id' IN ('system', 'tool.' || w.tool_name)) IS NOT TRUE))
-  AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+  AND (:since_id::text IS NULL OR w.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR w.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: turns_have_their_edge :many
 -- Protocol §4.3: every turn that L0 enqueued has its edge enqueue/request, with its correlation, trace and depth.
@@ -224,7 +219,7 @@ LEFT JOIN state.execution_edges e ON e.correlation_id = t.correlation_id AND e.p
 WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL AND e.edge_id IS NULL
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: edges_have_their_turn :many
 -- Protocol §4.3: every edge enqueue/request has the inbox row of its turn.
@@ -234,9 +229,9 @@ FROM state.execution_edges e
 LEFT JOIN state.agent_inbox t ON t.agent_turn_id = e.target_agent_turn_id AND t.project_id = e.project_id AND t.agent_id = e.target_agent_id
     AND t.message_type IN ('turn', 'ui_action')
 WHERE e.primitive = 'enqueue' AND t.inbox_id IS NULL
-  AND (:since_id::text IS NULL OR e.edge_id >= 'enqueue-' || :since_id)
+  AND (:since_id::text IS NULL OR (e.edge_id >= 'enqueue-' || :since_id AND e.edge_id < 'enqueue-1'))
   AND (:project_id::text IS NULL OR e.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: calls_have_their_edges :many
 -- Protocol §4.3: a call has one edge tool_call/request, to its caller, with the turn's trace and depth; a reported one has one edge
@@ -256,7 +251,7 @@ WHERE t.message_type IN ('turn', 'ui_action')
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 GROUP BY w.project_id, w.agent_turn_id, w.tool_call_id, w.wait_status, w.received_at
 HAVING count(DISTINCT e.edge_id) <> 1 OR count(DISTINCT r.edge_id) > 1 OR (w.received_at IS NOT NULL AND count(r.edge_id) = 0)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: edges_have_their_call :many
 -- Protocol §6 command_intent: every edge tool_call/request has the waiting row of its call.
@@ -266,7 +261,7 @@ FROM state.execution_edges e
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = e.correlation_id AND w.project_id = e.project_id
 WHERE e.primitive = 'tool_call' AND w.tool_call_id IS NULL AND (:since::timestamptz IS NULL OR e.created_at >= :since)
   AND (:project_id::text IS NULL OR e.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_depth_a_call :many
 -- Protocol §4.3: the edges of a call and the inbox rows that L0 wrote for it carry one depth. (A row that a tool wrote by SQL keeps ids in
@@ -274,16 +269,14 @@ LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id) AS ids,
        format('the depth of the call is %s, of its report edge %s, of its inbox row %s', e.recursion_depth, coalesce(r.recursion_depth::text, 'none'),
               coalesce(i.context_headers ->> 'CG-Recursion-Depth', 'none')) AS detail
-FROM state.agent_inbox t JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
+FROM state.turn_waiting_tools w
 JOIN state.execution_edges e ON e.correlation_id = w.tool_call_id AND e.project_id = w.project_id AND e.primitive = 'tool_call'
 LEFT JOIN state.execution_edges r ON r.correlation_id = w.tool_call_id AND r.project_id = w.project_id AND r.primitive = 'report'
 LEFT JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
     AND i.message_type IN ('tool_result', 'timeout') AND i.enqueue_mode = 'report' AND NOT i.payload ? 'tool_call_id'
-WHERE t.message_type IN ('turn', 'ui_action')
-  AND (r.recursion_depth <> e.recursion_depth OR i.context_headers ->> 'CG-Recursion-Depth' <> e.recursion_depth::text)
-  AND (:since::timestamptz IS NULL OR t.created_at >= :since)
-  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+WHERE (r.recursion_depth <> e.recursion_depth OR i.context_headers ->> 'CG-Recursion-Depth' <> e.recursion_depth::text)
+  AND (:since_id::text IS NULL OR w.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR w.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: children_are_deeper :many
 -- Protocol §2.11: a child's depth is its parent turn's and one more, or what its headers said if that is more, and below the limit.
@@ -300,4 +293,4 @@ WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL
   AND (d.depth > coalesce(d.parent_depth, -1) AND d.depth < :depth_limit::int) IS NOT TRUE
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;

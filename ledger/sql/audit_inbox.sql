@@ -12,7 +12,7 @@ WHERE ((i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT N
        OR (i.archived_at IS NULL AND i.status <> 'queued' AND i.next_retry_at = 'infinity'))
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: retries_are_bounded :many
 -- Protocol §7.5: only reports are deferred, with a reason, for seconds, and at most three times.
@@ -25,7 +25,7 @@ WHERE (i.retry_count NOT BETWEEN 0 AND 3
                                       OR i.next_retry_at > now() + interval '1 minute')))
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: stops_came_true :many
 -- Protocol §6 stop: the stop of a turn that is consumed ended it: its outcome is canceled, with the code stopped.
@@ -36,7 +36,7 @@ FROM state.agent_inbox i LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.
 WHERE i.message_type = 'stop' AND i.status = 'consumed' AND (o.status, o.error_code) IS DISTINCT FROM ('canceled', 'stopped')
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: claims_are_short :many
 -- Protocol §8 claims: no row is processing for longer than :claim_seconds, and the grace.
@@ -49,7 +49,7 @@ WHERE i.archived_at IS NULL AND i.status = 'processing'
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR i.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: due_rows_are_taken :many
 -- Protocol §8 doorbell: a row that is due is taken, at the latest by the safety net.
@@ -61,7 +61,7 @@ WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR i.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: deadlines_are_kept :many
 -- Protocol §8 suspended: a turn whose resume deadline has passed, or was cleared with its timeouts out, is woken.
@@ -73,7 +73,7 @@ WHERE h.status = 'suspended' AND coalesce(h.resume_deadline, h.updated_at) < now
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR h.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;
 
 -- name: stops_are_obeyed :many
 -- Protocol §8 stop: a turn that was asked to stop is soon over.
@@ -86,4 +86,4 @@ WHERE i.archived_at IS NULL AND i.message_type = 'stop' AND i.created_at < now()
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR i.project_id = :project_id)
-LIMIT :row_limit::int;
+ORDER BY ids LIMIT :row_limit::int;

@@ -7,11 +7,13 @@ ON CONFLICT (duty) DO UPDATE SET taken_at = now() WHERE d.taken_at < now() - mak
 RETURNING d.duty;
 
 -- name: list_in_hand :many
--- Turns in hand for a while, in the order of their agents, beyond a place in it.
-SELECT t.* FROM state.turns_in_hand t
-WHERE t.worker_target = ANY (:worker_targets::text[]) AND t.updated_at < now() - make_interval(secs => :older_seconds::float8)
-  AND (t.agent_id, t.project_id) > (:after_agent_id, :after_project_id)
-ORDER BY t.agent_id, t.project_id LIMIT :row_limit::int;
+-- Turns in hand for a while, in the order of their output boxes, beyond one of them: the index of busy heads, which idle
+-- agents do not lengthen.
+SELECT t.* FROM state.agent_state_head h
+JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
+WHERE h.output_box_id > :after_box_id::text::uuid AND t.worker_target = ANY (:worker_targets::text[])
+  AND t.updated_at < now() - make_interval(secs => :older_seconds::float8)
+ORDER BY h.output_box_id LIMIT :row_limit::int;
 
 -- name: confirm_in_hand :many
 -- Those of these turns that their agents still have in hand, at these epochs.
@@ -22,14 +24,14 @@ JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.pr
 WHERE h.active_agent_turn_id = t.agent_turn_id AND h.turn_epoch = t.turn_epoch;
 
 -- name: restart_turn :opt
--- A workflow was started again for this turn: counted (by counted: 1, or 0 for an operator's), and the reports and stops
--- that the lost one had in hand are due again.
+-- A workflow was started again for this turn: counted once for each loss, whoever saw it (by counted: 1, or 0 for an
+-- operator's), and the reports and stops that the lost one had in hand are due again.
 WITH head AS (
     UPDATE state.agent_state_head h SET
         restart_count = h.restart_count + :counted::int,
         updated_at = CASE h.status WHEN 'dispatched' THEN h.updated_at ELSE now() END
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
-      AND h.turn_epoch = :turn_epoch AND h.status <> 'idle'
+      AND h.turn_epoch = :turn_epoch AND h.status <> 'idle' AND h.restart_count = :restart_count::int
     RETURNING h.restart_count
 ),
 due AS (

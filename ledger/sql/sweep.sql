@@ -84,6 +84,11 @@ SELECT DISTINCT t.worker_target, :instance, now() FROM unnest(:worker_targets::t
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
     started_at = CASE WHEN w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8) THEN now() ELSE w.started_at END;
 
+-- name: is_served :one
+-- Whether a worker of this target has signed on lately.
+SELECT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = :worker_target
+               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS served;
+
 -- name: list_overdue :many
 -- Rule 'suspended': turns whose resume deadline has passed (or is cleared), with the gate of each.
 SELECT t.* FROM state.turns_in_hand t
@@ -92,7 +97,8 @@ WHERE t.status = 'suspended' AND t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;
 
 -- name: retry_resumes :many
--- Rule 'resume': a report of a sleeping turn was claimed, but the turn has not woken: its row becomes pending again.
+-- Rule 'resume': a report of a sleeping turn was claimed, but the turn has not woken although a worker is there: its row
+-- becomes pending again. Without a worker each ring would only lengthen the history of its workflow.
 WITH late AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
@@ -100,6 +106,8 @@ WITH late AS MATERIALIZED (
     WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.status = 'processing'
       AND i.message_type IN ('tool_result', 'timeout') AND h.status = 'suspended'
       AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
+      AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
+                  AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
     ORDER BY i.next_retry_at LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
 )
 UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()

@@ -1,8 +1,10 @@
--- The message pump (protocol §9). Transitions lock the thread's row first, so that of one thread only one runs at a time.
+-- The message pump (protocol §9). Transitions lock the thread's row first, so that of one thread only one runs at a time, and
+-- each statement of it sees what those before it did. begin_message locks its message only: whatever ends or moves that waits.
 
 -- name: find_message :opt
 -- What an earlier send under this correlation came to.
-SELECT m.message_id, m.thread_id, m.request_digest FROM state.thread_messages m
+SELECT m.message_id, m.request_digest, t.thread_id, t.project_id, t.channel_id, t.worker_target
+FROM state.thread_messages m JOIN state.threads t ON t.thread_id = m.thread_id
 WHERE m.correlation_id = :correlation_id AND m.project_id = :project_id;
 
 -- name: add_thread :exec
@@ -11,11 +13,14 @@ INSERT INTO state.threads (thread_id, project_id, channel_id, worker_target, req
 VALUES (:thread_id, :project_id, :channel_id, :worker_target, :requester, :context_headers::jsonb);
 
 -- name: lock_thread :opt
--- A thread of a project, from here on ours; how many of its messages are open.
-SELECT t.thread_id, t.project_id, t.channel_id, t.worker_target, t.requester, t.status, t.version, t.message_count,
-       (SELECT count(*) FROM state.thread_messages m WHERE m.thread_id = t.thread_id
-        AND m.status IN ('pending', 'handling', 'waiting')) AS open_count
+-- A thread of a project, from here on ours: what is counted in it is counted by the statements that follow.
+SELECT t.thread_id, t.project_id, t.channel_id, t.worker_target, t.requester, t.message_count
 FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id FOR NO KEY UPDATE;
+
+-- name: count_open_messages :one
+-- How many messages of a thread are in flight.
+SELECT count(*) AS found FROM state.thread_messages m
+WHERE m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting');
 
 -- name: top_segment :opt
 -- The live segment at the top of a thread's chain of this listener.
@@ -50,90 +55,105 @@ FROM thread;
 
 -- name: begin_message :opt
 -- An open message in hand, with what its handling needs: its payload, its segment and caller, its turn's end if that is known.
--- was: what it was before. Reading it counts as an attempt of its handler.
+-- was: what it was before. Reading it counts as an attempt of its handler, once for each run (:begun_by). Alone, was is null,
+-- and nothing is changed, where the message was moved meanwhile, to a segment that this statement does not see yet.
 WITH found AS MATERIALIZED (
-    SELECT m.message_id, m.status FROM state.thread_messages m
-    WHERE m.message_id = :message_id AND m.status IN ('pending', 'handling', 'waiting') FOR NO KEY UPDATE
+    SELECT m.message_id, m.status, m.segment_id FROM state.thread_messages m
+    WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.project_id = :project_id
+      AND m.status IN ('pending', 'handling', 'waiting') FOR NO KEY UPDATE
 ),
 begun AS (
     UPDATE state.thread_messages m SET
         status = CASE found.status WHEN 'waiting' THEN 'waiting' ELSE 'handling' END,
-        attempt = m.attempt + CASE found.status WHEN 'waiting' THEN 0 ELSE 1 END, begun_at = coalesce(m.begun_at, now())
-    FROM found WHERE m.message_id = found.message_id
+        attempt = m.attempt + (found.status <> 'waiting' AND m.begun_by IS DISTINCT FROM :begun_by)::int,
+        begun_by = :begun_by, begun_at = coalesce(m.begun_at, now())
+    FROM found JOIN state.thread_segments s ON s.segment_id = found.segment_id
+    WHERE m.message_id = found.message_id
     RETURNING m.*, found.status AS was
 )
 SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segment_id, m.from_id, m.kind, m.agent_turn_id, m.deadline,
-       m.deadline < now() AS is_overdue, s.listener, s.parent_id, p.listener AS parent_listener, cardinality(s.lineage) AS depth,
+       coalesce(m.deadline < now(), false) AS is_overdue, s.listener, s.parent_id, p.listener AS parent_listener, cardinality(s.lineage) AS depth,
        s.output_box_id::text AS output_box_id, s.caller_turn_id, t.requester, t.context_headers, c.content ->> 'text' AS payload,
        o.status AS outcome, o.error_code, d.content AS deliverable,
        a.agent_id AS caller_agent_id
-FROM begun m
-JOIN state.thread_segments s ON s.segment_id = m.segment_id
-JOIN state.threads t ON t.thread_id = m.thread_id
-JOIN public.cards c ON c.card_id = m.payload_card_id
+FROM found
+LEFT JOIN begun m ON true
+LEFT JOIN state.thread_segments s ON s.segment_id = m.segment_id
+LEFT JOIN state.threads t ON t.thread_id = m.thread_id
+LEFT JOIN public.cards c ON c.card_id = m.payload_card_id
 LEFT JOIN state.thread_segments p ON p.segment_id = s.parent_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = m.agent_turn_id
 LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id
 LEFT JOIN LATERAL (SELECT i.agent_id FROM state.agent_inbox i WHERE i.agent_turn_id = s.caller_turn_id
                    AND i.message_type = 'turn' LIMIT 1) a ON true;
 
+-- name: own_box :one
+-- The box that an agent has in a segment, whoever is asked there first; made if there is none yet.
+WITH segment AS (
+    UPDATE state.thread_segments s SET output_box_id = coalesce(s.output_box_id, :new_box_id::uuid)
+    WHERE s.segment_id = :segment_id
+    RETURNING s.output_box_id
+),
+made AS (
+    INSERT INTO public.boxes (box_id, tenant_id)
+    SELECT s.output_box_id, :project_id FROM segment s WHERE s.output_box_id = :new_box_id::uuid
+    ON CONFLICT DO NOTHING
+)
+SELECT s.output_box_id::text AS output_box_id FROM segment s;
+
 -- name: await_turn :opt
 -- The agent's turn for this message is out: it waits for the turn's end, at most until the deadline.
-WITH message AS (
+WITH thread AS (
+    UPDATE state.threads t SET version = t.version + 1, updated_at = now()
+    WHERE t.thread_id = :thread_id AND t.project_id = :project_id
+    RETURNING t.thread_id
+),
+message AS (
     UPDATE state.thread_messages m SET status = 'waiting', agent_turn_id = :agent_turn_id,
         deadline = coalesce(m.deadline, now() + make_interval(secs => :deadline_seconds::float8))
-    WHERE m.message_id = :message_id AND m.status IN ('handling', 'waiting')
-    RETURNING m.segment_id, m.thread_id
+    FROM thread WHERE m.message_id = :message_id AND m.thread_id = thread.thread_id AND m.status IN ('handling', 'waiting')
+    RETURNING m.message_id, m.segment_id
 ),
 segment AS (
     UPDATE state.thread_segments s SET output_box_id = :output_box_id::uuid FROM message WHERE s.segment_id = message.segment_id
-),
-thread AS (
-    UPDATE state.threads t SET version = t.version + 1, updated_at = now() FROM message WHERE t.thread_id = message.thread_id
 )
-SELECT message.thread_id FROM message;
+SELECT message.message_id FROM message;
 
 -- name: end_message :opt
 -- A message is handled, or canceled where the agent's turn for it is late; no row if it was settled before.
 UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = now()
-WHERE m.message_id = :message_id AND m.status IN ('pending', 'handling', 'waiting')
-RETURNING m.message_id, m.thread_id, m.request_id, m.hop, m.segment_id, m.agent_turn_id;
+WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting')
+RETURNING m.message_id, m.request_id, m.hop, m.segment_id;
 
 -- name: prune_segment :many
 -- Ends a segment and all below it: their open messages are canceled. Requests that nobody had begun move to a new segment
--- of the same listener instead, which is made for them. Answers the canceled ones.
+-- of the same listener instead, which is made for them. Answers the canceled ones. What a message is, its locked row says:
+-- it may be begun until then.
 WITH below AS MATERIALIZED (
-    SELECT s.segment_id, s.parent_id, s.listener, s.caller_turn_id FROM state.thread_segments s
+    SELECT s.segment_id, s.parent_id, s.lineage, s.listener, s.caller_turn_id FROM state.thread_segments s
     WHERE s.thread_id = :thread_id AND s.status = 'live' AND s.lineage @> ARRAY[:segment_id::text]
-),
-waiting AS MATERIALIZED (
-    SELECT m.message_id FROM state.thread_messages m
-    WHERE m.thread_id = :thread_id AND m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request'
 ),
 fresh AS (
     INSERT INTO state.thread_segments (segment_id, thread_id, parent_id, lineage, listener, caller_turn_id)
-    SELECT :fresh_segment_id, :thread_id, b.parent_id, trim_array(s.lineage, 1) || :fresh_segment_id::text,
+    SELECT :fresh_segment_id, :thread_id, b.parent_id, trim_array(b.lineage, 1) || :fresh_segment_id::text,
            b.listener, b.caller_turn_id
-    FROM below b JOIN state.thread_segments s ON s.segment_id = b.segment_id
-    WHERE b.segment_id = :segment_id AND EXISTS (SELECT FROM waiting)
+    FROM below b WHERE b.segment_id = :segment_id AND EXISTS (
+        SELECT FROM state.thread_messages m
+        WHERE m.thread_id = :thread_id AND m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request')
 ),
 pruned AS (
     UPDATE state.thread_segments s SET status = 'pruned', ended_at = now() FROM below WHERE s.segment_id = below.segment_id
 ),
-moved AS (
-    UPDATE state.thread_messages m SET segment_id = :fresh_segment_id FROM waiting w WHERE m.message_id = w.message_id
+settled AS (
+    UPDATE state.thread_messages m SET (segment_id, status, ended_by, ended_at) = (
+        SELECT CASE WHEN x.stays THEN :fresh_segment_id ELSE m.segment_id END, CASE WHEN x.stays THEN m.status ELSE 'canceled' END,
+               CASE WHEN NOT x.stays THEN :ended_by END, CASE WHEN NOT x.stays THEN now() END
+        FROM (SELECT m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request' AS stays) x)
+    FROM below b
+    WHERE m.thread_id = :thread_id AND m.segment_id = b.segment_id AND m.status IN ('pending', 'handling', 'waiting')
+    RETURNING m.message_id, m.request_id, m.status
 )
-UPDATE state.thread_messages m SET status = 'canceled', ended_by = :ended_by, ended_at = now()
-FROM below b
-WHERE m.thread_id = :thread_id AND m.segment_id = b.segment_id AND m.status IN ('pending', 'handling', 'waiting')
-  AND NOT EXISTS (SELECT FROM waiting w WHERE w.message_id = m.message_id)
-RETURNING m.message_id, m.request_id;
-
--- name: cancel_messages :many
--- Ends every open message of a thread.
-UPDATE state.thread_messages m SET status = 'canceled', ended_by = :ended_by, ended_at = now()
-WHERE m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting')
-RETURNING m.message_id, m.request_id;
+SELECT e.message_id, e.request_id FROM settled e WHERE e.status = 'canceled';
 
 -- name: add_reply :exec
 -- The answer to a message from outside; the first one stays.
@@ -163,40 +183,61 @@ WITH thread AS (
 UPDATE state.thread_segments s SET status = 'pruned', ended_at = now()
 FROM thread WHERE thread.status = 'ended' AND s.thread_id = thread.thread_id AND s.status = 'live';
 
--- name: look_at_thread :one
--- Where a thread stands: its open messages and live chains, as JSON, in the order of their numbers.
+-- name: look_at_thread :opt
+-- Where a thread stands, bounded: its first open messages, those that are due before those whose turns are out, and how many
+-- more there are; some of its live chains, as far as their names fit.
 SELECT t.version,
-       (SELECT coalesce(jsonb_agg(jsonb_build_object('message_id', m.message_id, 'status', m.status, 'listener', s.listener,
-                                                     'deadline', m.deadline) ORDER BY m.number), '[]')
-        FROM state.thread_messages m JOIN state.thread_segments s ON s.segment_id = m.segment_id
-        WHERE m.thread_id = t.thread_id AND m.status IN ('pending', 'handling', 'waiting')) AS open,
-       (SELECT coalesce(jsonb_agg(t.requester || '.' || c.chain ORDER BY c.chain), '[]') FROM (
-            SELECT (SELECT string_agg(x.listener, '.' ORDER BY l.place) FROM unnest(s.lineage) WITH ORDINALITY l (id, place)
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('message_id', f.message_id, 'status', f.status, 'listener', f.name,
+                                                     'deadline', f.deadline, 'turn_is_over', f.is_over) ORDER BY f.place), '[]')
+        FROM (SELECT e.*, coalesce(substring(s.listener FROM '^[A-Za-z0-9_-]{1,59}$'), '?') AS name,
+                     row_number() OVER (ORDER BY e.is_idle, e.deadline, e.number) AS place
+              FROM (SELECT m.*, o.agent_turn_id IS NOT NULL AS is_over, m.status = 'waiting' AND o.agent_turn_id IS NULL AS is_idle
+                    FROM state.thread_messages m LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = m.agent_turn_id
+                    WHERE m.thread_id = t.thread_id AND m.status IN ('pending', 'handling', 'waiting')) e
+              JOIN state.thread_segments s ON s.segment_id = e.segment_id
+              ORDER BY place LIMIT :row_limit::int) f) AS open,
+       (SELECT count(*) FROM state.thread_messages m
+        WHERE m.thread_id = t.thread_id AND m.status IN ('pending', 'handling', 'waiting')) AS open_count,
+       (SELECT coalesce(jsonb_agg(left(t.requester || '.' || c.chain, 200) ORDER BY c.chain), '[]') FROM (
+            SELECT (SELECT string_agg(coalesce(substring(x.listener FROM '^[A-Za-z0-9_-]{1,59}$'), '?'), '.' ORDER BY l.place)
+                    FROM unnest(s.lineage) WITH ORDINALITY l (id, place)
                     JOIN state.thread_segments x ON x.segment_id = l.id) AS chain
-            FROM state.thread_segments s WHERE s.thread_id = t.thread_id AND s.status = 'live' LIMIT 100) c) AS chains
-FROM state.threads t WHERE t.thread_id = :thread_id;
+            FROM state.thread_segments s WHERE s.thread_id = t.thread_id AND s.status = 'live' LIMIT 10) c) AS chains
+FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id;
 
 -- name: list_canceled_turns :many
--- Turns in hand or in the queue whose message was canceled: by the handling of one message, or of any in threads of these targets.
+-- Rule 'thread_turn': turns in hand or in the queue whose message was canceled, in threads of these targets.
 SELECT i.agent_turn_id, t.project_id, t.channel_id FROM (
     SELECT h.active_inbox_id AS inbox_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL
     UNION ALL
     SELECT q.inbox_id FROM state.queued_turns q) live
 JOIN state.agent_inbox i ON i.inbox_id = live.inbox_id
-JOIN state.thread_messages m ON m.message_id = i.correlation_id AND m.project_id = i.project_id AND m.status = 'canceled'
-JOIN state.threads t ON t.thread_id = m.thread_id
+CROSS JOIN LATERAL (SELECT x.thread_id, x.status FROM state.thread_messages x
+                    WHERE x.message_id = i.correlation_id AND x.project_id = i.project_id LIMIT 1) m -- each by its key
+JOIN state.threads t ON t.thread_id = m.thread_id AND m.status = 'canceled'
 WHERE t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;
 
--- name: list_ended_turns :many
--- The turns whose messages were canceled by the handling of this one.
-SELECT i.agent_turn_id, t.project_id, t.channel_id FROM state.thread_messages m
-JOIN state.threads t ON t.thread_id = m.thread_id
-JOIN state.agent_inbox i ON i.correlation_id = m.message_id AND i.project_id = m.project_id AND i.message_type = 'turn'
-WHERE m.thread_id = :thread_id AND m.ended_by = :ended_by;
+-- name: list_ended_messages :many
+-- The messages that the handling of this one canceled, each with its agent's turn; is_in_hand: a handler may still run.
+SELECT m.message_id, i.agent_turn_id, m.begun_at IS NOT NULL AND i.agent_turn_id IS NULL AS is_in_hand
+FROM state.thread_messages m
+LEFT JOIN state.agent_inbox i ON i.correlation_id = m.message_id AND i.project_id = m.project_id AND i.message_type = 'turn'
+WHERE m.ended_by = :ended_by AND m.project_id = :project_id ORDER BY m.number;
 
 -- name: list_replies :many
--- Answers whose event is not known to be in the event stream: of one thread at once, or older ones of these targets.
+-- A thread's answers whose event is not known to be in the event stream.
+SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
+       m.correlation_id, t.project_id, t.channel_id, t.context_headers
+FROM state.thread_replies r
+JOIN state.thread_messages m ON m.message_id = r.request_id
+JOIN state.threads t ON t.thread_id = r.thread_id
+LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
+WHERE r.announced_at IS NULL AND r.thread_id = :thread_id
+ORDER BY r.created_at LIMIT :row_limit::int;
+
+-- name: list_late_replies :many
+-- Rule 'thread_reply': such answers of all threads of these targets, once they are older.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
        m.correlation_id, t.project_id, t.channel_id, t.context_headers
 FROM state.thread_replies r
@@ -204,7 +245,7 @@ JOIN state.thread_messages m ON m.message_id = r.request_id
 JOIN state.threads t ON t.thread_id = r.thread_id
 LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
 WHERE r.announced_at IS NULL AND r.created_at <= clock_timestamp() - make_interval(secs => :older_seconds::float8)
-  AND (r.thread_id = :thread_id::text OR (:thread_id::text IS NULL AND t.worker_target = ANY (:worker_targets::text[])))
+  AND t.worker_target = ANY (:worker_targets::text[])
 ORDER BY r.created_at LIMIT :row_limit::int;
 
 -- name: mark_replied :exec
@@ -221,14 +262,10 @@ WHERE m.agent_turn_id = ANY (:agent_turn_ids::text[]) AND m.status = 'waiting';
 -- Rule 'thread': open threads of which a message should have moved: nobody began it, its turn is over or its deadline passed.
 SELECT DISTINCT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.thread_messages m
 JOIN state.threads t ON t.thread_id = m.thread_id
+LEFT JOIN LATERAL (SELECT x.ended_at FROM state.turn_outcomes x WHERE x.agent_turn_id = m.agent_turn_id LIMIT 1) o ON true
 WHERE m.status IN ('pending', 'handling', 'waiting') AND t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
-  AND CASE m.status
-          WHEN 'pending' THEN m.created_at < now() - make_interval(secs => :older_seconds::float8)
-          WHEN 'waiting' THEN m.deadline < now() - make_interval(secs => :older_seconds::float8) OR EXISTS (
-              SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = m.agent_turn_id
-                AND o.ended_at < now() - make_interval(secs => :older_seconds::float8))
-          ELSE false
-      END
+  AND now() - make_interval(secs => :older_seconds::float8)
+      > CASE m.status WHEN 'pending' THEN m.created_at WHEN 'waiting' THEN least(m.deadline, o.ended_at) END
 LIMIT :row_limit::int;
 
 -- name: list_open_threads :many
@@ -267,5 +304,12 @@ WHERE m.thread_id = :thread_id ORDER BY m.number LIMIT :row_limit::int;
 -- name: list_thread_replies :many
 -- The answers to a thread's requests, in the order in which they were given.
 SELECT r.request_id, r.kind, r.reason, r.from_id, r.payload_card_id, r.created_at, r.announced_at, c.content ->> 'text' AS payload
-FROM state.thread_replies r LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
-WHERE r.thread_id = :thread_id ORDER BY r.created_at;
+FROM state.thread_messages m JOIN state.thread_replies r ON r.request_id = m.message_id
+LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
+WHERE m.thread_id = :thread_id ORDER BY r.created_at LIMIT :row_limit::int;
+
+-- name: list_thread_payloads :many
+-- What the messages of a thread say, in order.
+SELECT m.message_id, c.content ->> 'text' AS payload FROM state.thread_messages m
+JOIN public.cards c ON c.card_id = m.payload_card_id
+WHERE m.thread_id = :thread_id ORDER BY m.number LIMIT :row_limit::int;

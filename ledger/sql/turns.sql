@@ -95,6 +95,7 @@ cards AS (
     SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM head
     CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
                       :card_metadatas::jsonb[]) c (card_id, content, tool_calls, tool_call_id, metadata)
+    WHERE c.card_id <> ALL (:kept_ids::text[])
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
@@ -174,6 +175,7 @@ new_cards AS MATERIALIZED (  -- the canceled results before the cards of the end
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
     SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM new_cards c
+    WHERE c.card_id <> ALL (:kept_ids::text[])
 ),
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)

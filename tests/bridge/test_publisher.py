@@ -1,6 +1,7 @@
 """The publisher: stored once, in order, and honest about a server that is away."""
 
 import asyncio
+import time
 
 import pytest
 from nats.aio.msg import Msg
@@ -74,6 +75,23 @@ async def test_server_down_raises_and_recovers(
     assert patient.counts.stored == 1
     await publisher.publish([event(project, b"after", required=True)])
     await eventually(lambda: any(msg.data == b"after" for msg in heard))
+
+
+async def test_one_that_does_not_wait_leaves_nothing_for_the_reconnect(
+    server: NatsServer, conn: NatsConnection, other: NatsConnection, heard: list[Msg], project: ProjectId
+) -> None:
+    publisher = NatsPublisher(conn, give_up_seconds=0)
+    server.kill()
+    await eventually(lambda: not conn.connected.is_set())
+    started = time.monotonic()
+    with pytest.raises(ServerUnavailable, match="acknowledged no message"):
+        await publisher.publish([event(project, b"required", required=True), event(project, b"best effort")])
+    assert time.monotonic() - started < 2  # as long as an acknowledgement is waited for
+    server.start()
+    await eventually(lambda: conn.connected.is_set() and other.connected.is_set())
+    await publisher.publish([event(project, b"again", required=True)])
+    await eventually(lambda: heard[-1:] and heard[-1].data == b"again")
+    assert b"required" not in [msg.data for msg in heard]
 
 
 async def test_oversized_messages_are_never_sent(conn: NatsConnection, heard: list[Msg], project: ProjectId) -> None:

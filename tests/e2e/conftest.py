@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Databases
+from tests.support.hatchery import Hatchery, hatchery
 from tests.support.invariants import assert_invariants
 from tests.support.process import Processes, processes_of
 from tests.support.stack import Stack, open_stack, running_here
@@ -42,10 +43,19 @@ async def tenant(here: Stack) -> AsyncIterator[Tenant]:
         await assert_invariants(conn)
 
 
+@pytest.fixture(scope="session")
+async def hatching() -> AsyncIterator[Hatchery]:
+    """Where the lives of processes begin at once."""
+    async with hatchery() as opened:
+        yield opened
+
+
 @pytest.fixture(scope="module")
-async def module_processes(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
+async def module_processes(
+    stack: Stack, hatching: Hatchery, request: pytest.FixtureRequest
+) -> AsyncIterator[Processes]:
     """Worker and bridge as processes, which the tests of this module kill and start."""
-    async with processes_of(stack.config) as both:
+    async with processes_of(stack.config, hatching) as both:
         request.node.stash[LOGS] = [both.worker.log, both.bridge.log]
         yield both
 

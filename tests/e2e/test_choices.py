@@ -1,12 +1,12 @@
 """Turns that may end by a choice of their enqueue's, from the request over NATS to the `task` event (protocol §7.4)."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from schema.base import JsonObject
-from schema.cards import CardType
+from schema.cards import CardType, ToolContent, content_of
 from schema.ids import BoxId
 from schema.inbox import TEXT_LIMIT_BYTES
 from tests.support.tenants import Ended, Tenant, turn_of
@@ -24,7 +24,9 @@ SEND: JsonObject = {
 }
 THINK: JsonObject = {"name": "think", "description": "Think on."}
 CHOICES: JsonObject = {"choices": [SEND, THINK]}
-GOOD = ("send_b", {"subject": "hello"})
+GOOD: tuple[str, Any] = ("send_b", {"subject": "hello"})
+EMPTY: tuple[str, Any] = ("send_b", {})
+BARE: tuple[str, Any] = ("think", {})
 SENT: JsonObject = {"choice": "send_b", "arguments": {"subject": "hello"}}
 
 
@@ -35,7 +37,7 @@ async def played(hand: Hand, *steps: JsonObject, **runtime: Any) -> Ended:
 
 async def alone(tenant: Tenant, *steps: JsonObject, runtime: JsonObject | None = None, **profile: Any) -> Ended:
     """The same of an agent without tools."""
-    async with hand_of(tenant, **{"allowed_tools": [], **profile}) as hand:
+    async with hand_of(tenant, allowed_tools=[], **profile) as hand:
         return await played(hand, *steps, **(runtime or {}))
 
 
@@ -94,7 +96,7 @@ async def test_an_invalid_choice_is_told_and_corrected(tenant: Tenant) -> None:
 
 
 async def test_the_model_hears_what_was_wrong(tenant: Tenant) -> None:
-    ended = await alone(tenant, calling(("send_b", {})))
+    ended = await alone(tenant, calling(EMPTY))
     [heard] = heard_by_model(ended)
     assert heard["status"] == "failed"
     assert "'subject' is a required property" in heard["error"]["message"]
@@ -103,7 +105,7 @@ async def test_the_model_hears_what_was_wrong(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(
     "beside",
-    [GOOD, ("think", {}), "search", ("nosuch", {}), ("submit_result", {"fields": []})],
+    [GOOD, BARE, "search", ("nosuch", {}), ("submit_result", {"fields": []})],
     ids=lambda each: each[0],
 )
 async def test_a_choice_beside_another_call_does_nothing(tenant: Tenant, beside: Any) -> None:
@@ -129,23 +131,24 @@ async def test_a_choice_after_a_tool_has_answered(tenant: Tenant) -> None:
     pinned = first.metadata["turn_config"]
     assert isinstance(pinned, dict)
     assert pinned["choices"] == {"send_b": SEND["parameters"], "think": {"type": "object", "properties": {}}}
+    assert isinstance(pinned["tools"], dict)
     assert list(pinned["tools"]) == ["search"]  # the project's own `think` is left out
-    [specs] = [card.content for card in ended.cards if card.type == CardType.TOOLS]
-    assert isinstance(specs, dict)
-    assert isinstance(specs["tools"], list)
-    names = [tool["function"]["name"] for tool in specs["tools"]]  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript] -- a spec, in a test
-    assert names == ["search", "send_b", "think", "submit_result"]
+    [specs] = [content_of(card) for card in ended.cards if card.type == CardType.TOOLS]
+    assert isinstance(specs, ToolContent)
+    assert [spec["function"]["name"] for spec in cast("list[dict[str, Any]]", specs.tools)] == [
+        *("search", "send_b", "think", "submit_result")
+    ]
 
 
 async def test_the_last_step_offers_the_choices_and_submit_result(tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         only = await played(hand, max_steps=1)
-        refused = await played(hand, calling(("send_b", {})), calling("search"), max_steps=2)
-        chosen = await played(hand, calling(("send_b", {})), calling(GOOD), max_steps=2)
+        refused = await played(hand, calling(EMPTY), calling("search"), max_steps=2)
+        chosen = await played(hand, calling(EMPTY), calling(GOOD), max_steps=2)
         assert hand.commands == []
     assert offered(only) == ["send_b", "think", "submit_result"]
     assert outcome(refused) == ("partial", "max_steps", 2)
-    assert "Available: send_b, think, submit_result." in refused.results()[1][2]
+    assert "Available: think, send_b, submit_result." in refused.results()[1][2]  # as jsonb orders keys
     assert (outcome(chosen), chosen.deliverable()) == (("success", None, 2), SENT)
 
 
@@ -157,7 +160,7 @@ async def test_the_last_step_offers_the_choices_and_submit_result(tenant: Tenant
         ("My last words.", ["submit_result"], ("partial", "max_steps", 1)),
     ],
 )
-@pytest.mark.parametrize("calls", [[("send_b", {})], [GOOD, ("think", {})]], ids=["invalid", "two"])
+@pytest.mark.parametrize("calls", [[EMPTY], [GOOD, BARE]], ids=["invalid", "two"])
 async def test_what_is_no_choice_on_the_last_step(
     tenant: Tenant, calls: list[Any], text: str, must_end_with: list[str], expected: tuple[str, str | None, int]
 ) -> None:
@@ -180,10 +183,10 @@ async def test_a_reminder_names_the_choices(tenant: Tenant) -> None:
 
 
 async def test_a_choice_need_not_name_the_wanted_fields(tenant: Tenant) -> None:
-    async with hand_of(tenant, allowed_tools=[]) as hand:
-        turn = await hand.start(calling(GOOD), runtime_config=CHOICES, result_fields=[{"name": "answer"}])
-        ended = await hand.ended(turn)
-    assert (outcome(ended), ended.deliverable()) == (("success", None, 1), SENT)
+    agent = await tenant.agent("sends")
+    ended = await tenant.turn(agent, result_fields=[{"name": "answer"}], runtime_config=CHOICES)
+    assert outcome(ended) == ("success", None, 1)
+    assert shown(json.dumps(ended.deliverable()))["choice"] == "send_b"
 
 
 @pytest.mark.parametrize(
@@ -280,16 +283,17 @@ async def test_a_repeat_with_other_choices_is_a_conflict(tenant: Tenant) -> None
     ended = await tenant.ended(turn_of(first))
     assert ended.deliverable() == {"choice": "send_b", "arguments": {"subject": "x"}}
     assert (await tenant.ask(asked)).duplicate
-    for other in ({"choices": [SEND]}, {"choices": [THINK, SEND]}, {**CHOICES, "instructions": "More."}, {}):
+    others: list[JsonObject] = [
+        *({"choices": [SEND]}, {"choices": [THINK, SEND]}, {**CHOICES, "instructions": "More."}, {}),
+    ]
+    for other in others:
         assert (await tenant.ask({**asked, "runtime_config": other})).error_code == "correlation_conflict"
 
 
 async def test_a_schema_without_end_does_not_hang_the_worker(tenant: Tenant) -> None:
-    doubled: JsonObject = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+    doubled: Any = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
     costly: JsonObject = {"type": "object", "$defs": {**doubled, "d60": {}}, "$ref": "#/$defs/d0"}
-    ended = await alone(
-        tenant, calling(("send_b", {})), runtime={"choices": [{**SEND, "parameters": costly}], "max_steps": 2}
-    )
+    ended = await alone(tenant, calling(EMPTY), runtime={"choices": [{**SEND, "parameters": costly}], "max_steps": 2})
     [(status, code, message)] = ended.results()
     assert (status, code, ended.view.status) == ("failed", "invalid_choice", "success")
     assert "SchemaTooCostly" in message

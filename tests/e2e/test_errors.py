@@ -7,7 +7,7 @@ import pytest
 
 from schema.faults import Fault
 from tests.conftest import Databases
-from tests.support.faults import HASTY, KINDS, Rows, played, unharmed
+from tests.support.faults import HASTY, KINDS, POINTS, Rows, played, unharmed
 from tests.support.invariants import assert_invariants
 from tests.support.stack import Stack, open_stack
 from turnstile.embedded import Endpoints
@@ -39,7 +39,7 @@ async def checked(here: Stack) -> AsyncIterator[Stack]:
         await assert_invariants(conn)
 
 
-@pytest.mark.parametrize("point", Fault)
+@pytest.mark.parametrize("point", POINTS)
 async def test_an_error_at_a_point_leaves_the_same_rows(
     checked: Stack, expected: Rows, point: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

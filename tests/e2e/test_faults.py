@@ -1,6 +1,7 @@
-"""A process killed at every fault point (`schema.faults`): the turn ends all the same, with the same rows.
+"""A process killed at every fault point (`schema.faults`) that a turn passes, for every kind of turn.
 
-One point a life: the turn that was hit recovers while the next one meets the next point.
+The turn ends all the same, with the same rows. One point a life: the turn that was hit recovers while the next one
+meets the next point. Bridge and worker are walked side by side, each on a stack of its own, where the other one stays.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ import pytest
 
 from schema.faults import Fault
 from tests.conftest import Databases
-from tests.support.faults import HASTY, KINDS, played, unharmed
+from tests.support.faults import HASTY, PASSED, POINTS, Kind, played, unharmed
+from tests.support.hatchery import Hatchery
 from tests.support.invariants import assert_invariants
-from tests.support.process import Processes, Role, TurnstileProcess
-from tests.support.stack import Stack, open_stack
-from turnstile.embedded import Endpoints
+from tests.support.process import ROLES, Role, TurnstileProcess, processes_of
+from tests.support.stack import SCRIPTS, Stack, open_stack, running_here
+from turnstile.embedded import EmbeddedServers, Endpoints
 
 log = logging.getLogger(__name__)
 IN_BRIDGE = {
@@ -27,48 +30,84 @@ IN_BRIDGE = {
     *(Fault.WORKFLOW_SIGNALLED, Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.STOP_COMMITTED),
     Fault.STOP_PUBLISHED,
 }
-POINTS: dict[Role, list[Fault]] = {
-    "bridge": [point for point in Fault if point in IN_BRIDGE],
-    "worker": [point for point in Fault if point not in IN_BRIDGE],
-}
+PLAYER = [path for path in SCRIPTS if path.suffix == ".py"]
+"""All that is played; parsing the others takes longer than a life."""
+Ended = dict[tuple[Kind, Fault], dict[str, Any]]
+
+
+def points(kind: Kind, role: Role) -> list[Fault]:
+    """Where a turn of this kind meets this process."""
+    return [point for point in PASSED[kind] if (point in IN_BRIDGE) == (role == "bridge")]
 
 
 @pytest.fixture(scope="module")
-async def stack(
+async def stacks(
     servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
-    """One that mends soon what was broken."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), HASTY) as opened:
-        yield opened
-    await databases.drop(name)
+) -> AsyncIterator[dict[Role, Stack]]:
+    """For each process one that mends soon what was broken, with a NATS of its own: verbs have one server there."""
+    async with AsyncExitStack() as opened:
+        made: dict[Role, Stack] = {}
+        for role in ROLES:
+            embedded = EmbeddedServers(
+                tmp_path_factory.mktemp("nats") / ".turnstile",
+                database_url=servers.database_url,
+                temporal_address=servers.temporal_address,
+                temporal_namespace=servers.temporal_namespace,
+            )
+            running = await opened.enter_async_context(embedded)
+            name = await databases.create(migrated)
+            opened.push_async_callback(databases.drop, name)
+            endpoints = running.endpoints.model_copy(update={"database_url": databases.url(name)})
+            stack = open_stack(endpoints, tmp_path_factory.mktemp(role), HASTY, PLAYER)
+            made[role] = await opened.enter_async_context(stack)
+        yield made
 
 
-async def test_a_kill_at_every_point_leaves_the_same_rows(processes: Processes, stack: Stack, tmp_path: Path) -> None:
-    """Bridge and worker walk through their points side by side, so that the one recovers while the other dies."""
-    expected = await unharmed(stack)
-    async with asyncio.TaskGroup() as turns:
-
-        async def walk(process: TurnstileProcess) -> dict[Fault, asyncio.Task[dict[str, Any]]]:
-            await process.stop()
-            playing: dict[Fault, asyncio.Task[dict[str, Any]]] = {}
-            for point in POINTS[process.role]:
-                process.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
-                await process.start()
-                playing[point] = turns.create_task(played(stack, KINDS.get(point, "answered")))
-                began = time.monotonic()
-                assert await process.died() == -signal.SIGKILL
-                assert tmp_path.joinpath(point).exists(), point
-                log.info("%s was killed at %s after %.1f s", process.role, point, time.monotonic() - began)
-            process.env = {}
-            await process.start()
-            return playing
-
-        walked = await asyncio.gather(walk(processes.bridge), walk(processes.worker))
-    ended = {point: task.result() for playing in walked for point, task in playing.items()}
-    assert set(ended) == set(Fault)
-    for point, rows in ended.items():
-        assert rows == expected[KINDS.get(point, "answered")], point
+async def walk(stack: Stack, victim: Role, hatched: Hatchery, directory: Path) -> Ended:
+    """The rows of turns of every kind, for each of whose points one of them met the victim's death there."""
+    ended: Ended = {}
+    async with processes_of(stack.config, hatched) as both:
+        dying, staying = (both.worker, both.bridge) if victim == "worker" else (both.bridge, both.worker)
+        await staying.start()
+        for kind in PASSED:
+            struck = directory / f"{victim}-{kind}"
+            struck.mkdir()
+            ended |= await walk_kind(stack, dying, kind, struck)
+            log.info("%s: all turns of kind %s ended", victim, kind)
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
+    return ended
+
+
+async def walk_kind(stack: Stack, process: TurnstileProcess, kind: Kind, struck: Path) -> Ended:
+    """One death after the other; then it lives until all the turns have ended."""
+    playing: dict[Fault, asyncio.Task[dict[str, Any]]] = {}
+    async with asyncio.TaskGroup() as turns:
+        for point in points(kind, process.role):
+            process.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(struck)}
+            began = time.monotonic()
+            await process.start()
+            serves = time.monotonic()
+            playing[point] = turns.create_task(played(stack, kind))
+            assert await process.died() == -signal.SIGKILL
+            assert struck.joinpath(point).exists(), point
+            times = (time.monotonic() - serves, serves - began)
+            log.info("%s: a %s turn met %s after %.1f s (and %.1f s to start)", process.role, kind, point, *times)
+        process.env = {}
+        await process.start()
+    await process.kill()
+    return {(kind, point): task.result() for point, task in playing.items()}
+
+
+async def test_a_kill_at_every_point_leaves_the_same_rows(
+    stacks: dict[Role, Stack], hatching: Hatchery, tmp_path: Path
+) -> None:
+    async with running_here(stacks["bridge"]):
+        expected = await unharmed(stacks["bridge"])
+    walks = await asyncio.gather(*(walk(stack, victim, hatching, tmp_path) for victim, stack in stacks.items()))
+    ended = {met: rows for each in walks for met, rows in each.items()}
+    assert set(ended) == {(kind, point) for kind, passed in PASSED.items() for point in passed}
+    assert {point for _, point in ended} == set(POINTS)
+    for (kind, point), rows in ended.items():
+        assert rows == expected[kind], (kind, point)
+    log.info("%d deaths", len(ended))

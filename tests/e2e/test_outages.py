@@ -1,16 +1,24 @@
 """A server that is late, or dies in the middle: it is waited for, by name, and no turn is lost."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
 from ledger.intake import enqueue
+from schema.base import JsonObject
+from schema.errors import ServerUnavailable
+from schema.ids import AgentId, AgentTurnId
 from schema.inbox import EnqueueRequest
+from schema.states import ReplyStatus
+from tests.support import agents
 from tests.support.conditions import until
 from tests.support.invariants import assert_invariants
+from tests.support.net import claim, net_of, unheard
 from tests.support.process import Processes, processes_of
 from tests.support.stack import Stack, open_stack
 from tests.support.tenants import CHANNEL, Tenant, new_tenant, turn_of
@@ -19,6 +27,8 @@ from turnstile.embedded import EmbeddedServers, ServerName
 log = logging.getLogger(__name__)
 AGENTS, EACH = 8, 5
 TURNS = AGENTS * EACH
+PAUSE = 0.3
+"""Between two requests of a client."""
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +81,8 @@ async def test_turns_in_hand_survive_a_server_that_dies(
 ) -> None:
     assert processes.worker.role == "worker"
     tenant = new_tenant(stack)
-    agents = await tenant.agents("slow", AGENTS)
-    turns = [turn_of(await tenant.enqueue(agent, "hello")) for agent in agents for _ in range(EACH)]
+    slow = await tenant.agents("slow", AGENTS)
+    turns = [turn_of(await tenant.enqueue(agent, "hello")) for agent in slow for _ in range(EACH)]
     await until(lambda: some_run(tenant), 20, "some turns ended, and some run")
     await own_servers.kill(name)
     down = time.monotonic()
@@ -91,6 +101,120 @@ async def test_turns_in_hand_survive_a_server_that_dies(
     assert await tenant.task_events() == dict.fromkeys(turns, 1)
     async with tenant.pool.connection() as conn:
         await assert_invariants(conn)
+
+
+@dataclass
+class Load:
+    """Clients that enqueue all the time, half of them over NATS and half into the ledger, and insist on an answer."""
+
+    tenant: Tenant
+    turns: list[AgentTurnId] = field(default_factory=list[AgentTurnId])
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, agents: Sequence[AgentId]) -> None:
+        """Until it is enough, and every client has its answer."""
+        async with asyncio.TaskGroup() as clients:
+            for number, agent in enumerate(agents):
+                ask = self._over_nats if number % 2 else self._directly
+                clients.create_task(self._client(agent, ask))
+
+    async def _client(self, agent: AgentId, ask: Callable[[AgentId, str], Awaitable[AgentTurnId]]) -> None:
+        number = 0
+        while not self.enough.is_set():
+            number += 1
+            self.turns.append(await ask(agent, f"{agent}-{number}"))
+            await asyncio.sleep(PAUSE)
+
+    async def _over_nats(self, agent: AgentId, correlation: str) -> AgentTurnId:
+        payload: JsonObject = {"agent_id": agent, "instruction": "hello", "correlation_id": correlation}
+        while True:
+            with contextlib.suppress(ServerUnavailable):
+                reply = await self.tenant.ask(payload, timeout=1)
+                if reply.status is not ReplyStatus.ERROR:
+                    return turn_of(reply)
+            await asyncio.sleep(PAUSE)
+
+    async def _directly(self, agent: AgentId, correlation: str) -> AgentTurnId:
+        request = EnqueueRequest(agent_id=agent, instruction="hello", correlation_id=correlation)
+        tenant = self.tenant
+        done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
+        return turn_of(done.reply)
+
+    async def ended(self, more_than: int = 0) -> int:
+        """How many have ended, once there are more than that."""
+
+        async def enough() -> int:
+            ended = await self.tenant.count("state.turn_outcomes")
+            return ended if ended > more_than else 0
+
+        return await until(enough, 60, f"more than {more_than} turns ended")
+
+
+async def suffer(load: Load, processes: Processes, outage: Callable[[], Awaitable[None]], name: str) -> None:
+    """The outage under load: afterwards everything goes on in the same processes, and nothing is lost."""
+    tenant, pids = load.tenant, (processes.worker.pid, processes.bridge.pid)
+    running = asyncio.create_task(load.run(await tenant.agents("slow", AGENTS)))
+    before = await load.ended(more_than=AGENTS)
+    went = time.monotonic()
+    await outage()
+    back = time.monotonic()
+    meanwhile = await tenant.count("state.turn_outcomes")
+    await load.ended(more_than=meanwhile)
+    first = time.monotonic()
+    load.enough.set()
+    await running
+    await tenant.all_ended(load.turns, 60)
+    last = time.monotonic()
+    log.info(
+        "%s was away for %.1f s of %d turns' load: %d ended meanwhile, the next %.1f s after, the last %.1f s after",
+        *(name, back - went, len(load.turns), meanwhile - before, first - back, last - back),
+    )
+    rows = await tenant.rows("SELECT status FROM state.turn_outcomes WHERE project_id = $1", tenant.project)
+    assert [row["status"] for row in rows] == ["success"] * len(load.turns)
+    assert await tenant.task_events() == dict.fromkeys(load.turns, 1)
+    assert (processes.worker.pid, processes.bridge.pid) == pids
+    async with tenant.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+async def test_nats_may_be_away_under_load(
+    own_servers: EmbeddedServers, processes: Processes, stack: Stack, request: pytest.FixtureRequest
+) -> None:
+    seconds = float(str(request.config.getoption("--outage-seconds")))
+
+    async def away() -> None:
+        await own_servers.kill("nats")
+        await asyncio.sleep(seconds)
+        await own_servers.restart("nats")
+
+    await suffer(Load(new_tenant(stack)), processes, away, "NATS")
+
+
+async def test_postgres_may_be_restarted_under_load(
+    own_servers: EmbeddedServers, processes: Processes, stack: Stack
+) -> None:
+    await suffer(Load(new_tenant(stack)), processes, lambda: own_servers.restart("postgres"), "PostgreSQL")
+
+
+async def test_rules_that_need_the_engine_leave_the_others_running_while_it_is_away(
+    own_servers: EmbeddedServers, stack: Stack
+) -> None:
+    tenant = new_tenant(stack)
+    await tenant.agent("plain")
+    turn = await unheard(tenant)
+    [claimed] = await claim(tenant)
+    await agents.begin(tenant.pool, claimed.turn())
+    await agents.finish(tenant.pool, claimed.turn())
+    watchdog = net_of(stack).watchdog("engine", "engine_over", "unannounced")
+    await own_servers.kill("temporal")
+    away = time.monotonic()
+    swept = {each.rule: each for each in await watchdog.once(dry_run=False)}
+    log.info("without Temporal three rules looked in %.2f s", time.monotonic() - away)
+    await own_servers.restart("temporal")
+    failed = {name: each.failed for name, each in swept.items() if each.failed is not None}
+    assert failed == dict.fromkeys(("engine", "engine_over"), "Temporal: tcp connect error")
+    assert swept["unannounced"].mended == 1
+    assert await tenant.task_events() == {turn: 1}
 
 
 async def some_run(tenant: Tenant) -> bool:

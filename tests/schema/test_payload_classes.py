@@ -179,3 +179,12 @@ def test_two_classes_of_one_name_in_one_payload() -> None:
     outer = create_model("Outer", __base__=Payload, one=(Line, ...), two=(inner, ...))
     payload = outer.model_validate({"one": {"text": "x"}, "two": {"other": 1}})
     assert outer.from_xml(payload.to_xml()) == payload
+
+
+def test_payloads_are_nested_no_deeper_than_can_be_read() -> None:
+    model: type[Payload] = Line
+    for _ in range(62):
+        model = create_model("Deeper", __base__=Payload, inner=(model, ...))
+    model.xsd()
+    with pytest.raises(BadPayloadClass, match="nested deeper"):
+        create_model("TooDeep", __base__=Payload, inner=(model, ...))

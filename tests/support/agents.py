@@ -7,7 +7,7 @@ from typing import Any
 
 from ledger.cards import BoxCache
 from ledger.intake import Enqueue, Enqueued, QueuedStop, _cards, enqueue, enqueue_turn, stop_queued_turn
-from ledger.lease import AgentKey, Claim, Lease, claim_inbox, dispatch_next
+from ledger.lease import AgentKey, Claim, Lease, TurnInHand, claim_inbox, dispatch_next
 from ledger.pool import Pool
 from ledger.queries import Connection
 from ledger.roster import add_agent, put_profile
@@ -226,7 +226,7 @@ async def wake(pool: Pool, turn: TurnRef) -> None:
     await pool.run(lambda conn: apply_reports(conn, turn, [ring.inbox_id for ring in rings]))
 
 
-async def locate(pool: Pool, turn: AgentTurnId) -> TurnRef | None:
+async def locate(pool: Pool, turn: AgentTurnId) -> TurnInHand | None:
     """locate_turn."""
     return await pool.run(lambda conn: locate_turn(conn, PROJECT, turn))
 

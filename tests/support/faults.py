@@ -6,22 +6,42 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pytest
+
+from schema import faults
 from schema.base import JsonObject
 from schema.errors import ServerUnavailable
 from schema.faults import Fault
 from schema.ids import AgentTurnId, uuid7
+from tests.support.conditions import until
 from tests.support.stack import QUICK, Config, Stack
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 
-Kind = Literal["answered", "silent", "stopped"]
-"""Its two calls are answered in order; nobody answers; it is stopped while it waits."""
+Kind = Literal["plain", "answered", "silent", "stopped"]
+"""It streams a text; its two calls are answered in order; nobody answers; it is stopped while it waits."""
 
+_BEGINS = (Fault.ENQUEUE_COMMITTED, Fault.ENQUEUE_PUBLISHED, Fault.CLAIM_TAKEN, Fault.WORKFLOW_STARTED)
+_STEPS = (Fault.STEP_BEGUN, Fault.MODEL_ANSWERED)
+_CALLS = (Fault.STEP_COMMITTED, Fault.STEP_PUBLISHED, Fault.CALLS_COMMITTED, Fault.CALLS_PUBLISHED)
+_REPORTS = (Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.WORKFLOW_SIGNALLED, Fault.REPORTS_APPLIED)
+_TIMEOUTS = (Fault.TIMEOUTS_INJECTED, Fault.REPORTS_APPLIED)
+_STOPS = (Fault.STOP_COMMITTED, Fault.STOP_PUBLISHED, Fault.WORKFLOW_SIGNALLED)
+_ENDS = (Fault.TURN_FINISHED, Fault.TURN_PUBLISHED, Fault.TURN_ANNOUNCED)
+PASSED: dict[Kind, tuple[Fault, ...]] = {
+    "plain": (*_BEGINS, *_STEPS, *_ENDS),
+    "answered": (*_BEGINS, *_STEPS, *_CALLS, *_REPORTS, *_ENDS),
+    "silent": (*_BEGINS, *_STEPS, *_CALLS, *_TIMEOUTS, *_ENDS),
+    "stopped": (*_BEGINS, *_STEPS, *_CALLS, *_STOPS, *_ENDS),
+}
+"""The points that a turn of each kind passes, where nothing fails; it passes no others."""
+POINTS = [point for point in Fault if any(point in passed for passed in PASSED.values())]
+"""The points of turns; those of the message pump are in its own tests."""
 KINDS: dict[Fault, Kind] = {
     Fault.TIMEOUTS_INJECTED: "silent",
     Fault.STOP_COMMITTED: "stopped",
@@ -29,8 +49,14 @@ KINDS: dict[Fault, Kind] = {
 }
 """The kind of turn that meets a point; the others are met by one whose calls are answered."""
 
-LINES = [calling("nosuch", text="First a guess."), calling("search", "search"), {"text": "All is done."}]
-SILENT = [LINES[0], calling("silent", "silent"), LINES[2]]
+GUESS = calling("nosuch", text="First a guess.")
+DONE: JsonObject = {"text": "All is done."}
+LINES: dict[Kind, list[JsonObject]] = {
+    "plain": [{"text": "one two three four five six", "chunks": 6, "delay_seconds": 0.01}],
+    "answered": [GUESS, calling("search", "search"), DONE],
+    "silent": [GUESS, calling("silent", "silent"), DONE],
+    "stopped": [GUESS, calling("search", "search"), DONE],
+}
 TOOLS = [definition(options={"suspend_timeout_seconds": 90}), definition("silent")]
 CALLS = 2
 PATIENCE_SECONDS = 150.0
@@ -66,11 +92,10 @@ class Player:
 
     async def play(self) -> dict[str, Any]:
         """The turn from its enqueue to its end; returns the rows it left."""
-        lines = SILENT if self.kind == "silent" else LINES
-        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": json.dumps({"steps": lines})}
-        reply = await self.insist("enqueue", payload | {"correlation_id": uuid7()})
-        turn = AgentTurnId(str(reply["agent_turn_id"]))
-        calls = [call_of(turn, index, step=2) for index in range(CALLS)]
+        told = json.dumps({"steps": LINES[self.kind]})
+        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": told, "correlation_id": uuid7()}
+        turn = AgentTurnId(str((await self.insist("enqueue", payload))["agent_turn_id"]))
+        calls = [] if self.kind == "plain" else [call_of(turn, index, step=2) for index in range(CALLS)]
         for call in calls:
             await self.hand.called(call, timeout=PATIENCE_SECONDS)
         if self.kind == "answered":
@@ -108,14 +133,39 @@ async def played(stack: Stack, kind: Kind) -> dict[str, Any]:
         return await player.play()
 
 
+CARDS: dict[Kind, int] = {"plain": 4, "answered": 11, "silent": 11, "stopped": 10}
+
+
 async def unharmed(stack: Stack) -> Rows:
-    """The rows of each kind of turn where nothing fails."""
-    kinds: tuple[Kind, ...] = ("answered", "silent", "stopped")
-    rows = await asyncio.gather(*(played(stack, kind) for kind in kinds))
-    found = dict(zip(kinds, rows, strict=True))
-    assert {kind: len(each["cards"]) for kind, each in found.items()} == {"answered": 11, "silent": 11, "stopped": 10}
-    assert [dict(each["events"]) for each in found.values()] == [{"success": 1}, {"success": 1}, {"canceled": 1}]
+    """The rows of each kind of turn where nothing fails, in this process: each passes its points and no others."""
+    found: Rows = {}
+    for kind, points in PASSED.items():
+        with noted() as passed:
+            found[kind] = await played(stack, kind)
+            await until(lambda passed=passed: _announced(passed), 10, "the turn has passed its last point")
+        assert passed == set(points), kind
+    assert {kind: len(each["cards"]) for kind, each in found.items()} == CARDS
+    assert [dict(each["events"]) for each in found.values()] == [*[{"success": 1}] * 3, {"canceled": 1}]
     return found
+
+
+async def _announced(passed: set[Fault]) -> bool:
+    return Fault.TURN_ANNOUNCED in passed
+
+
+@contextmanager
+def noted() -> Generator[set[Fault]]:
+    """The points that are passed in this process meanwhile; none of them strikes."""
+    passed: set[Fault] = set()
+
+    def note(point: Fault) -> bool:
+        passed.add(point)
+        return False
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(faults, "_first_time", note)
+        patched.setenv("TURNSTILE_FAULTS", ",".join(f"{point}=kill" for point in Fault))
+        yield passed
 
 
 async def rows_of(tenant: Tenant, turn: AgentTurnId) -> dict[str, Any]:

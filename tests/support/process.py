@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Literal
 
 from tests.support.conditions import until
+from tests.support.hatchery import Hatched, Hatchery
 
 Role = Literal["worker", "bridge"]
+ROLES: tuple[Role, Role] = ("worker", "bridge")
 
 
 class TurnstileProcess:
     """One of them; its output is gathered in a file through all its lives."""
 
-    def __init__(self, role: Role, config: Path) -> None:
+    def __init__(self, role: Role, config: Path, hatchery: Hatchery | None = None) -> None:
         self.role: Role = role
         self.log = config.with_name(f"{role}.log")
         self.env: dict[str, str] = {}
         """What the next life has in its environment beside the test's own."""
         self._config = config
-        self._process: asyncio.subprocess.Process | None = None
+        self._hatchery = hatchery
+        self._process: asyncio.subprocess.Process | Hatched | None = None
         self._read = 0
 
     @property
@@ -36,13 +39,17 @@ class TurnstileProcess:
     async def launch(self) -> None:
         """Start it and return at once."""
         assert self._process is None
-        self._read = self.log.stat().st_size if self.log.exists() else 0
-        program = Path(sys.executable).with_name("turnstile")
+        self.log.touch()
+        self._read = self.log.stat().st_size
+        words, environment = (self.role, "--config", self._config), {**os.environ, **self.env}
+        if self._hatchery is not None:
+            self._process = await self._hatchery.spawn(words, environment, self.log)
+            return
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                program,
-                *(self.role, "--config", self._config),
-                env={**os.environ, **self.env},
+                Path(sys.executable).with_name("turnstile"),
+                *words,
+                env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -117,9 +124,9 @@ class Processes:
 
 
 @asynccontextmanager
-async def processes_of(config: Path) -> AsyncGenerator[Processes]:
-    """Worker and bridge with this configuration; not started yet, killed at the end."""
-    both = Processes(TurnstileProcess("worker", config), TurnstileProcess("bridge", config))
+async def processes_of(config: Path, hatchery: Hatchery | None = None) -> AsyncGenerator[Processes]:
+    """Worker and bridge with this configuration (out of a hatchery); not started yet, killed at the end."""
+    both = Processes(*(TurnstileProcess(role, config, hatchery) for role in ROLES))
     try:
         yield both
     finally:

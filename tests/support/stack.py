@@ -5,10 +5,11 @@ The bridge's verbs have one queue group per NATS, so only one stack may serve ve
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from temporalio.client import Client, WorkflowHistory
 
@@ -85,10 +86,14 @@ def write_config(
 
 @asynccontextmanager
 async def open_stack(
-    endpoints: Endpoints, directory: Path, config: Config = QUICK, scripts: Sequence[Path] = SCRIPTS
+    endpoints: Endpoints,
+    directory: Path,
+    config: Config = QUICK,
+    scripts: Sequence[Path] = SCRIPTS,
+    target: str | None = None,
 ) -> AsyncGenerator[Stack]:
     """A stack on an empty database, migrated and declared; nothing of it runs yet."""
-    path = write_config(directory, endpoints, f"w-{uuid7()}", config, scripts)
+    path = write_config(directory, endpoints, target or f"w-{uuid7()}", config, scripts)
     settings = load_settings(path)
     await migrate_all(settings, endpoints)
     pool = Pool(endpoints.database_url, size=4, name="test")
@@ -106,11 +111,21 @@ async def open_stack(
         await pool.close()
 
 
+class Run(Protocol):
+    """`run_both`, `run_worker` or `run_bridge`."""
+
+    def __call__(
+        self, settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Callable[[], None]
+    ) -> Coroutine[Any, Any, None]:
+        """Runs until `stop`."""
+        ...
+
+
 @asynccontextmanager
-async def running_here(stack: Stack) -> AsyncGenerator[None]:
-    """Worker and bridge of the stack, in this process."""
+async def running_here(stack: Stack, run: Run = run_both) -> AsyncGenerator[None]:
+    """Worker and bridge of the stack, or one of them, in this process."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    running = asyncio.create_task(run_both(stack.settings, stack.endpoints, stop, ready=ready.set))
+    running = asyncio.create_task(run(stack.settings, stack.endpoints, stop, ready=ready.set))
     up = asyncio.create_task(ready.wait())
     await asyncio.wait([running, up], return_when=asyncio.FIRST_COMPLETED)
     up.cancel()

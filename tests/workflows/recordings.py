@@ -1,11 +1,13 @@
-"""Histories of the turn's shapes, recorded as JSON, and what replays them.
+"""Histories of the shapes of turns and conversations, recorded as JSON, and what replays them.
 
-`python -m tests.workflows.recordings` records them anew on real servers; do that when a shape changes on purpose.
+`python -m tests.workflows.recordings [NAME ...]` records them anew on real servers, all or those that are named; do
+that when a shape changes on purpose.
 """
 
 import asyncio
 import json
 import re
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -15,23 +17,36 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Interceptor, Replayer, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from schema.ids import AgentTurnId
+from ledger.roster import add_agent
+from ledger.threadviews import find_thread, list_thread_replies
+from schema.base import JsonObject
+from schema.ids import AgentId, AgentTurnId, uuid7
+from schema.inbox import SendReply
+from schema.payloads import Payload
+from schema.threads import ThreadId, thread_workflow_id
 from tests.support.calls import TOOL, result_card, write_card, written_report
 from tests.support.conditions import until
 from tests.support.process import Processes, processes_of
 from tests.support.stack import QUICK, Config, open_stack
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
+from tests.workflows.cast import Count, Hold, Question
 from turnstile.converters import DATA_CONVERTER
-from turnstile.embedded import EmbeddedServers
+from turnstile.embedded import EmbeddedServers, temporal_server
 from turnstile.plugin import turnstile_plugin
 from workflows.agent_turn import AgentTurn
+from workflows.message_thread import MessageThread
 from workflows.options import turn_workflow_id
 
 DIRECTORY = Path(__file__).parent / "histories"
-HASTY: Config = {**QUICK, "tools": {"suspend_timeout_seconds": 1.5}}
+HASTY: Config = {
+    **QUICK,
+    "tools": {"suspend_timeout_seconds": 1.5},
+    "pump": {"listeners": ["tests.workflows.cast"], "worker_target": "cast"},
+}
 _IDENTITY = re.compile(r"\bturnstile(-\w+)?@[\w.-]+?-[0-9a-f]{8}\b")
 Shape = Callable[[Tenant, Processes], Awaitable[AgentTurnId]]
+ThreadShape = Callable[[Tenant, Processes], Awaitable[ThreadId]]
 
 
 def recorded() -> list[WorkflowHistory]:
@@ -49,7 +64,8 @@ async def replay(histories: Iterable[WorkflowHistory], *interceptors: Intercepto
 async def replay_sandboxed(histories: Iterable[WorkflowHistory]) -> dict[str, str]:
     """The same inside the SDK's sandbox, where what is not deterministic fails."""
     runner: WorkflowRunner = SandboxedWorkflowRunner()
-    replayer = Replayer(workflows=[AgentTurn], data_converter=DATA_CONVERTER, workflow_runner=runner)
+    workflows: list[type] = [AgentTurn, MessageThread]
+    replayer = Replayer(workflows=workflows, data_converter=DATA_CONVERTER, workflow_runner=runner)
     return await _failures(replayer, histories)
 
 
@@ -197,6 +213,110 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+async def _send(tenant: Tenant, to: str, payload: Payload, thread: ThreadId | None = None) -> ThreadId:
+    asked: JsonObject = {"to": to, "payload": payload.to_xml().decode(), "thread_id": thread}
+    reply = SendReply.model_validate(await tenant.client.request("send", asked))
+    assert reply.thread_id is not None, reply
+    return reply.thread_id
+
+
+async def _over(tenant: Tenant, thread: ThreadId, *answers: str) -> ThreadId:
+    """The thread, once it has ended with these answers."""
+
+    async def ended() -> bool:
+        found = await tenant.pool.run(lambda conn: find_thread(conn, tenant.project, thread))
+        return found is not None and found.status == "ended"
+
+    await until(ended, 20, "the thread is over")
+    replies = await tenant.pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=9))
+    assert [each.payload and each.payload.removeprefix("<done><text>").split("<")[0] for each in replies] == [
+        answer or None for answer in answers
+    ]
+    return thread
+
+
+async def _held(tenant: Tenant, thread: ThreadId | None = None) -> tuple[ThreadId, Path]:
+    """A message whose handler waits for the file."""
+    file = tenant.stack.directory / f"{tenant.project}-{uuid7()}"
+    thread = await _send(tenant, "holder", Hold(file=str(file)), thread)
+
+    async def held() -> bool:
+        return file.with_suffix(".held").exists()
+
+    await until(held, 10, "the handler waits")
+    return thread, file
+
+
+async def _counted(tenant: Tenant, _: Processes) -> ThreadId:
+    return await _over(tenant, await _send(tenant, "counter", Count(left=2)), "counted")
+
+
+async def _agent_asked(tenant: Tenant, _: Processes) -> ThreadId:
+    await tenant.agent("plain", AgentId("sage"))
+    return await _over(tenant, await _send(tenant, "asker", Question(text="why?")), "answered")
+
+
+async def _agent_late(tenant: Tenant, _: Processes) -> ThreadId:
+    """No worker serves the agent: its deadline passes."""
+    await tenant.profile("idle", "plain")
+    await add_agent(tenant.pool, tenant.project, AgentId("mute"), "idle", worker_target="nobody")
+    return await _over(tenant, await _send(tenant, "asker", Question(text="riddle")), "timeout")
+
+
+async def _handler_let_go(tenant: Tenant, _: Processes) -> ThreadId:
+    """Two requests in one segment: the answer to one ends the other, whose handler is canceled."""
+    thread, _never = await _held(tenant)
+    thread, file = await _held(tenant, thread)
+    file.touch()
+    return await _over(tenant, thread, "let go", "")
+
+
+async def _woken_while_it_runs(tenant: Tenant, _: Processes) -> ThreadId:
+    """Messages to other listeners while a handler waits; the wake of the safety net among them."""
+    thread, file = await _held(tenant)
+    for left in (0, 1):
+        await _send(tenant, "counter", Count(left=left), thread)
+    await tenant.stack.temporal.get_workflow_handle(thread_workflow_id(thread)).signal("wake", [])
+
+    async def counted() -> bool:
+        replies = await tenant.pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=9))
+        return len(replies) == 2
+
+    await until(counted, 10, "the others are answered")
+    file.touch()
+    return await _over(tenant, thread, "counted", "counted", "let go")
+
+
+async def _handler_restarted(tenant: Tenant, processes: Processes) -> ThreadId:
+    thread, file = await _held(tenant)
+    await processes.worker.kill()
+    file.touch()
+    await processes.worker.start()
+    return await _over(tenant, thread, "let go")
+
+
+async def _long(tenant: Tenant, _: Processes) -> ThreadId:
+    """Goes on in a new history while one message waits for its agent."""
+    await tenant.profile("idle", "plain")
+    await add_agent(tenant.pool, tenant.project, AgentId("mute"), "idle", worker_target="nobody")
+    thread = await _send(tenant, "asker", Question(text="riddle"))
+    await _send(tenant, "counter", Count(left=3), thread)
+    return await _over(tenant, thread, "counted", "timeout")
+
+
+THREAD_SHAPES: dict[str, ThreadShape] = {
+    "thread-counted": _counted,
+    "thread-agent-asked": _agent_asked,
+    "thread-agent-late": _agent_late,
+    "thread-handler-let-go": _handler_let_go,
+    "thread-woken-while-it-runs": _woken_while_it_runs,
+    "thread-handler-restarted": _handler_restarted,
+}
+LONG_SHAPES: dict[str, ThreadShape] = {"thread-long": _long}
+"""On an engine that finds a history of `LONG` events long; each of its runs is recorded."""
+LONG = 40
+
+
 @asynccontextmanager
 async def _running() -> AsyncGenerator[tuple[Tenant, Processes]]:
     with tempfile.TemporaryDirectory() as name:
@@ -210,14 +330,49 @@ async def _running() -> AsyncGenerator[tuple[Tenant, Processes]]:
             yield new_tenant(stack), processes
 
 
-async def record() -> None:
-    """Record every shape into `DIRECTORY`."""
+async def _runs(tenant: Tenant, thread: ThreadId) -> list[WorkflowHistory]:
+    """The histories of a thread's workflow, the first run's first."""
+    name, client = thread_workflow_id(thread), tenant.stack.temporal
+    last = client.get_workflow_handle(name)
+    await last.result()
+    found: list[WorkflowHistory] = []
+    run = (await last.fetch_history()).events[0].workflow_execution_started_event_attributes.first_execution_run_id
+    while run:
+        history = await client.get_workflow_handle(name, run_id=run).fetch_history()
+        found.append(history)
+        run = history.events[-1].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+    return found
+
+
+def _keep(name: str, history: WorkflowHistory) -> None:
+    (DIRECTORY / f"{name}.json").write_text(scrubbed(history))
+
+
+async def record(*names: str) -> None:
+    """Record shapes into `DIRECTORY`: these, or all."""
     async with _running() as (tenant, processes):
         for name, shape in SHAPES.items():
-            own = new_tenant(tenant.stack)
-            history = await tenant.stack.history(await shape(own, processes))
-            (DIRECTORY / f"{name}.json").write_text(scrubbed(history))
+            if not names or name in names:
+                _keep(name, await tenant.stack.history(await shape(new_tenant(tenant.stack), processes)))
+        for name, talk in THREAD_SHAPES.items():
+            if not names or name in names:
+                own = new_tenant(tenant.stack)
+                [history] = await _runs(own, await talk(own, processes))
+                _keep(name, history)
+
+
+async def record_long() -> None:
+    """Record the shapes of threads that go on in new histories, by the number of the run."""
+    for name, talk in LONG_SHAPES.items():
+        async with _running() as (tenant, processes):
+            for number, history in enumerate(await _runs(tenant, await talk(tenant, processes)), 1):
+                _keep(f"{name}-{number}", history)
 
 
 if __name__ == "__main__":
-    asyncio.run(record())
+    wanted = sys.argv[1:]
+    if not wanted or set(wanted) - set(LONG_SHAPES):
+        asyncio.run(record(*wanted))
+    if not wanted or set(wanted) & set(LONG_SHAPES):
+        temporal_server.DYNAMIC_CONFIG += (f"limit.historyCount.suggestContinueAsNew={LONG}",)
+        asyncio.run(record_long())

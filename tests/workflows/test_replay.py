@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
 from temporalio.worker import (
@@ -20,15 +20,32 @@ from temporalio.worker import (
 )
 from temporalio.workflow import ActivityHandle
 
+from schema.threads import AdvanceInput
 from schema.turns import RunStepInput
-from tests.workflows.recordings import SHAPES, recorded, replay, replay_sandboxed
+from tests.workflows.recordings import LONG_SHAPES, SHAPES, THREAD_SHAPES, recorded, replay, replay_sandboxed
 
 PATHS = re.compile(rb"/(home|root|tmp|usr|var|opt|work|Users)/")
 HISTORIES = recorded()
+INPUTS: dict[str, type[BaseModel]] = {"run_step": RunStepInput, "advance_message": AdvanceInput}
 
 
 def test_every_shape_is_recorded() -> None:
-    assert sorted(history.workflow_id for history in HISTORIES) == sorted(SHAPES)
+    runs = {f"{name}-{number}" for name in LONG_SHAPES for number in (1, 2)}
+    assert {history.workflow_id for history in HISTORIES} == {*SHAPES, *THREAD_SHAPES, *runs}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("thread-handler-let-go", EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED),
+        ("thread-agent-late", EventType.EVENT_TYPE_TIMER_FIRED),
+        ("thread-agent-asked", EventType.EVENT_TYPE_TIMER_CANCELED),
+        ("thread-long-1", EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW),
+    ],
+)
+def test_the_shape_of_a_thread_has_what_it_is_recorded_for(name: str, kind: EventType.ValueType) -> None:
+    [history] = [history for history in HISTORIES if history.workflow_id == name]
+    assert kind in {event.event_type for event in history.events}
 
 
 async def test_recorded_histories_replay() -> None:
@@ -58,7 +75,7 @@ class Inputs(Interceptor):
     """Sees what a workflow gives its activities."""
 
     def __init__(self) -> None:
-        self.seen: list[RunStepInput] = []
+        self.seen: list[BaseModel] = []
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 -- the SDK's name
         """Wrap the workflow."""
@@ -79,10 +96,13 @@ class Inputs(Interceptor):
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.workflow_id)
 async def test_activities_are_given_what_was_recorded(history: WorkflowHistory) -> None:
     """The SDK compares the kind of a command, not its input."""
-    recorded_inputs = [
-        RunStepInput.model_validate_json(event.activity_task_scheduled_event_attributes.input.payloads[0].data)
+    scheduled = [
+        event.activity_task_scheduled_event_attributes
         for event in history.events
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+    ]
+    recorded_inputs = [
+        INPUTS[each.activity_type.name].model_validate_json(each.input.payloads[0].data) for each in scheduled
     ]
     inputs = Inputs()
     assert await replay([history], inputs) == {}

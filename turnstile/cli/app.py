@@ -5,7 +5,21 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli import agents, doctor, inbox, profiles, safety, servers, tools, top, turns, usage, watch
+from turnstile.cli import (
+    agents,
+    audit,
+    doctor,
+    inbox,
+    profiles,
+    safety,
+    servers,
+    threads,
+    tools,
+    top,
+    turns,
+    usage,
+    watch,
+)
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 
 app = typer.Typer(
@@ -22,6 +36,7 @@ for name, noun, what in (
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
     ("turn", turns, "Turns: what was asked, and where it stands."),
+    ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
@@ -30,6 +45,7 @@ watch.register(app)
 top.register(app)
 safety.register(app)
 usage.register(app)
+audit.register(app)
 doctor.register(app)
 
 

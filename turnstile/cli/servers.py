@@ -1,4 +1,4 @@
-"""`turnstile up`, `demo`, `migrate`, `worker` and `bridge`: what runs."""
+"""`turnstile up`, `demo`, `demo-pump`, `migrate`, `worker` and `bridge`: what runs."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -16,6 +16,7 @@ def register(root: typer.Typer) -> None:
     """Add the commands to the top level."""
     command(root, "up", serves=True)(up)
     command(root, "demo", serves=True, quiet=True)(demo)
+    command(root, "demo-pump", serves=True, quiet=True)(demo_pump)
     command(root, "migrate")(migrate)
     command(root, "worker", serves=True)(worker)
     command(root, "bridge", serves=True)(bridge)
@@ -54,6 +55,18 @@ async def demo(
     from turnstile.demo import run_demo
 
     await run_demo(session, keep=keep, model=model)
+
+
+async def demo_pump(
+    session: "Session",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+    ] = False,
+) -> None:
+    """Start everything, let listeners and agents talk, show their messages and chains, and leave nothing running."""
+    from turnstile.demo_pump import run_demo_pump
+
+    await run_demo_pump(session, keep=keep)
 
 
 async def migrate(session: "Session") -> None:

@@ -40,10 +40,15 @@ async def read_report(pool: Pool, session: Session, turn: AgentTurnId) -> TurnRe
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
     """The turn's page in the Web UI, if its address is known."""
+    return page_of(session, workflow_id(turn))
+
+
+def page_of(session: Session, workflow: str) -> str | None:
+    """A workflow's page in the Web UI, if its address is known."""
     found = wiring.announced(session.options.data)
     web_ui = wiring.web_ui_url(session.settings, found)
     namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else wiring.NAMESPACE)
-    return wiring.turn_link(web_ui, namespace, workflow_id(turn)) if web_ui else None
+    return wiring.turn_link(web_ui, namespace, workflow) if web_ui else None
 
 
 def deliverable_of(card: Card | None) -> JsonValue:

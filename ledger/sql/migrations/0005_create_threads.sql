@@ -16,7 +16,7 @@ CREATE TABLE state.threads (
     updated_at      timestamptz NOT NULL DEFAULT now(),
     ended_at        timestamptz
 ) WITH (fillfactor = 70);
-CREATE INDEX threads_open ON state.threads (updated_at) WHERE status = 'open';
+CREATE INDEX threads_open ON state.threads (thread_id) WHERE status = 'open';
 CREATE INDEX threads_created ON state.threads (project_id COLLATE "C", created_at);
 
 -- A listener's place in a chain; what its handler sees as thread_id is segment_id. lineage holds the ids from the top to it.
@@ -32,12 +32,13 @@ CREATE TABLE state.thread_segments (
     created_at     timestamptz NOT NULL DEFAULT now(),
     ended_at       timestamptz
 ) WITH (fillfactor = 70);
-CREATE INDEX segments_thread ON state.thread_segments (thread_id);
+CREATE INDEX segments_thread ON state.thread_segments (thread_id, status);
 COMMENT ON COLUMN state.thread_segments.output_box_id IS 'the memory of a roster agent in this segment';
 COMMENT ON COLUMN state.thread_segments.caller_turn_id IS 'the turn of the nearest agent above that opened it: the parent of turns here';
 
 -- A message on its way to a segment. pending -> handling (a handler runs) | waiting (an agent's turn is out) -> handled | canceled.
 -- request_id is the message from outside that it descends from, number its place in the thread, hop its distance from that.
+-- segment_id is of its thread, which both go with: a key of its own would have every retention look for messages by segment.
 CREATE TABLE state.thread_messages (
     message_id      text PRIMARY KEY,
     thread_id       text NOT NULL REFERENCES state.threads ON DELETE CASCADE,
@@ -46,13 +47,14 @@ CREATE TABLE state.thread_messages (
     request_id      text NOT NULL,
     cause_id        text,
     hop             integer NOT NULL,
-    segment_id      text NOT NULL REFERENCES state.thread_segments ON DELETE CASCADE,
+    segment_id      text NOT NULL,
     from_id         text NOT NULL,
     kind            text NOT NULL CHECK (kind IN ('request', 'response', 'self', 'system')),
     payload_card_id text NOT NULL,
     status          text NOT NULL DEFAULT 'pending'
                     CHECK (status IN ('pending', 'handling', 'waiting', 'handled', 'canceled')),
     attempt         integer NOT NULL DEFAULT 0,
+    begun_by        text,
     agent_turn_id   text,
     deadline        timestamptz,
     ended_by        text,
@@ -65,9 +67,11 @@ CREATE TABLE state.thread_messages (
     ended_at        timestamptz
 ) WITH (fillfactor = 70);
 CREATE INDEX messages_thread ON state.thread_messages (thread_id, number);
-CREATE INDEX messages_open ON state.thread_messages (created_at) WHERE status IN ('pending', 'handling', 'waiting');
+CREATE INDEX messages_open ON state.thread_messages (thread_id) WHERE status IN ('pending', 'handling', 'waiting');
 CREATE UNIQUE INDEX messages_correlation ON state.thread_messages (correlation_id, project_id) WHERE correlation_id IS NOT NULL;
 CREATE INDEX messages_turn ON state.thread_messages (agent_turn_id) WHERE agent_turn_id IS NOT NULL;
+CREATE INDEX messages_ended_by ON state.thread_messages (ended_by) WHERE ended_by IS NOT NULL;
+COMMENT ON COLUMN state.thread_messages.begun_by IS 'the run that began it last: a repeat of it is no further attempt';
 COMMENT ON COLUMN state.thread_messages.ended_by IS 'the message whose handling ended this one, where it was canceled';
 COMMENT ON COLUMN state.thread_messages.effect IS 'what its handling came to: forward, self, respond, nothing, timeout, limit';
 
@@ -84,3 +88,4 @@ CREATE TABLE state.thread_replies (
     CONSTRAINT reply_has_payload CHECK ((kind = 'reply') = (payload_card_id IS NOT NULL))
 ) WITH (fillfactor = 80);
 CREATE INDEX replies_unannounced ON state.thread_replies (created_at) WHERE announced_at IS NULL;
+CREATE INDEX replies_to_tell ON state.thread_replies (thread_id) WHERE announced_at IS NULL;

@@ -30,6 +30,7 @@ async def gated(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     directory.joinpath(f"asked-{request.step}-{request.attempt}").touch()
     while not directory.joinpath(str(request.step)).exists():  # noqa: ASYNC110 -- the test is another process
         await asyncio.sleep(0.01)
+    directory.joinpath(f"answered-{request.step}-{request.attempt}").touch()
     if request.step == 1:
         yield ToolCallDelta(0, "call_0", "search", "{}")
         yield ModelDone("tool_calls")
