@@ -22,6 +22,7 @@ from schema.errors import BadRequest, ConfigError, ServerUnavailable
 from schema.ids import token
 
 COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
+UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
 THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
 _SECOND = 1_000_000_000
 _HOUR = 3600 * _SECOND
@@ -196,6 +197,12 @@ async def declare_commands(conn: NatsConnection) -> None:
     """Streams, and the consumer of the durable verbs."""
     await declare_streams(conn)
     await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
+
+
+async def declare_ui_actions(conn: NatsConnection) -> None:
+    """Streams, and the consumer of UI actions: what was pressed before anybody served them is not done hours later."""
+    await declare_streams(conn)
+    await declare_consumer(conn, UI_ACTIONS_CONSUMER, subjects.UI_ACTIONS, deliver_policy="new")
 
 
 async def declare_thread_turns(conn: NatsConnection) -> None:
