@@ -1,10 +1,12 @@
 """Hearing what becomes of a UI action: its acks as they come (protocol §7.10)."""
 
 import asyncio
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
 from bridge.connection import NatsConnection
+from schema import headers
 from schema.actions import ActionAck
 from schema.base import JsonObject
 from schema.errors import ServerUnavailable
@@ -17,6 +19,7 @@ class ActionWaiter:
     def __init__(self, conn: NatsConnection, action_id: str) -> None:
         self.action_id = action_id
         self._conn = conn
+        self._turn: str | None = None
         self._heard: list[ActionAck] = []
         self._changed = asyncio.Event()
 
@@ -41,12 +44,17 @@ class ActionWaiter:
                 heard += 1
         return ack
 
-    def take(self, payload: JsonObject) -> None:
-        """Used by `BridgeClient`: an ack of some action."""
+    def take(self, payload: JsonObject, told: Mapping[str, str]) -> None:
+        """Used by `BridgeClient`: an ack of some action, and its headers.
+
+        Once there is a turn, only acks of that turn count: others answer somebody who uses the same id for another.
+        """
         try:
             ack = ActionAck.model_validate(payload)
         except ValidationError:  # not an ack: whoever waits runs into its timeout
             return
-        if ack.action_id == self.action_id:
-            self._heard.append(ack)
-            self._changed.set()
+        if ack.action_id != self.action_id or self._turn not in (None, told.get(headers.TURN_ID)):
+            return
+        self._turn = told.get(headers.TURN_ID)
+        self._heard.append(ack)
+        self._changed.set()

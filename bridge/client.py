@@ -217,7 +217,7 @@ class BridgeClient:
         sent = {**self._headers("ui_action", headers), names.MSG_ID: uuid7()}
 
         async def take(event: WatchEvent) -> None:
-            waiter.take(event.payload)
+            waiter.take(event.payload, event.headers)
 
         async with self._subscribed([subjects.action_ack(self._project, self._channel)], take):
             try:
