@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bridge.streams import UI_ACTIONS_CONSUMER
 from bridge.wire import encode
@@ -13,6 +17,7 @@ from ledger.roster import put_tool
 from schema import headers
 from schema.base import JsonObject
 from schema.ids import AgentId, AgentTurnId, uuid7
+from schema.tools import ToolDefinition
 from tests.bridge.conftest import NatsServer
 from tests.conftest import Databases
 from tests.support.actions import (
@@ -36,6 +41,7 @@ from tests.support.tools import call_of, definition
 from turnstile.embedded import Endpoints
 from turnstile.processes import migrate_all, run_bridge
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ui"
 CONFIG: Config = {**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}, "tools": {"suspend_timeout_seconds": 0.5}}
 
 
@@ -299,6 +305,22 @@ async def test_two_bridges_make_one_turn_of_actions_pressed_at_once(tenant: Tena
             assert (await waiter.last(10)).status == "done"
     assert (await turns(tenant), len(hand.commands)) == (1, 1)
     assert await tenant.task_events() == {turn: 1}
+
+
+async def test_the_example_switches_a_light(tenant: Tenant) -> None:
+    nats = ("--nats", tenant.stack.endpoints.nats_url)
+    light = await asyncio.create_subprocess_exec(sys.executable, EXAMPLES / "light.py", *nats)
+    row = ToolDefinition.model_validate(yaml.safe_load((EXAMPLES / "light.yaml").read_text()))
+    async with button_of(tenant, row) as hand:
+        whose = ("--agent", hand.agent, "--project", tenant.project)
+        words = (*nats, *whose, "switch_light", '{"on": true}')
+        press = await asyncio.create_subprocess_exec(sys.executable, EXAMPLES / "press.py", *words, stdout=PIPE)
+        said, _ = await press.communicate()
+        light.terminate()
+        assert (press.returncode, await light.wait()) == (0, 0)
+        first, last = (json.loads(line) for line in said.splitlines())
+        ended = await hand.ended(AgentTurnId(hand.commands[0].headers[headers.TURN_ID]))
+    assert (first["status"], last["status"], ended.deliverable()) == ("accepted", "done", {"on": True})
 
 
 async def test_nothing_is_served_unless_it_is_turned_on(
