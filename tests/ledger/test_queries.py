@@ -113,7 +113,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "make_head": NOTHING,
     "mark_announced": NOTHING,
     "measure_inbox": monitor.InboxLag,
-    "mark_replied": NOTHING,
+    "mark_replied": {"request_id"},
     "messages_of_turns": threadviews.TurnMessage,
     "prune_segment": {"message_id", "request_id"},
     "put_profile": {"verdict", "agents"},
