@@ -5,19 +5,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from ledger import recovery, sweep
-from ledger.monitor import look_around, measure_inbox
+from ledger.monitor import count_open_threads, look_around, measure_inbox
 from ledger.pool import Pool
 from ledger.queries import Connection
 from tests.conftest import Databases
 from tests.ledger.test_plans import ROWS, Explained, Explaining, nodes
 from tests.ledger.test_threads_plans import FILL as PASTS
 from tests.support.agents import ALICE, BOB, CAROL, TARGET, add_agents, ask, begin, drain, finish, lease
-from tests.support.threads import RESPONSE, talk
+from tests.support.threads import RESPONSE, message, new_ref, sent_by, talk
 
-PAST = 20_000
+PAST, THREADS = 20_000, "here"
 LOOKS: dict[str, Callable[[Connection], Awaitable[object]]] = {
     "measure_inbox": lambda conn: measure_inbox(conn, [TARGET]),
     "measure_inbox of all": measure_inbox,
+    "count_open_threads": lambda conn: count_open_threads(conn, [THREADS]),
     "look_around": look_around,
 }
 WITHOUT_A_PAST = {"project_agents", "repairs", "workers"}
@@ -41,7 +42,7 @@ async def live(pool: Pool) -> None:
     await ask(pool, BOB)
     await ask(pool, CAROL)
     await (await talk(pool)).do(RESPONSE)
-    await talk(pool)
+    await sent_by(pool, message("a", new_ref(worker_target=THREADS), joins=False))
     await pool.run(lambda conn: sweep.touch_worker(conn, "w1", [TARGET]))
     await pool.run(lambda conn: recovery.record_repairs(conn, {"doorbell": 1}))
 

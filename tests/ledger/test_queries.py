@@ -59,6 +59,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "commit_step": turns.CommittedStep,
     "confirm_in_hand": {"agent_turn_id"},
     "count_open_messages": {"found"},
+    "count_open_threads": {"found"},
     "describe_call": waiting.CallView,
     "describe_turn": views.TurnView,
     "dispatch_next": lease.Lease,

@@ -22,6 +22,7 @@ from turnstile.embedded import Endpoints
 from turnstile.logs import JsonFormatter
 
 MARKER = "content-marker-9917"
+IDS = ("message", "project_id", "agent_turn_id", "step", "tool_call_id")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ async def test_ids_are_those_of_the_task_at_hand(kept: Any) -> None:
     logger, lines = kept
 
     async def work(turn: str) -> None:
-        with about(project="p1", turn=turn, call=None):
+        with about(project_id="p1", agent_turn_id=turn, tool_call_id=None):
             await asyncio.sleep(0)
             with about(step=2):
                 logger.warning("working")
@@ -129,14 +130,12 @@ async def test_ids_are_those_of_the_task_at_hand(kept: Any) -> None:
 
     await asyncio.gather(work("t1"), work("t2"))
     logger.info("outside")
-    told = [
-        {name: line[name] for name in ("message", "project", "turn", "step", "call") if name in line} for line in lines
-    ]
+    told = [{name: line[name] for name in IDS if name in line} for line in lines]
     assert sorted(told[:-1], key=str) == [
-        {"message": "line\nbreak", "project": "p1", "turn": "t1"},
-        {"message": "line\nbreak", "project": "p1", "turn": "t2"},
-        {"message": "working", "project": "p1", "turn": "t1", "step": 2},
-        {"message": "working", "project": "p1", "turn": "t2", "step": 2},
+        {"message": "line\nbreak", "project_id": "p1", "agent_turn_id": "t1"},
+        {"message": "line\nbreak", "project_id": "p1", "agent_turn_id": "t2"},
+        {"message": "working", "project_id": "p1", "agent_turn_id": "t1", "step": 2},
+        {"message": "working", "project_id": "p1", "agent_turn_id": "t2", "step": 2},
     ]
     assert told[-1] == {"message": "outside"}
 
