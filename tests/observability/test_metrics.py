@@ -183,8 +183,18 @@ def test_every_metric_has_its_meaning() -> None:
 def test_the_dashboard_asks_for_what_is_exported() -> None:
     board = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    asked = {name for query in queries for name in re.findall(r"turnstile_[a-z_]+", query)}
+    words = {name for query in queries for name in re.findall(r"[a-z]+_[a-z_]+", query)}
+    asked = words - {"histogram_quantile", "__rate_interval", "rate_interval"}
+    asked -= {label for meaning in MEANINGS.values() for label in meaning.labels}
     assert len(queries) >= 12
+    assert asked <= exported()
+    assert {name for name in exported() if name.startswith("turnstile_thread")} & asked
+
+
+def test_the_alerts_ask_for_what_is_exported() -> None:
+    alerts = PAGE.read_text().partition("### Alerts")[2].partition("```yaml")[2].partition("```")[0]
+    asked = set(re.findall(r"turnstile_[a-z_]+", alerts))
+    assert len(asked) >= 6
     assert asked <= exported()
 
 
