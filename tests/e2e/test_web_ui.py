@@ -133,15 +133,8 @@ async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "outcome", "picture"),
-    [
-        ({"text": "It is done."}, "outcome success", "finished-turn"),
-        (
-            {"error": {"code": "context_too_long", "retryable": False}},
-            "outcome failed (context_too_long)",
-            "failed-turn",
-        ),
-    ],
+    ("line", "outcome"),
+    [({"text": "It is done."}, "outcome success"), (REFUSED, "outcome failed (context_too_long)")],
     ids=["finished", "failed"],
 )
 async def test_a_turn_that_is_over_shows_its_outcome(ui: WebUi, tenant: Tenant, line: JsonObject, outcome: str) -> None:
