@@ -20,7 +20,7 @@ from activities.actions import action_call, action_ended, wanted_call
 from activities.asking import Attempts, Question, StepLimits, ask
 from activities.cancellation import is_stopped
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
-from activities.figures import tell_calls, tell_resumed, tell_step, timing, turn_stats
+from activities.figures import tell_begun, tell_calls, tell_step, timing, turn_stats
 from activities.heartbeat import beating
 from activities.messages import build_messages
 from activities.models.answer import ModelAnswer
@@ -138,7 +138,7 @@ class StepActivities:
 
     async def _run(self, step: _Step) -> StepResult:
         head = step.begun.head
-        tell_resumed(self._telemetry, step.turn, head)
+        tell_begun(self._telemetry, step.turn, head)
         if (ended := _termination(step)) is not None:
             return await self._terminate(step, ended)
         acts = head.message_type is MessageType.UI_ACTION
