@@ -40,12 +40,13 @@ async def await_client(address: str, connect: Callable[[], Awaitable[Client]]) -
                 RPCStatusCode.UNAUTHENTICATED,
             }:
                 raise ConfigError(f"Temporal at {address}: {error.message}") from None
-        except (RuntimeError, OSError):
-            pass  # the SDK's word for "cannot connect"
+            trouble = error.message
+        except (RuntimeError, OSError) as error:  # the SDK's word for "cannot connect"
+            trouble = str(error)
         else:
             return client
         if waits % 10 == 0:
-            log.warning("waiting for Temporal at %s", address)
+            log.warning("waiting for Temporal at %s: %.300s", address, trouble)
         waits += 1
         await asyncio.sleep(0.5)
 
