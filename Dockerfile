@@ -44,6 +44,6 @@ USER 10001:10001
 EXPOSE 9464
 STOPSIGNAL SIGTERM
 # Of a worker or a bridge; compose turns it off for what is neither.
-HEALTHCHECK --interval=15s --timeout=6s --start-period=60s --retries=3 CMD ["turnstile", "health"]
+HEALTHCHECK --interval=30s --timeout=6s --start-period=60s --start-interval=2s --retries=3 CMD ["turnstile", "health"]
 ENTRYPOINT ["turnstile"]
 CMD ["--help"]

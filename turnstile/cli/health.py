@@ -19,7 +19,7 @@ def register(root: typer.Typer) -> None:
 
 
 async def health(session: "Session") -> None:
-    """Ask what is at [observability].metrics_port whether it serves: exit code 1 if it does not, 3 if nothing is there."""
+    """Ask what is at [observability].metrics_port whether it serves: exit code 1 if not, 3 if nothing is there."""
     import asyncio
     from ipaddress import ip_address
 
