@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ def make_certificates(home: Path) -> Certificates:
 
 
 @asynccontextmanager
-async def tls_before(address: str, certificates: Certificates, *, postgres: bool = False) -> AsyncIterator[str]:
+async def tls_before(address: str, certificates: Certificates, *, postgres: bool = False) -> AsyncGenerator[str]:
     """A TLS port before the server at host:port; what goes through it is the server's own protocol.
 
     Before PostgreSQL it answers the request for TLS, as that protocol begins; elsewhere TLS comes first, and a client's
