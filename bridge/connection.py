@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -34,23 +35,27 @@ _FIRST_WAIT_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 _DRAIN_SECONDS = 5
 _CLOSE_SECONDS = 2.0
+_INBOX = "_INBOX"
+_USER_TOKEN = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where to connect and as whom; `shown` has no password in it."""
+    """Where to connect, as whom, and where answers come; `shown` has no password in it."""
 
     servers: list[str]
     shown: str
     login: dict[str, str]
+    inbox_prefix: str
 
 
 def _target(url: str) -> _Target:
-    """`nats://[user:password@|token@]host:port[?creds=/file]`, or several of them separated by commas."""
+    """`nats://[user:password@|token@]host:port[?creds=/file&inbox_prefix=…]`, or several separated by commas."""
     servers: list[str] = []
     login: dict[str, str] = {}
+    inbox_prefix = ""
     for part in url.split(","):
         text = part.strip() if "://" in part else f"nats://{part.strip()}"
         try:
@@ -67,11 +72,15 @@ def _target(url: str) -> _Target:
             login |= {"user": unquote(split.username), "password": unquote(split.password)}
         elif split.username is not None:
             login["token"] = unquote(split.username)
-        if creds := parse_qs(split.query).get("creds"):
+        asked = parse_qs(split.query)
+        inbox_prefix = asked.get("inbox_prefix", [inbox_prefix])[0]
+        if creds := asked.get("creds"):
             if importlib.util.find_spec("nkeys") is None:
                 raise ConfigError("nats.servers: a creds file needs the package nkeys; install nats-py[nkeys]")
             login["user_credentials"] = creds[0]
-    return _Target(servers, ", ".join(servers), login)
+    if not inbox_prefix and _USER_TOKEN.match(login.get("user", "")):
+        inbox_prefix = f"{_INBOX}_{login['user']}"  # an inbox that permissions can keep from other users
+    return _Target(servers, ", ".join(servers), login, inbox_prefix or _INBOX)
 
 
 class NatsConnection:
@@ -257,13 +266,15 @@ async def connect(
 ) -> NatsConnection:
     """Connect, waiting as long as it takes for a server that is down.
 
-    `url` may hold `user:password@` or `token@`, `?creds=/file`, and several servers separated by commas. While it
-    waits, `on_wait` (the log if `None`) gets a line that names the server, never the password, every few seconds.
+    `url` may hold `user:password@` or `token@`, `?creds=/file`, and several servers separated by commas. Answers come
+    to inboxes under `inbox_prefix`, which `?inbox_prefix=` may name too; else under `_INBOX_{user}`, or `_INBOX` for
+    who has no user name. While it waits, `on_wait` (the log if `None`) gets a line that names the server, never the
+    password, every few seconds.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
     target = _target(url)
     conn = NatsConnection(target.shown)
-    attempt = asyncio.create_task(conn.open(target, name, inbox_prefix or "_INBOX"))
+    attempt = asyncio.create_task(conn.open(target, name, inbox_prefix or target.inbox_prefix))
     try:
         await _await_server(conn, attempt, on_wait or logger.warning)
     except BaseException:
