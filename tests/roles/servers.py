@@ -5,7 +5,10 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
+
+import asyncpg
 
 from tests.bridge.conftest import NatsServer
 from turnstile.embedded.postgres_server import find_postgres_program
@@ -66,6 +69,12 @@ def run_init(superuser_url: str, passwords: Mapping[str, str]) -> None:
     }
     script = DEPLOY / "postgres" / "init.sh"
     subprocess.run([script], env=environment, check=True, capture_output=True, text=True)
+
+
+async def logged_in(url: str) -> Any:  # asyncpg is untyped
+    """A connection of asyncpg."""
+    connect = cast("Any", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType]
+    return await connect(url)
 
 
 def login_url(superuser_url: str, role: str, database: str = "turnstile") -> str:

@@ -18,7 +18,7 @@ from ledger.queries import all_queries
 from schema.errors import ConfigError
 from tests.conftest import Databases
 from tests.roles.conftest import BRIDGE, WORKER
-from tests.roles.servers import login_url
+from tests.roles.servers import logged_in, login_url
 from tests.support.reach import SHARED, queries_of, used_by_processes
 
 PROCESSES = {"bridge": BRIDGE, "worker": WORKER}
@@ -106,7 +106,7 @@ class Probe:
 @pytest.fixture(scope="module")
 async def conn(databases: Databases, granted: str) -> AsyncIterator[Any]:
     """A superuser's connection, which may take any role."""
-    opened = await asyncpg.connect(databases.url(granted))
+    opened = await logged_in(databases.url(granted))
     yield opened
     await opened.close()
 
@@ -146,7 +146,7 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
 
 @pytest.mark.parametrize("process", PROCESSES)
 async def test_what_a_process_is_refused(logins: str, granted: str, process: str) -> None:
-    conn = await asyncpg.connect(login_url(logins, process, granted))
+    conn = await logged_in(login_url(logins, process, granted))
     done: list[str] = []
     for statement in FORBIDDEN:
         with contextlib.suppress(*REFUSED):
@@ -178,7 +178,7 @@ async def test_rights_are_given_anew(logins: str, databases: Databases) -> None:
     async with pool.connection() as owner:
         await owner.execute(f"GRANT ALL ON public.cards, state.pmo_batches TO {BRIDGE}")
     await grant(pool, bridge_role=BRIDGE, worker_role=BRIDGE)
-    conn = await asyncpg.connect(databases.url(name))
+    conn = await logged_in(databases.url(name))
     probe = Probe(conn, BRIDGE)
     assert await probe.refused(queries_of("bridge") | queries_of("worker")) == {}
     held = {(each["relation"], each["verb"]) for each in await probe.held()}
@@ -205,11 +205,11 @@ async def test_a_role_that_cannot_be_given_rights_is_named(logins: str, granted:
 )
 async def test_a_role_does_not_enter_what_is_not_its(logins: str, role: str, database: str) -> None:
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for database"):
-        await asyncpg.connect(login_url(logins, role, database))
+        await logged_in(login_url(logins, role, database))
 
 
 @pytest.mark.parametrize("database", ["temporal", "temporal_visibility"])
 async def test_temporal_owns_its_databases(logins: str, database: str) -> None:
-    conn = await asyncpg.connect(login_url(logins, "temporal", database))
+    conn = await logged_in(login_url(logins, "temporal", database))
     await conn.execute("CREATE TABLE IF NOT EXISTS public.schema_version ()")
     await conn.close()

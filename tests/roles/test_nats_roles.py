@@ -1,6 +1,7 @@
 """`deploy/nats/nats.conf`: what each role may do, and what it may not, each tried on a real server."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -159,17 +160,16 @@ async def allowed(conn: NatsConnection, action: str) -> bool:
     """Whether the server lets this user do it."""
     conn.violations.clear()
     verb, subject, *queue = action.split()
-    if verb == "pub":
-        await conn.send(subject, b"")
-    else:
-        subscription = await conn.subscribe(subject, _ignore, queue=queue[0] if queue else "")
-    try:
-        await conn.verify()
-    except ConfigError:
-        return False
-    finally:
-        if verb == "sub":
-            await conn.unsubscribe(subscription)
+    async with AsyncExitStack() as stack:
+        if verb == "pub":
+            await conn.send(subject, b"")
+        else:
+            subscription = await conn.subscribe(subject, _ignore, queue="".join(queue))
+            stack.push_async_callback(conn.unsubscribe, subscription)
+        try:
+            await conn.verify()
+        except ConfigError:
+            return False
     return True
 
 
