@@ -108,8 +108,10 @@ def enqueue(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
 
 
 def send(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
-    """A message that would be accepted."""
-    return Case("send", {"to": "shouter", "payload": {"text": "hi"}, **fields}, told or {})
+    """A message that would be accepted; threads are joined under the name of who began them."""
+    return Case(
+        "send", {"to": "shouter", "payload": {"text": "hi"}, **fields}, {headers.SENDER: "client", **(told or {})}
+    )
 
 
 def report(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
