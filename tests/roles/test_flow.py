@@ -213,7 +213,7 @@ async def test_commands_of_one_who_looks(cast: Cast, places: dict[str, Endpoints
         "TURNSTILE__DATABASE__URL": f"postgresql://looker:looks@{address}",
         "TURNSTILE__NATS__SERVERS": places["client"].nats_url,
     }
-    config = ("--config", cast.owner.config, "--project", DEMO)
+    config = ("--config", cast.owner.config)
     try:
         ran = await turnstile(
             "enqueue", agent, script({"text": "hello"}), "--wait", *config, cwd=cast.owner.directory, **seen
@@ -222,6 +222,9 @@ async def test_commands_of_one_who_looks(cast: Cast, places: dict[str, Endpoints
         asked = [("audit",), ("turn", "list")]
         done = await asyncio.gather(*(turnstile(*words, *config, cwd=cast.owner.directory, **seen) for words in asked))
         assert [(each.code, each.err) for each in done] == [(0, "")] * len(asked)
+        checked = await turnstile("doctor", "--json", *config, cwd=cast.owner.directory, **seen)
+        [nats] = [each for each in checked.json() if each["name"] == "NATS"]
+        assert (nats["status"], "may not ask about JetStream" in nats["says"]) == ("ok", True)
     finally:
         await databases.execute("REVOKE ALL ON DATABASE turnstile FROM looker")
         await databases.execute("DROP ROLE looker")
