@@ -138,7 +138,12 @@ class Address:
         return result
 
     def _event(
-        self, suffix: str, payload: Tolerant, more: dict[str, str] | None = None, *, required: bool = False
+        self,
+        suffix: subjects.AgentEvent,
+        payload: Tolerant,
+        more: dict[str, str] | None = None,
+        *,
+        required: bool = False,
     ) -> Message:
         subject = subjects.agent_event(self.project_id, self.channel_id, self.agent_id, suffix)
         return Message(subject, payload.model_dump_json().encode(), self.headers(suffix, **(more or {})), required)

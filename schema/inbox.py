@@ -100,6 +100,13 @@ class ReportPayload(Tolerant):
     tool_result_card_id: CardId
 
 
+class StopPayload(Tolerant):
+    """`payload` of an inbox row of type `stop`."""
+
+    reason: str = ""
+    """The stop's, in words for people."""
+
+
 RESULT_LIMIT_BYTES = 524_288
 """An inline result of a report: 512 KiB of JSON; what is larger goes into a card, whose id is reported."""
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from schema import subjects
 from schema.base import JsonObject, Strict, Tolerant
 from schema.errors import BadRequest
-from schema.ids import ChannelId, ProjectId, ToolCallId, token
+from schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from schema.parameters import object_schema
 from schema.states import AfterExecution
 
@@ -104,7 +104,7 @@ class ToolDefinition(Strict):
     @classmethod
     def _tool_subject(cls, value: str) -> str:
         if not _TARGET.match(value):
-            form = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.NAME.SUFFIX"
+            form = subjects.tool_target("NAME", "SUFFIX")
             raise ValueError(f"must be {form}: a cmd.tool subject of 8 tokens or more")
         return value
 
@@ -118,18 +118,40 @@ class ToolDefinition(Strict):
         return self
 
 
+class ToolCommandPayload(Strict):
+    """Payload of `cmd.tool.*`: exactly these three, and never arguments; identity is in the headers (protocol §5)."""
+
+    tool_call_card_id: CardId
+    """The `tool.call` card, which holds the arguments; `describe` reads it."""
+    tool_name: str
+    after_execution: AfterExecution
+    """What the result does to the turn, if the report does not say otherwise."""
+
+
+class ToolCallHolder(Tolerant):
+    """Who runs a call: the answer of one replica of a tool to another that asks."""
+
+    instance: str
+    """The replica's own name."""
+    stream_seq: int
+    """The sequence in the command stream of the message that it runs the call for."""
+
+
 class ToolCommand(Tolerant):
     """A command to a tool as a step recorded it: enough to publish it, and to publish it again."""
 
     tool_call_id: ToolCallId
     tool_name: str
-    tool_call_card_id: str
+    tool_call_card_id: CardId
     after_execution: AfterExecution
     subject: str
 
     def payload(self) -> bytes:
-        """Exactly the three fields of protocol §5; never arguments."""
-        return self.model_dump_json(include={"tool_call_card_id", "tool_name", "after_execution"}).encode()
+        """What goes out on `subject`."""
+        told = ToolCommandPayload(
+            tool_call_card_id=self.tool_call_card_id, tool_name=self.tool_name, after_execution=self.after_execution
+        )
+        return told.model_dump_json().encode()
 
 
 def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) -> str:
