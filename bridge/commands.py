@@ -27,10 +27,10 @@ from schema.base import JsonObject
 from schema.errors import BadRequest, TurnstileError
 from schema.events import Message
 from schema.ids import token
+from schema.inbox import REQUEST_ID_LIMIT
 from schema.ports import Publisher
 
 _DELAY_SECONDS = (2, 30)
-_REQUEST_ID_LIMIT = 256
 _BATCH = 64  # what waits here longer than the consumer's ack_wait is delivered twice
 
 logger = logging.getLogger(__name__)
@@ -97,8 +97,8 @@ def read_command(msg: Msg) -> _Command:
     request_id = payload.pop("request_id", None)
     if not isinstance(request_id, str):
         request_id = None
-    elif len(request_id) > _REQUEST_ID_LIMIT:
-        return _Command(bare, None, BadRequest(f"request_id has more than {_REQUEST_ID_LIMIT} characters"))
+    elif len(request_id) > REQUEST_ID_LIMIT:
+        return _Command(bare, None, BadRequest(f"request_id has more than {REQUEST_ID_LIMIT} characters"))
     try:
         request = replace(read_request(msg, "command", encode(payload)), command_id=command_id)
     except BadRequest as error:

@@ -16,12 +16,14 @@ class TurnView(Tolerant):
 
     agent_turn_id: AgentTurnId
     project_id: ProjectId
+    """Its project."""
     agent_id: AgentId
     channel_id: ChannelId
     inbox_id: InboxId
     correlation_id: str | None
     inbox_status: str
     status: str
+    """How it ended, or where its agent stands with it."""
     created_at: datetime
     turn_epoch: int | None
     context_box_id: BoxId | None
@@ -29,40 +31,59 @@ class TurnView(Tolerant):
     trace_id: str | None
     last_error: str | None
     resume_deadline: datetime | None
+    """Until when it waits for calls."""
     waiting_tool_count: int | None
+    """For how many calls it waits."""
     started_at: datetime | None
     ended_at: datetime | None
     announced_at: datetime | None
+    """When its `task` event was safe."""
     deliverable_card_id: CardId | None
     tool_result_card_id: CardId | None
     error_code: str | None
     error: str | None
     stats: Json[JsonObject] | None
+    """Figures, as in its `task` event."""
     steps: int
+    """How many steps are committed."""
 
 
 class CallView(Tolerant):
     """A call as its tool needs it. `content` is the `tool.call` card's."""
 
     tool_call_id: ToolCallId
+    """The call."""
     tool_name: str
+    """The tool."""
     agent_id: AgentId
+    """Whose turn it is of."""
     agent_turn_id: AgentTurnId
+    """The turn."""
     turn_epoch: int
+    """The fencing number of the turn's lease."""
     step_id: StepId
+    """The step that made it."""
     wait_status: str
+    """`waiting` until somebody has reported it, or its turn is over."""
     tool_result_card_id: CardId | None
+    """Its result, once there is one."""
     tool_call_card_id: CardId | None
+    """Its `tool.call` card."""
     content: Json[JsonObject] | None
+    """The card's content: `arguments`, and the subject that it was sent on."""
     resume_deadline: datetime | None
+    """Until when the turn waits for it."""
 
 
 class DescribeReply(Reply):
     """What `describe` found: a turn, a card or a call."""
 
     turn: TurnView | None = None
+    """The turn, if one was asked for."""
     card: Card | None = None
+    """The card, if one was asked for."""
     call: CallView | None = None
+    """The call, if one was asked for."""
 
 
 class ThreadLine(Tolerant):
@@ -118,5 +139,8 @@ class ThreadDescribeReply(Reply):
     """What `thread.describe` found: the real chains."""
 
     thread: ThreadLine | None = None
+    """The conversation."""
     messages: tuple[MessageLine, ...] = ()
+    """Its first 1000 messages, in order."""
     replies: tuple[ReplyLine, ...] = ()
+    """Its answers, in the order in which they were given."""

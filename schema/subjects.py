@@ -99,14 +99,20 @@ def pump_reply(project: ProjectId, channel: ChannelId) -> str:
 
 def tool_target(target: str, suffix: str) -> str:
     """`target_subject` of a tool's row: its command's subject, with project and channel still to be filled in."""
-    return f"cg.{VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.{target}.{suffix}"
+    return f"cg.{VERSION}.{{project_id}}.{{channel_id}}.{_tool_command(target, suffix)}"
 
 
 def tool_commands_filter(project: ProjectId | None, target: str, suffix: str) -> str:
     """The commands of one tool, of one project or of all."""
-    return f"cg.{VERSION}.{project or '*'}.*.cmd.tool.{target}.{suffix}"
+    named = "*" if project is None else token(project, "project_id")
+    return f"cg.{VERSION}.{named}.*.{_tool_command(target, suffix)}"
+
+
+def _tool_command(target: str, suffix: str) -> str:
+    return f"cmd.tool.{token(target, 'target')}.{token(suffix, 'suffix')}"
 
 
 def tool_presence(project: ProjectId, channel: ChannelId, target: str, suffix: str, call: ToolCallId) -> str:
     """Where replicas of a tool ask each other who runs a call: `req.tool.{target}.{suffix}.{tool_call_id}`."""
-    return _build(project, channel, "req", "tool", target, suffix, call)
+    rest = (token(target, "target"), token(suffix, "suffix"), token(call, "tool_call_id"))
+    return _build(project, channel, "req", "tool", *rest)

@@ -1,0 +1,320 @@
+"""Every subject and every document of the protocol, with its models: what `turnstile schema export` writes.
+
+One entry says who sends what to whom, over which transport, and what is answered. Nothing at run time reads it; tests
+hold it against the code: a verb, a subject or an event without an entry fails. To add one:
+
+    a verb       a line in `VERBS`: request/reply, durable command and ack follow from it
+    a subject    an `Entry` in `_SUBJECTS`
+    a document   a line in `DOCUMENTS`
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, Field, create_model
+
+from schema import cards, envelopes, events, inbox, subjects
+from schema.described import DescribeReply, ThreadDescribeReply
+from schema.listeners import ListenerFile
+from schema.profiles import Profile
+from schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
+
+PREFIX = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}"
+
+PARAMETERS = {
+    "project_id": "The tenant. It always holds: no header or argument names another.",
+    "channel_id": "The visibility domain inside the project: `public`, `u_{user}` or `t_{thread}`.",
+    "agent_id": "The agent that the message is about.",
+    "worker_target": "Which workers are rung: the agent's routing field, such as `worker_generic`.",
+    "target": "The tool service, by the tool's `target_subject`.",
+    "suffix": "The tool in its service, by the tool's `target_subject`; it may have more than one token.",
+    "tool_call_id": "The call.",
+}
+"""What stands in braces in a subject: one token of A-Z a-z 0-9 _ -, at most 128 characters, but for `suffix`."""
+_WORD = r"[A-Za-z0-9_-]{1,128}"
+_MANY = {"suffix": rf"{_WORD}(?:\.{_WORD})*"}
+
+
+class Role(StrEnum):
+    """Who speaks on NATS."""
+
+    CLIENT = "client"
+    """Asks for turns, sends messages, and listens to what comes of them."""
+    OPERATOR = "operator"
+    """A client that may see more."""
+    TOOL = "tool"
+    """Answers calls."""
+    BRIDGE = "bridge"
+    """The kernel's process that answers verbs and rings for turns."""
+    WORKER = "worker"
+    """The kernel's process that runs turns."""
+
+
+class Transport(StrEnum):
+    """How a message travels."""
+
+    JETSTREAM = "jetstream"
+    """Kept by a stream; work consumers of it are durable pull consumers named `turnstile_…`."""
+    CORE = "core"
+    """Core NATS: lost while nobody listens."""
+    REQUEST = "request"
+    """Core NATS request/reply."""
+    MICRO = "micro"
+    """Request/reply as the NATS micro service `turnstile`: it can be discovered, and its replicas share the work."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One subject: who sends what to whom, and how. `subject` is what follows the prefix, ids in braces."""
+
+    subject: str
+    summary: str
+    transport: Transport
+    section: str
+    """Of docs/protocol.md."""
+    payload: type[BaseModel] | None
+    """None: the message is empty."""
+    headers: type[BaseModel] | None
+    senders: tuple[Role, ...]
+    receivers: tuple[Role, ...]
+    reply: type[BaseModel] | None = None
+
+    @property
+    def name(self) -> str:
+        """A name without ids, such as `evt.agent.task`."""
+        return ".".join(part for part in self.subject.split(".") if not part.startswith("{"))
+
+    @property
+    def address(self) -> str:
+        """The whole subject, ids in braces."""
+        return f"{PREFIX}.{self.subject}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What stands in braces, in order."""
+        return tuple(re.findall(r"\{(\w+)\}", self.address))
+
+    @property
+    def stream(self) -> str | None:
+        """The stream that keeps it."""
+        if self.transport is not Transport.JETSTREAM:
+            return None
+        return subjects.CMD_STREAM if self.subject.startswith("cmd.") else subjects.EVT_STREAM
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the kernel reads it: its schema then says what is accepted, else what is sent."""
+        return Role.BRIDGE in self.receivers and bool({*self.senders} - {Role.BRIDGE, Role.WORKER})
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the subjects of this entry."""
+        return re.compile(r"\.".join(map(_matching, self.address.split("."))))
+
+
+def _matching(part: str) -> str:
+    return _MANY.get(part[1:-1], _WORD) if part.startswith("{") else re.escape(part)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the bridge; `durable` ones are commands, too."""
+
+    name: str
+    summary: str
+    section: str
+    request: type[BaseModel]
+    reply: type[BaseModel]
+    callers: tuple[Role, ...]
+    durable: bool = True
+
+    def entries(self) -> Iterator[Entry]:
+        """Its subjects: request/reply, and for a durable one the command and its ack."""
+        yield Entry(
+            subject=f"req.sys.bridge.{self.name}",
+            summary=self.summary,
+            transport=Transport.MICRO,
+            section=self.section,
+            payload=self.request,
+            headers=envelopes.CallerHeaders,
+            senders=self.callers,
+            receivers=(Role.BRIDGE,),
+            reply=self.reply,
+        )
+        if not self.durable:
+            return
+        ack = f"evt.sys.bridge.{self.name}_ack"
+        yield Entry(
+            subject=f"cmd.sys.bridge.{self.name}",
+            summary=f"The verb `{self.name}` as a durable command: it waits for a bridge; the answer is `{ack}`.",
+            transport=Transport.JETSTREAM,
+            section="5",
+            payload=_with_request_id(self.request, "Command", f"Arguments of `{self.name}` as a durable command."),
+            headers=envelopes.CommandHeaders,
+            senders=self.callers,
+            receivers=(Role.BRIDGE,),
+        )
+        yield Entry(
+            subject=ack,
+            summary=f"The answer to the durable command `{self.name}`.",
+            transport=Transport.JETSTREAM,
+            section="5",
+            payload=_with_request_id(self.reply, "Ack", f"Answer to the durable command `{self.name}`."),
+            headers=envelopes.AckHeaders,
+            senders=(Role.BRIDGE,),
+            receivers=self.callers,
+        )
+
+
+def _with_request_id(model: type[BaseModel], suffix: str, doc: str) -> type[BaseModel]:
+    name = f"{model.__name__.removesuffix('Request').removesuffix('Reply')}{suffix}"
+    about = "The caller's own name for the command; its answer repeats it."
+    field: Any = (str | None, Field(default=None, max_length=inbox.REQUEST_ID_LIMIT, description=about))
+    return create_model(name, __base__=model, __doc__=doc, request_id=field)
+
+
+_CLIENT, _TOOL = (Role.CLIENT,), (Role.TOOL,)
+_KERNEL = (Role.BRIDGE, Role.WORKER)
+
+VERBS = (
+    Verb("enqueue", "Ask an agent for a turn.", "6", inbox.EnqueueRequest, inbox.EnqueueReply, _CLIENT),
+    Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
+    Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
+    Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
+    Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
+    Verb(
+        name="thread.describe",
+        summary="Look at a conversation with its real chains.",
+        section="9",
+        request=inbox.ThreadDescribeRequest,
+        reply=ThreadDescribeReply,
+        callers=(Role.OPERATOR,),
+        durable=False,
+    ),
+)
+
+_SUBJECTS = (
+    Entry(
+        subject="cmd.agent.{worker_target}.wakeup",
+        summary="A doorbell: look at the agent's inbox. The agent may be named by its header alone.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.Wakeup,
+        headers=envelopes.CommandHeaders,
+        senders=(*_KERNEL, Role.TOOL),
+        receivers=(Role.BRIDGE,),
+    ),
+    Entry(
+        subject="cmd.tool.{target}.{suffix}",
+        summary="A call of a tool. The tool reads the arguments with `describe`, and answers with `report`.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=ToolCommandPayload,
+        headers=envelopes.ToolCommandHeaders,
+        senders=_KERNEL,
+        receivers=_TOOL,
+    ),
+    Entry(
+        subject="req.tool.{target}.{suffix}.{tool_call_id}",
+        summary="Who runs this call? Asked by a replica that hears a command again; no responders is an answer, too.",
+        transport=Transport.REQUEST,
+        section="5",
+        payload=None,
+        headers=None,
+        senders=_TOOL,
+        receivers=_TOOL,
+        reply=ToolCallHolder,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.state",
+        summary="Where an agent stands. Best effort: decide nothing by it.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.StateEvent,
+        headers=envelopes.AgentHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.step",
+        summary="How far a step of a turn is. Best effort.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.StepEvent,
+        headers=envelopes.StepHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.task",
+        summary="A turn is over: exactly one in the stream for each turn, announced until it is acknowledged.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.TaskEvent,
+        headers=envelopes.TaskHeaders,
+        senders=_KERNEL,
+        receivers=(Role.CLIENT, Role.BRIDGE),
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.inbox_progress",
+        summary="What became of a row of an agent's inbox. Published without waiting, best effort.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.InboxProgress,
+        headers=envelopes.AgentHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.sys.pump.reply",
+        summary="The answer to a message from outside, exactly one; a copy goes to the `reply_to` of its `send`.",
+        transport=Transport.JETSTREAM,
+        section="9",
+        payload=events.ReplyEvent,
+        headers=envelopes.PumpReplyHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="str.agent.{agent_id}.chunk",
+        summary="Streamed text of a turn, as the model writes it. Nothing is decided by it.",
+        transport=Transport.CORE,
+        section="5",
+        payload=events.Chunk,
+        headers=None,
+        senders=(Role.WORKER,),
+        receivers=_CLIENT,
+    ),
+)
+
+ENTRIES: tuple[Entry, ...] = (*(entry for verb in VERBS for entry in verb.entries()), *_SUBJECTS)
+
+NOT_SPOKEN = frozenset({"cmd.sys.pmo.internal.{tool}", "cmd.sys.ui.action", "evt.sys.ui.action_ack"})
+"""Subjects of protocol §5 that nothing speaks yet."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """Something that is written down rather than sent: a file, a row's payload, a card's content."""
+
+    name: str
+    form: Any
+    """A model, or a union of models."""
+
+
+DOCUMENTS = (
+    *(Document(each.__name__, each) for each in (Profile, ToolDefinition, ListenerFile)),
+    *(Document(each.__name__, each) for each in (inbox.TurnPayload, inbox.ReportPayload, inbox.StopPayload)),
+    Document("Card", cards.Card),
+    Document("CardContent", cards.CardContent),
+    Document("FallbackDeliverable", cards.FallbackDeliverable),
+)
+
+
+def find(subject: str) -> Entry | None:
+    """The entry of a subject; None if it is none of the protocol's."""
+    return next((entry for entry in ENTRIES if entry.pattern.fullmatch(subject)), None)
