@@ -6,7 +6,9 @@ Payloads and headers are references to the JSON Schemas beside the document.
 
 from schema import subjects
 from schema.base import JsonObject
-from schema.catalog import ENTRIES, PARAMETERS, Entry, Role, Transport
+from schema.catalog import ENTRIES
+from schema.entries import PARAMETERS, Entry, Role, Transport
+from schema.json_schemas import docstrings
 
 ASYNCAPI = "3.0.0"
 _ABOUT = (
@@ -14,13 +16,6 @@ _ABOUT = (
     " the repository has the rules; sections (§) are of that page. Subjects hold a project and a channel; each id in"
     " them is one token of A-Z a-z 0-9 _ -, at most 128 characters."
 )
-_ROLES = {
-    Role.CLIENT: "Asks for turns, sends messages, and listens to what comes of them.",
-    Role.OPERATOR: "A client that may look at whole conversations.",
-    Role.TOOL: "Answers calls.",
-    Role.BRIDGE: "The kernel's process that answers verbs and rings for turns.",
-    Role.WORKER: "The kernel's process that runs turns.",
-}
 
 
 def document() -> JsonObject:
@@ -42,7 +37,7 @@ def document() -> JsonObject:
             "version": subjects.VERSION,
             "description": _ABOUT,
             "license": {"name": "Apache-2.0"},
-            "tags": [{"name": role.value, "description": about} for role, about in _ROLES.items()],
+            "tags": [{"name": Role[name].value, "description": about} for name, about in docstrings(Role).items()],
         },
         "defaultContentType": "application/json",
         "channels": channels,
@@ -66,15 +61,8 @@ def _channel(entry: Entry) -> JsonObject:
 
 
 def _transport(entry: Entry) -> str:
-    match entry.transport:
-        case Transport.JETSTREAM:
-            return f"JetStream, stream `{entry.stream}`."
-        case Transport.CORE:
-            return "Core NATS: lost while nobody listens."
-        case Transport.REQUEST:
-            return "Core NATS request/reply."
-        case Transport.MICRO:
-            return "Request/reply, an endpoint of the NATS micro service `turnstile`."
+    about = docstrings(Transport)[entry.transport.name]
+    return about if entry.stream is None else f"{about} This one is `{entry.stream}`."
 
 
 def _reply_channel(entry: Entry) -> JsonObject:

@@ -85,6 +85,7 @@ class ToolCallContent(_Content):
     arguments: JsonObject
     """Its arguments; of an env variable only the name: `{"$env": NAME}`."""
     status: Literal["called"] = "called"
+    """Always `called`: what came of it is another card."""
     target_subject: str | None = None
     """Where its command went."""
 

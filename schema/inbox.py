@@ -37,6 +37,7 @@ class EnqueueRequest(Strict):
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
     """Fields that the deliverable must have."""
     runtime_config: RuntimeConfig = RuntimeConfig()
+    """What this turn alone overrides or adds."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the request: repeated with the same content it answers the same turn."""
     message_type: Literal["turn"] = "turn"

@@ -33,7 +33,7 @@ class _Described(GenerateJsonSchema):
         described = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
         properties = described.get("properties", {})
-        told = {name: text for each in reversed(model.__mro__) for name, text in _docstrings(each).items()}
+        told = {name: text for each in reversed(model.__mro__) for name, text in docstrings(each).items()}
         for name, text in told.items():
             info = model.model_fields.get(name)
             key = next((each for each in _names(name, info) if each in properties), None)
@@ -42,12 +42,18 @@ class _Described(GenerateJsonSchema):
         return described
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
-        described = super().enum_schema(schema)
         kind = cast("type[Enum]", schema["cls"])
-        told = [f"`{kind[name].value}`: {text}" for name, text in _docstrings(kind).items()]
-        if told:
-            described["description"] = " ".join((described["description"], *told))
-        return described
+        self._members[kind.__name__] = [f"`{kind[name].value}`: {text}" for name, text in docstrings(kind).items()]
+        return super().enum_schema(schema)
+
+    def generate(self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
+        self._members: dict[str, list[str]] = {}
+        made = super().generate(schema, mode)
+        for name, told in self._members.items():  # only now: pydantic sets an enumeration's description last
+            described = made.get("$defs", {}).get(name)
+            if described is not None and told:
+                described["description"] = "\n\n".join((described["description"], *told))
+        return made
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         described = super().tagged_union_schema(schema)
@@ -64,8 +70,8 @@ def _names(name: str, info: FieldInfo | None) -> list[str]:
     return [each for each in (info.serialization_alias, info.alias, *choices, name) if isinstance(each, str)]
 
 
-def _docstrings(kind: type) -> dict[str, str]:
-    """What is written below the fields of a model, or the members of an enumeration, by name."""
+def docstrings(kind: type) -> dict[str, str]:
+    """What is written below the fields of a model of ours, or the members of an enumeration, by name."""
     if not kind.__module__.startswith("schema."):
         return {}
     try:

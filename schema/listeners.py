@@ -98,6 +98,7 @@ class ListenerFile(Strict):
     """A YAML file of listeners, which `[pump].listeners` names."""
 
     listeners: list[ListenerEntry]
+    """In any order."""
 
 
 class BadListener(ConfigError):
