@@ -5,6 +5,7 @@ members of enumerations become descriptions.
 """
 
 import ast
+import functools
 import inspect
 import itertools
 import re
@@ -70,6 +71,7 @@ def _names(name: str, info: FieldInfo | None) -> list[str]:
     return [each for each in (info.serialization_alias, info.alias, *choices, name) if isinstance(each, str)]
 
 
+@functools.cache
 def docstrings(kind: type) -> dict[str, str]:
     """What is written below the fields of a model of ours, or the members of an enumeration, by name."""
     if not kind.__module__.startswith("schema."):

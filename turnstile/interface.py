@@ -28,15 +28,13 @@ def files() -> dict[str, str]:
 
 def differences(directory: Path) -> list[str]:
     """What is missing, differs, or is there without a model, by its path below the directory."""
-    wanted = files()
-    changed = {name for name, text in wanted.items() if _read(directory / name) != text}
-    return sorted(changed | _strays(directory, wanted))
+    return _differences(directory, files())
 
 
 def write(directory: Path) -> list[str]:
     """Bring the directory up to date; returns the paths that were written or removed. Other files are left alone."""
     wanted = files()
-    changed = differences(directory)
+    changed = _differences(directory, wanted)
     for name in changed:
         path = directory / name
         if name in wanted:
@@ -47,10 +45,11 @@ def write(directory: Path) -> list[str]:
     return changed
 
 
+def _differences(directory: Path, wanted: dict[str, str]) -> list[str]:
+    changed = {name for name, text in wanted.items() if _read(directory / name) != text}
+    strays = {f"{SCHEMAS}/{path.name}" for path in (directory / SCHEMAS).glob("*.json")} - set(wanted)
+    return sorted(changed | strays)
+
+
 def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _strays(directory: Path, wanted: dict[str, str]) -> set[str]:
-    there = {f"{SCHEMAS}/{path.name}" for path in (directory / SCHEMAS).glob("*.json")}
-    return there - set(wanted)

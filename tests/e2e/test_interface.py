@@ -31,7 +31,7 @@ from tests.support.tools import Hand, calling, hand_of
 from turnstile.embedded import Endpoints
 
 AMONG_TOOLS = {"req.tool", "req.tool.reply"}
-VALIDATORS = {name: Draft202012Validator(made) for name, made in schemas().items()}
+VALIDATORS: dict[str, Any] = {name: Draft202012Validator(made) for name, made in schemas().items()}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from pydantic import BaseModel
 
 from bridge.streams import covers
 from schema import envelopes, headers, subjects
@@ -113,9 +114,7 @@ def listed_pattern(subject: str) -> re.Pattern[str]:
 
 
 def test_each_header_is_described() -> None:
-    models = [
-        each for _, each in inspect.getmembers(envelopes, inspect.isclass) if each.__module__ == envelopes.__name__
-    ]
+    models = [each for each in vars(envelopes).values() if isinstance(each, type) and issubclass(each, BaseModel)]
     described = {info.alias for each in models for info in each.model_fields.values()}
     names = {text for name, text in vars(headers).items() if name.isupper() and isinstance(text, str)}
     assert described == names - {headers.PARENT_SPAN}  # which is in rows only
