@@ -28,6 +28,7 @@ from ledger import (
 )
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
+from schema import described
 from schema.threads import ThreadRef
 from schema.tools import ToolRow
 from schema.turns import Ring
@@ -61,8 +62,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "confirm_in_hand": {"agent_turn_id"},
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
-    "describe_call": waiting.CallView,
-    "describe_turn": views.TurnView,
+    "describe_call": described.CallView,
+    "describe_turn": described.TurnView,
     "dispatch_next": lease.Lease,
     "end_message": threads._Ended,
     "enqueue_turn": {
@@ -73,7 +74,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_action": set(actions.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._Earlier,
     "find_roles": {"role", "found", "is_owner"},
-    "find_thread": threadviews.ThreadLine,
+    "find_thread": described.ThreadLine,
     "finish_turn": turns.FinishedTurn,
     "get_card": CARD,
     "has_migrations": {"found"},
@@ -102,10 +103,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_steps": views.StepView,
     "list_stranded": AGENT_KEY,
     "list_stops_overdue": lease.TurnInHand,
-    "list_thread_messages": threadviews.MessageLine,
+    "list_thread_messages": described.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
-    "list_thread_replies": threadviews.ReplyLine,
-    "list_threads": threadviews.ThreadLine,
+    "list_thread_replies": described.ReplyLine,
+    "list_threads": described.ThreadLine,
     "list_tools": ToolRow,
     "list_turns": views.TurnLine,
     "list_unannounced": sweep.Unannounced,

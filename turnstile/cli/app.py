@@ -15,6 +15,7 @@ from turnstile.cli import (
     inbox,
     profiles,
     safety,
+    schemas,
     servers,
     threads,
     tools,
@@ -58,6 +59,7 @@ for name, noun, what in (
     ("turn", turns, "Turns: what was asked, and where it stands."),
     ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
+    ("schema", schemas, "The interface, for programs in other languages."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
 turns.register(app)

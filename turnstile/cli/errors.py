@@ -29,6 +29,7 @@ _HINTS = {
     "busy": "wait until messages of the thread are answered, or leave out --thread",
     "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
     "not_migrated": "`turnstile migrate` brings it up to date",
+    "interface_outdated": "`turnstile schema export` writes the documents anew",
     "model_unknown": "scripted models are the built-in ones and those of the files in [model].scripts",
     "no_bridge": "start `turnstile bridge` or `turnstile up`; `enqueue --direct` does without",
     "server_unavailable": "see that it runs and that its address is right; `enqueue --direct` needs the database alone",
