@@ -11,6 +11,8 @@ from turnstile.cli import (
     doctor,
     inbox,
     profiles,
+    projects,
+    retention,
     safety,
     servers,
     threads,
@@ -32,6 +34,7 @@ app = typer.Typer(
 )
 servers.register(app)
 for name, noun, what in (
+    ("project", projects, "Projects: removing one with all its data."),
     ("profile", profiles, "Profiles: what an agent is."),
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
@@ -44,6 +47,7 @@ turns.register(app)
 watch.register(app)
 top.register(app)
 safety.register(app)
+retention.register(app)
 usage.register(app)
 audit.register(app)
 doctor.register(app)

@@ -71,9 +71,24 @@ LANGUAGE sql STABLE AS $$
             AND NOT (planned AND EXISTS (SELECT FROM state.prunable_turns(before) t WHERE t.agent_turn_id = o.agent_turn_id OFFSET 0)) OFFSET 0)
 $$;
 
+-- What an export of some agents holds: the threads that a turn of theirs worked in, and the boxes that they name.
+CREATE FUNCTION state.agent_threads(project text, agents text[]) RETURNS TABLE (thread_id text) LANGUAGE sql STABLE AS $$
+    SELECT DISTINCT m.thread_id FROM state.agent_inbox i JOIN state.thread_messages m ON m.agent_turn_id = i.agent_turn_id
+    WHERE i.project_id = project AND i.agent_id = ANY (agents)
+$$;
+
+CREATE FUNCTION state.agent_boxes(project text, agents text[]) RETURNS TABLE (box_id uuid) LANGUAGE sql STABLE AS $$
+    SELECT state.as_uuid(b.box_id) FROM state.agent_inbox i JOIN state.turn_boxes b ON b.agent_turn_id = i.agent_turn_id
+    WHERE i.project_id = project AND i.agent_id = ANY (agents) AND i.message_type IN ('turn', 'ui_action')
+    UNION SELECT o.output_box_id FROM state.turn_outcomes o WHERE o.project_id = project AND o.agent_id = ANY (agents)
+    UNION SELECT p.memory_context_box_id FROM state.agent_state_pointers p WHERE p.project_id = project AND p.agent_id = ANY (agents)
+    UNION SELECT p.last_output_box_id FROM state.agent_state_pointers p WHERE p.project_id = project AND p.agent_id = ANY (agents)
+    UNION SELECT a.profile_box_id FROM resource.project_agents a WHERE a.project_id = project AND a.agent_id = ANY (agents)
+$$;
+
 -- Every table that says of its rows which project they are of, and the column that says so. Rows of other tables go with these.
 CREATE VIEW state.project_tables AS
-SELECT c.oid::regclass AS table_name, a.attname AS project_column, pg_relation_size(c.oid) / current_setting('block_size')::bigint AS blocks
+SELECT format('%I.%I', n.nspname, c.relname) AS table_name, a.attname::text AS project_column, pg_relation_size(c.oid) / current_setting('block_size')::bigint AS blocks
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname IN ('project_id', 'tenant_id') AND NOT a.attisdropped
 WHERE n.nspname IN ('public', 'resource', 'state') AND c.relkind = 'r';
