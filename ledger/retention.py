@@ -99,7 +99,7 @@ async def sole(pool: Pool) -> AsyncGenerator[None]:
         try:
             yield
         finally:
-            await query("leave_retention").many(conn)
+            await query("leave_retention").one(conn)
 
 
 async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Report = lambda _: None) -> Pruned:

@@ -5,9 +5,9 @@
 -- Whether this session is the one that removes: of two at once each could leave a card to the other's box.
 SELECT pg_try_advisory_lock(hashtextextended('turnstile.retention', 0)) AS taken;
 
--- name: leave_retention :exec
+-- name: leave_retention :one
 -- Another may remove.
-SELECT pg_advisory_unlock(hashtextextended('turnstile.retention', 0));
+SELECT pg_advisory_unlock(hashtextextended('turnstile.retention', 0)) AS left;
 
 -- name: begin_retention :one
 -- The first statement of a batch: it says that it is retention (invariant 10), and looks up by key what a plan for large batches would

@@ -11,11 +11,13 @@ from pydantic import BaseModel
 
 from ledger import (
     audit,
+    export,
     intake,
     lease,
     monitor,
     queries,
     recovery,
+    removal,
     roster,
     sweep,
     threads,
@@ -36,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
 NOTHING: set[str] = set()
+PAGE = {"last", "found"}
 
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     # the model that reads a query's rows, or the columns that its function reads
@@ -57,7 +60,37 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "close_requests": NOTHING,
     "close_thread": NOTHING,
     "commit_step": turns.CommittedStep,
+    "begin_export": NOTHING,
+    "begin_retention": {"retention", "hashjoin", "mergejoin"},
+    "confirm_boxes": {"id"},
     "confirm_in_hand": {"agent_turn_id"},
+    "count_box_cards": {"found"},
+    "count_live_threads": {"found"},
+    "count_project_rows": {"found"},
+    "describe_export": {"exported_at", "migration"},
+    **{f"export_{table.partition('.')[2]}": {"row"} for table in export.TABLES},
+    "leave_retention": {"left"},
+    "list_live_turns": {"agent_turn_id"},
+    "list_loose_rows": PAGE,
+    "list_old_rejections": PAGE,
+    "list_project_tables": removal.ProjectTable,
+    "list_prunable_boxes": PAGE,
+    "list_prunable_threads": PAGE,
+    "list_prunable_turns": PAGE,
+    "list_thread_cards": {"card_id"},
+    "list_turn_cards": {"card_id"},
+    "lock_boxes": {"id"},
+    "lock_project": {"agent_id"},
+    "remove_boxes": {"boxes", "cards"},
+    "remove_cards": {"id"},
+    "remove_loose_rows": {"id"},
+    "remove_project_places": NOTHING,
+    "remove_project_rows": {"found"},
+    "remove_rejections": {"id"},
+    "remove_threads": {"id"},
+    "remove_turns": {"id"},
+    "take_retention": {"taken"},
+    "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
     "describe_call": waiting.CallView,
     "describe_turn": views.TurnView,
