@@ -14,7 +14,9 @@ PROGRAM = Path(sys.executable).with_name("turnstile")
 _TERMINAL = ("COLUMNS", "LINES")
 """What pytest's workers set: as wide as a pipe is meant to be, not as a terminal."""
 ENVIRONMENT = {
-    name: value for name, value in os.environ.items() if not name.upper().startswith("TURNSTILE__") and name not in _TERMINAL
+    name: value
+    for name, value in os.environ.items()
+    if not name.upper().startswith("TURNSTILE__") and name not in _TERMINAL
 }
 
 
