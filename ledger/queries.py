@@ -50,7 +50,8 @@ class Query:
 
     async def many(self, conn: Connection, **arguments: Any) -> list[Row]:
         """All rows."""
-        return cast("list[Row]", await conn.fetch(self.sql, *self._values(arguments)))
+        values = self._values(arguments)
+        return cast("list[Row]", await conn.fetch(self.sql, *values))
 
     def stream(self, conn: Cursors, *, prefetch: int, timeout: float, **arguments: Any) -> AsyncIterator[Row]:
         """The rows one by one, `prefetch` of them in memory; a round trip may take `timeout` seconds."""

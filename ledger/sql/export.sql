@@ -21,7 +21,7 @@ SELECT to_jsonb(x)::text AS row FROM resource.profiles x WHERE x.project_id = :p
     WHERE a.project_id = x.project_id AND a.profile_box_id = state.as_uuid(x.profile_box_id) AND a.agent_id = ANY (:agent_ids)));
 
 -- name: export_project_agents :many
--- The roster.
+-- The roster, with its metadata.
 SELECT to_jsonb(x)::text AS row FROM resource.project_agents x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
@@ -45,22 +45,22 @@ SELECT to_jsonb(x)::text AS row FROM state.agent_inbox x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
 -- name: export_turn_waiting_tools :many
--- The calls.
+-- The calls that were sent.
 SELECT to_jsonb(x)::text AS row FROM state.turn_waiting_tools x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
 -- name: export_agent_steps :many
--- The steps.
+-- The steps that were committed.
 SELECT to_jsonb(x)::text AS row FROM state.agent_steps x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
 -- name: export_execution_edges :many
--- Who asked whom.
+-- Who asked whom, and who answered.
 SELECT to_jsonb(x)::text AS row FROM state.execution_edges x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.source_agent_id = ANY (:agent_ids) OR x.target_agent_id = ANY (:agent_ids));
 
 -- name: export_identity_edges :many
--- Who added whom.
+-- Who added whom to the roster.
 SELECT to_jsonb(x)::text AS row FROM state.identity_edges x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.source_agent_id = ANY (:agent_ids) OR x.target_agent_id = ANY (:agent_ids));
 
@@ -85,7 +85,7 @@ SELECT to_jsonb(x)::text AS row FROM state.thread_segments x JOIN state.threads 
 WHERE h.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
 -- name: export_thread_messages :many
--- Their messages.
+-- The messages of these threads.
 SELECT to_jsonb(x)::text AS row FROM state.thread_messages x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
@@ -95,12 +95,12 @@ SELECT to_jsonb(x)::text AS row FROM state.thread_replies x JOIN state.threads h
 WHERE h.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
 -- name: export_pmo_batches :many
--- Forks.
+-- Forks, and where each stands.
 SELECT to_jsonb(x)::text AS row FROM state.pmo_batches x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.parent_agent_id = ANY (:agent_ids));
 
 -- name: export_pmo_batch_tasks :many
--- Their tasks.
+-- The tasks of these forks.
 SELECT to_jsonb(x)::text AS row FROM state.pmo_batch_tasks x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 

@@ -26,7 +26,7 @@ ORDER BY CASE split_part(t.table_name, '.', 1) WHEN 'resource' THEN 0 WHEN 'stat
 SELECT state.count_project_rows(:table_name::text::regclass, :project_column::text::name, :project_id, :first_block::bigint, :end_block::bigint) AS found;
 
 -- name: remove_project_rows :one
--- Removes them.
+-- Removes the rows of a project in some blocks of a table.
 SELECT state.remove_project_rows(:table_name::text::regclass, :project_column::text::name, :project_id, :first_block::bigint, :end_block::bigint) AS found;
 
 -- name: remove_project_places :exec

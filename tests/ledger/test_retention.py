@@ -346,7 +346,9 @@ async def test_turns_go_on_beside_it(open_pool: Any, database_url: str) -> None:
     done = asyncio.Event()
 
     async def turning(agent: AgentId) -> None:
-        for n in range(12):
+        n = 0
+        while not done.is_set():
+            n += 1
             own: dict[str, Any] = {"output_box_id": box[agent].output_box_id} if n % 3 else {}
             try:
                 await ask(pool, agent, **own)
@@ -355,16 +357,14 @@ async def test_turns_go_on_beside_it(open_pool: Any, database_url: str) -> None:
             box[agent] = await play(pool, agent)
             await announce(pool, [box[agent].agent_turn_id])
 
-    async def pruning() -> int:
+    async def pruning() -> None:
         other, turns = open_pool(size=2), 0
-        while not done.is_set():
+        while turns < 30:
             turns += (await prune(other, everything(batch_rows=7))).turns
-        return turns
+        done.set()
 
-    runs = asyncio.create_task(pruning())
-    await asyncio.gather(*(turning(agent) for agent in agents))
-    done.set()
-    assert await runs > 10
+    async with asyncio.timeout(30):
+        await asyncio.gather(pruning(), *(turning(agent) for agent in agents))
     assert pool.deadlocks == 0
     await pruned(pool)
     assert await value(pool, "SELECT count(*) FROM state.turn_outcomes") == len(agents)
