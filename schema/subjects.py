@@ -48,6 +48,11 @@ def _build(project: ProjectId, channel: ChannelId, *rest: str) -> str:
     return ".".join(("cg", VERSION, *parts))
 
 
+def project_filter(project: ProjectId) -> str:
+    """Every subject of a project."""
+    return f"cg.{VERSION}.{token(project, 'project_id')}.>"
+
+
 def wakeup(project: ProjectId, channel: ChannelId, worker_target: str) -> str:
     """The doorbell of an agent's worker target."""
     return _build(project, channel, "cmd", "agent", token(worker_target, "worker_target"), "wakeup")

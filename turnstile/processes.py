@@ -323,11 +323,20 @@ def safety_rules(
 
 @asynccontextmanager
 async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
-    """The rules on connections of their own, for a command that runs them.
+    """The rules on connections of their own, for a command that runs them; raises as `open_servers` does."""
+    async with open_servers(settings, endpoints, "turnstile-watchdog") as (pool, conn, client):
+        yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
 
-    Raises `ServerUnavailable` if not all servers answer within `[database].patience_seconds`.
+
+@asynccontextmanager
+async def open_servers(
+    settings: Settings, endpoints: Endpoints, name: str
+) -> AsyncGenerator[tuple[Pool, NatsConnection, Client]]:
+    """All three servers, for a command that needs them.
+
+    Raises `ServerUnavailable` if not all answer within `[database].patience_seconds`.
     """
-    patience, name = settings.database.patience_seconds, "turnstile-watchdog"
+    patience = settings.database.patience_seconds
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(patience):
@@ -337,7 +346,7 @@ async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator
                 await declare_search_attributes(client)
         except TimeoutError:
             raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
-        yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
+        yield pool, conn, client
 
 
 @asynccontextmanager

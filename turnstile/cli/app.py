@@ -14,6 +14,8 @@ from turnstile.cli import (
     health,
     inbox,
     profiles,
+    projects,
+    retention,
     safety,
     schemas,
     servers,
@@ -53,6 +55,7 @@ def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
 
 servers.register(app)
 for name, noun, what in (
+    ("project", projects, "Projects: removing one with all its data."),
     ("profile", profiles, "Profiles: what an agent is."),
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
@@ -66,6 +69,7 @@ turns.register(app)
 watch.register(app)
 top.register(app)
 safety.register(app)
+retention.register(app)
 usage.register(app)
 audit.register(app)
 doctor.register(app)

@@ -26,6 +26,8 @@ _HINTS = {
     "undelivered": "its listener is not there, or its payload is not what the listener takes; the answer tells no more",
     "pruned": "send it again, in a thread of its own or when the other messages are answered",
     "limit": "`turnstile thread show` shows how far it came; the limits are in [pump]",
+    "project_busy": "wait for them, or end them with --stop-turns",
+    "retention_busy": "wait until it has ended",
     "busy": "wait until messages of the thread are answered, or leave out --thread",
     "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
     "not_migrated": "`turnstile migrate` brings it up to date",
