@@ -69,6 +69,7 @@ class Rules:
     publisher: Publisher
     reconciler: Reconciler
     worker_targets: Sequence[str]
+    """What is served now; targets of one process come and go (protocol §8)."""
     times: WatchdogTimes
     more: Sequence[Rule[Any]] = ()
     """Rules of what stands on the kernel."""

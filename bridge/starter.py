@@ -51,7 +51,7 @@ class ClaimCounts:
 
 
 class Starter:
-    """Claims due rows for the served worker targets and starts their turns."""
+    """Claims due rows for the served worker targets, as they are at that moment, and starts their turns."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Starter:
         self._pool = pool
         self._client = client
         self._publisher = publisher
-        self._worker_targets = tuple(worker_targets)
+        self._worker_targets = worker_targets
         self._heartbeat_timeout = heartbeat_timeout_seconds
         self._telemetry = telemetry
         self.counts = ClaimCounts()

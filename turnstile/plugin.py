@@ -17,6 +17,7 @@ from activities.interceptors import ContentGuard
 from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
+from schema.ids import is_exclusive
 from turnstile.converters import DATA_CONVERTER
 from workflows import options
 from workflows.agent_turn import AgentTurn
@@ -109,7 +110,8 @@ def turn_workers(
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
             max_heartbeat_throttle_interval=timedelta(seconds=2),
             default_heartbeat_throttle_interval=timedelta(seconds=2),
-            graceful_shutdown_timeout=timedelta(seconds=5),
+            # A target of one process is let go of at once: the next holder waits no longer than that (protocol §8).
+            graceful_shutdown_timeout=timedelta(seconds=0 if is_exclusive(target) else 5),
         )
         for target in worker_targets
     ]

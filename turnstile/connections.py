@@ -1,0 +1,88 @@
+"""The three servers as a process of ours uses them: each waited for, checked when it answers, closed at the end."""
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from temporalio.client import Client
+from temporalio.plugin import SimplePlugin
+
+from bridge.connection import NatsConnection, connect
+from bridge.engine import await_client
+from ledger.migrate import MigrationError, pending
+from ledger.pool import Pool
+from schema.errors import ConfigError, ServerUnavailable
+from turnstile.embedded import Endpoints
+from turnstile.plugin import turnstile_runtime
+from turnstile.settings import Settings
+
+log = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.5
+
+
+@asynccontextmanager
+async def open_pool(
+    settings: Settings, endpoints: Endpoints, size: int, name: str, *, migrated: bool = True
+) -> AsyncGenerator[Pool]:
+    """A pool on a server that answers, is new enough and, unless this is `migrate`, has our tables."""
+    pool = Pool(endpoints.database_url, size=size, name=name, patience=settings.database.patience_seconds)
+    try:
+        await _await_database(pool)
+        if migrated and (missing := await pending(pool)):
+            raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def _await_database(pool: Pool) -> None:
+    waits = 0
+    while True:
+        try:
+            await pool.open()
+        except ServerUnavailable:
+            if waits % 10 == 0:
+                log.warning("waiting for PostgreSQL at %s", pool.server)
+            waits += 1
+            await asyncio.sleep(_WAIT_SECONDS)
+        else:
+            return
+
+
+@asynccontextmanager
+async def open_nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnection]:
+    """A connection that is drained at the end."""
+    conn = await connect(endpoints.nats_url, name=name)
+    try:
+        yield conn
+    finally:
+        await conn.drain()
+
+
+async def open_client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None) -> Client:
+    """A client with a runtime of its own; raises `ConfigError` if the SDK's metrics cannot be served there."""
+    try:
+        runtime = turnstile_runtime(metrics_address)
+    except ValueError as error:
+        told = f"[observability].temporal_metrics_port: {metrics_address} cannot be served ({error})"
+        raise ConfigError(told) from None
+
+    async def connect_client() -> Client:
+        return await Client.connect(
+            endpoints.temporal_address,
+            namespace=endpoints.temporal_namespace,
+            plugins=[plugin],
+            runtime=runtime,
+            identity=instance_name(worker=True, bridge=True),
+        )
+
+    return await await_client(endpoints.temporal_address, connect_client)
+
+
+def instance_name(*, worker: bool, bridge: bool) -> str:
+    """What a process calls itself: its role, host, and a part of its own."""
+    role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
+    return f"{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
