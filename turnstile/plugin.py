@@ -11,7 +11,13 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
-from temporalio.worker import PollerBehaviorSimpleMaximum, ReplayerConfig, UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import (
+    PollerBehaviorSimpleMaximum,
+    ReplayerConfig,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerDeploymentConfig,
+)
 
 from activities.interceptors import ContentGuard
 from activities.pump import PumpActivities
@@ -84,12 +90,14 @@ def turn_workers(
     max_concurrency: int,
     max_cached_turns: int = 500,
     handlers_target: str | None = None,
+    deployment: WorkerDeploymentConfig | None = None,
     activities: Sequence[Callable[..., Any]] = (),
     workflows: Sequence[type] = (),
 ) -> list[Worker]:
     """One worker per target, on a client that has the plugin with activities; more of either may be added.
 
-    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process.
+    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process. `deployment` says
+    which build these are, where worker versions are on.
     """
     pollers = {
         target: PollerBehaviorSimpleMaximum(maximum=_HANDLERS_POLLERS if target == handlers_target else _POLLERS)
@@ -101,6 +109,7 @@ def turn_workers(
             task_queue=options.task_queue(target),
             activities=activities,
             workflows=workflows,
+            deployment_config=deployment,
             max_concurrent_activities=max_concurrency,
             # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
             max_cached_workflows=max_cached_turns,

@@ -54,6 +54,7 @@ from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin
 from turnstile.settings import Settings
 from turnstile.telemetry import Telemetry, sdk_metrics_address, telling
+from turnstile.versions import deployment_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -159,6 +160,7 @@ def _start_workers(
             max_concurrency=settings.worker.max_concurrency,
             max_cached_turns=settings.worker.max_cached_turns,
             handlers_target=settings.pump.worker_target,
+            deployment=deployment_of(settings.worker),
         )
         async with asyncio.TaskGroup() as working:
             for each in workers:

@@ -18,6 +18,7 @@ from turnstile.cli import (
     top,
     turns,
     usage,
+    versions,
     watch,
 )
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
@@ -38,6 +39,7 @@ for name, noun, what in (
     ("turn", turns, "Turns: what was asked, and where it stands."),
     ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
+    ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
 turns.register(app)
