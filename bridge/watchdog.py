@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from bridge.rules import Rule, Rules
+from bridge.rules import LedgerRules, Rule
 from ledger.lease import AgentKey
 from ledger.pool import Pool
 from ledger.recovery import record_repairs, take_duty
@@ -37,7 +37,7 @@ class Swept:
 class Watchdog:
     """Runs the rules at every tick. Holds counters, and when it last asked whose turn a rule is."""
 
-    def __init__(self, pool: Pool, rules: Rules) -> None:
+    def __init__(self, pool: Pool, rules: LedgerRules) -> None:
         self._pool = pool
         self._rules = rules.all()
         self._meter = rules.telemetry.meter

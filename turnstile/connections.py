@@ -12,12 +12,13 @@ from temporalio.plugin import SimplePlugin
 
 from bridge.connection import NatsConnection, connect
 from bridge.engine import await_client
+from bridge.rules import WatchdogTimes
 from ledger.migrate import MigrationError, pending
 from ledger.pool import Pool
 from schema.errors import ConfigError, ServerUnavailable
 from turnstile.embedded import Endpoints
 from turnstile.plugin import turnstile_runtime
-from turnstile.settings import Settings
+from turnstile.settings import BridgeSettings, Settings
 
 log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
@@ -25,10 +26,10 @@ _WAIT_SECONDS = 0.5
 
 @asynccontextmanager
 async def open_pool(
-    settings: Settings, endpoints: Endpoints, size: int, name: str, *, migrated: bool = True
+    settings: Settings, url: str, size: int, name: str, *, migrated: bool = True
 ) -> AsyncGenerator[Pool]:
     """A pool on a server that answers, is new enough and, unless this is `migrate`, has our tables."""
-    pool = Pool(endpoints.database_url, size=size, name=name, patience=settings.database.patience_seconds)
+    pool = Pool(url, size=size, name=name, patience=settings.database.patience_seconds)
     try:
         await _await_database(pool)
         if migrated and (missing := await pending(pool)):
@@ -53,9 +54,9 @@ async def _await_database(pool: Pool) -> None:
 
 
 @asynccontextmanager
-async def open_nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnection]:
+async def open_nats(url: str, name: str) -> AsyncGenerator[NatsConnection]:
     """A connection that is drained at the end."""
-    conn = await connect(endpoints.nats_url, name=name)
+    conn = await connect(url, name=name)
     try:
         yield conn
     finally:
@@ -76,13 +77,27 @@ async def open_client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_add
             namespace=endpoints.temporal_namespace,
             plugins=[plugin],
             runtime=runtime,
-            identity=instance_name(worker=True, bridge=True),
+            identity=instance_name(""),
         )
 
     return await await_client(endpoints.temporal_address, connect_client)
 
 
-def instance_name(*, worker: bool, bridge: bool) -> str:
-    """What a process calls itself: its role, host, and a part of its own."""
-    role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
-    return f"{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+def instance_name(role: str) -> str:
+    """What a process calls itself: its role, its host, and a part of its own."""
+    return f"turnstile{role and '-'}{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+
+def watchdog_times(bridge: BridgeSettings) -> WatchdogTimes:
+    """The ages of the safety net's rules as they are set."""
+    return WatchdogTimes(
+        poll_interval=bridge.poll_interval_seconds,
+        inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,
+        pending_wakeup=bridge.pending_wakeup_seconds,
+        dispatched_retry=bridge.dispatched_retry_seconds,
+        dispatched_timeout=bridge.dispatched_timeout_seconds,
+        active_reap=bridge.active_reap_seconds,
+        engine_interval=bridge.engine_interval_seconds,
+        stop_grace=bridge.stop_grace_seconds,
+        command_retry=bridge.command_retry_seconds,
+    )

@@ -5,7 +5,6 @@ something it cannot mend has happened, never half.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +26,7 @@ from bridge.engine import declare_search_attributes
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
-from bridge.rules import Rules, WatchdogTimes
+from bridge.rules import Rules
 from bridge.sending import PumpVerbs
 from bridge.service import VerbService
 from bridge.starter import Starter
@@ -39,19 +38,19 @@ from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
 from ledger.migrate import migrate
 from ledger.pool import Pool
-from ledger.sweep import touch_worker
 from schema import subjects
 from schema.errors import ServerUnavailable
 from schema.ids import split_targets
 from schema.listeners import Registry
 from schema.ports import Publisher
 from schema.telemetry import SILENT
-from turnstile.connections import instance_name, open_client, open_nats, open_pool
+from turnstile.connections import instance_name, open_client, open_nats, open_pool, watchdog_times
 from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.exclusive import Alone
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin
+from turnstile.presence import sign_on
 from turnstile.settings import Settings
 from turnstile.telemetry import Telemetry, sdk_metrics_address, telling
 from turnstile.versions import deployment_of
@@ -59,7 +58,6 @@ from turnstile.versions import deployment_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Ready = Callable[[], None]
-_SIGN_ON_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +72,11 @@ class MigrationReport:
 
 async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationReport:
     """Bring the database up to date and declare streams, consumers and search attributes; idempotent."""
+    database = endpoints.database_url
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings, endpoints, 2, "turnstile-migrate", migrated=False))
+        pool = await stack.enter_async_context(open_pool(settings, database, 2, "turnstile-migrate", migrated=False))
         applied = await migrate(pool)
-        conn = await stack.enter_async_context(open_nats(endpoints, "turnstile-migrate"))
+        conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate"))
         await declare_streams(conn, gone_seconds=0)
         await declare_commands(conn)
         for target in settings.worker.worker_targets:
@@ -165,7 +164,7 @@ def _start_workers(
         async with asyncio.TaskGroup() as working:
             for each in workers:
                 working.create_task(_work(each, stop))
-            working.create_task(_sign_on(pool, client.identity, targets, stop))
+            working.create_task(sign_on(pool, client.identity, targets, stop))
 
     shared, exclusive = split_targets(served_targets(settings))
     if shared:
@@ -179,10 +178,10 @@ async def _open(
 ) -> tuple[Pool, NatsConnection, Client, Telemetry]:
     """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
     registry = pump_registry(settings) if worker else None
-    name = instance_name(worker=worker, bridge=bridge)
+    name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
-    pool = await stack.enter_async_context(open_pool(settings, endpoints, size, name))
-    conn = await stack.enter_async_context(open_nats(endpoints, name))
+    pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))
+    conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
     telemetry = await stack.enter_async_context(telling(settings, pool, worker=worker, bridge=bridge))
     activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
@@ -262,17 +261,6 @@ async def _work(worker: Worker, stop: asyncio.Event) -> None:
         await stop.wait()
 
 
-async def _sign_on(pool: Pool, instance: str, worker_targets: Sequence[str], stop: asyncio.Event) -> None:
-    """Say in `state.workers`, now and then, that this worker serves its targets."""
-    while not stop.is_set():
-        try:
-            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets))
-        except ServerUnavailable as error:
-            log.warning("not signed on: %s", error)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
-
-
 async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
     closed, told = asyncio.create_task(conn.closed.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([closed, told], return_when=asyncio.FIRST_COMPLETED)
@@ -321,20 +309,9 @@ def safety_rules(
     telemetry: Telemetry = SILENT,
 ) -> Rules:
     """The rules of the safety net, as they are set, for these targets, which may come and go."""
-    bridge = settings.bridge
     heartbeat = settings.worker.activity_heartbeat_timeout_seconds
     starter = Starter(pool, client, publisher, targets, heartbeat_timeout_seconds=heartbeat, telemetry=telemetry)
-    times = WatchdogTimes(
-        poll_interval=bridge.poll_interval_seconds,
-        inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,
-        pending_wakeup=bridge.pending_wakeup_seconds,
-        dispatched_retry=bridge.dispatched_retry_seconds,
-        dispatched_timeout=bridge.dispatched_timeout_seconds,
-        active_reap=bridge.active_reap_seconds,
-        engine_interval=bridge.engine_interval_seconds,
-        stop_grace=bridge.stop_grace_seconds,
-        command_retry=bridge.command_retry_seconds,
-    )
+    times = watchdog_times(settings.bridge)
     reconciler = Reconciler(pool, client, starter, publisher, targets, telemetry)
     threads = ThreadRules(
         pool,
@@ -345,7 +322,7 @@ def safety_rules(
         times.pending_wakeup,
         times.engine_interval,
     )
-    return Rules(pool, starter, publisher, reconciler, targets, times, threads.all(), telemetry)
+    return Rules(pool, starter, publisher, targets, times, telemetry, reconciler=reconciler, more=threads.all())
 
 
 @asynccontextmanager
@@ -359,8 +336,8 @@ async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(patience):
-                pool = await stack.enter_async_context(open_pool(settings, endpoints, 4, name))
-                conn = await stack.enter_async_context(open_nats(endpoints, name))
+                pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, 4, name))
+                conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
                 client = await open_client(endpoints, turnstile_plugin())
                 await declare_search_attributes(client)
         except TimeoutError:

@@ -20,7 +20,7 @@ app = typer.Typer()
 
 @command(app, "list")
 async def list_versions(session: "Session") -> None:
-    """List the builds of [worker].deployment_name that have polled, the newest first."""
+    """List the builds of the settings' deployment that have polled, the newest first."""
     from turnstile.versions import deployment_name, list_builds
 
     name = deployment_name(session.settings.worker)
@@ -40,7 +40,7 @@ async def list_versions(session: "Session") -> None:
 @command(app, "set-current")
 async def set_current_version(
     session: "Session",
-    build: Annotated[str | None, typer.Argument(help="Build id, instead of [worker].build_id.")] = None,
+    build: Annotated[str | None, typer.Argument(help="Build id, instead of the settings' one.")] = None,
     ignore_missing: Annotated[
         bool, typer.Option("--ignore-missing", help="Even if the build polls for fewer worker targets.")
     ] = False,
