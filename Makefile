@@ -2,7 +2,7 @@
 #
 #   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
 #   make demo-pump  the same with listeners, which talk to each other
-#   make test     the test suite, on real servers          ARGS="-k lease"
+#   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
 #   make check    lint, format, types, import rules
 #   make bench    turns/s, time to stop, the cost of sleeping
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
@@ -11,6 +11,7 @@
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
+JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -40,7 +41,7 @@ demo-pump: $(STAMP)
 	$(BIN)/turnstile demo-pump $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -19,7 +19,7 @@ from temporalio import activity
 from activities.asking import Attempts, Question, StepLimits, ask
 from activities.cancellation import is_stopped
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
-from activities.figures import tell_calls, tell_resumed, tell_step, timing, turn_stats
+from activities.figures import tell_begun, tell_calls, tell_step, timing, turn_stats
 from activities.heartbeat import beating
 from activities.messages import build_messages
 from activities.models.answer import ModelAnswer
@@ -136,7 +136,7 @@ class StepActivities:
 
     async def _run(self, step: _Step) -> StepResult:
         head, step_key = step.begun.head, step_id(step.turn.agent_turn_id, step.number)
-        tell_resumed(self._telemetry, step.turn, head)
+        tell_begun(self._telemetry, step.turn, head)
         if head.answered and (ended := self._termination(step)) is not None:
             return await self._terminate(step, ended)
         opening = [step.teller.step(step_key, StepPhase.STARTED, {"attempt": head.step_attempt})]

@@ -31,7 +31,9 @@ def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
     async def run(request: VerbRequest) -> BaseModel:
         named = (headers.AGENT_ID, headers.TURN_ID, headers.TOOL_CALL_ID, headers.THREAD_ID)
         agent, turn, call, thread = (headers.named(request.headers, name) for name in named)
-        with about(project=request.project_id, agent=agent, turn=turn, call=call, thread=thread):
+        with about(
+            project_id=request.project_id, agent_id=agent, agent_turn_id=turn, tool_call_id=call, thread_id=thread
+        ):
             return await _told(handler, request, telemetry) if listens else await handler(request)
 
     return run

@@ -25,6 +25,7 @@ from schema.errors import BadRequest, Refused
 from schema.faults import Fault, hit
 from schema.ids import uuid7
 from schema.inbox import Reply, SendReply, SendRequest, ThreadDescribeRequest
+from schema.logs import about
 from schema.states import ReplyStatus
 from schema.threads import MessageId, ThreadRef, new_thread_id
 
@@ -61,7 +62,8 @@ class PumpVerbs:
         command = self._command(request, wanted)
         sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
         hit(Fault.THREAD_SENT)
-        await self._threads.wake(sent.thread, [sent.message_id])
+        with about(message_id=sent.message_id):
+            await self._threads.wake(sent.thread, [sent.message_id])
         return SendReply(
             status=ReplyStatus.ACCEPTED,
             thread_id=sent.thread.thread_id,

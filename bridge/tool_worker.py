@@ -202,7 +202,7 @@ class ToolWorker:
                     pass
         trace = CallTrace(self._telemetry, command)
         try:
-            with about(project=command.project_id, call=command.tool_call_id):
+            with about(project_id=command.project_id, tool_call_id=command.tool_call_id):
                 return await self._answer(command, run, trace)
         except asyncio.CancelledError:
             trace.error_code = "canceled"

@@ -79,6 +79,8 @@ class ThreadReply(Tolerant):
     project_id: ProjectId
     channel_id: ChannelId
     context_headers: ContextHeaders
+    requested_at: datetime
+    created_at: datetime
 
     def event(self, sender: str) -> Message:
         """The event, with the message id it always has."""
@@ -190,9 +192,10 @@ async def list_late_replies(
     return [ThreadReply.model_validate(dict(row)) for row in rows]
 
 
-async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> None:
-    """The answers to these requests are in the event stream."""
-    await query("mark_replied").many(conn, request_ids=list(requests))
+async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> set[MessageId]:
+    """The answers to these requests are in the event stream; the requests of which that was not known."""
+    rows = await query("mark_replied").many(conn, request_ids=list(requests))
+    return {row["request_id"] for row in rows}
 
 
 async def messages_of_turns(conn: Connection, turns: Sequence[AgentTurnId]) -> list[TurnMessage]:

@@ -63,6 +63,8 @@ class StepHead(Tolerant):
     updated_at: datetime
     started_at: datetime
     enqueued_at: datetime
+    due_at: datetime
+    """When the turn was leased, or when its row was last made due again."""
     suspended_at: datetime | None = None
     """Since when it slept, where the step before this one sent calls."""
     context_headers: ContextHeaders

@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--talk-seeds", type=int, default=1, help="how many conversations tests/e2e/test_agents_talk_crashes.py kills"
     )
     parser.addoption("--turns", type=int, default=42, help="how many turns are live when Temporal's data is deleted")
+    parser.addoption("--pictures", help="the directory where tests/e2e/test_web_ui.py renews the pictures of the docs")
     parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")
 
 

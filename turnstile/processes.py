@@ -296,7 +296,7 @@ def _activities(
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     steps = StepActivities(pool, model, publisher, limits, cache, telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
-    pump = None if registry is None else pump_activities(settings, pool, publisher, registry)
+    pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     return steps, settle, pump
 
 
@@ -321,6 +321,7 @@ def safety_rules(
         [settings.pump.worker_target],
         times.pending_wakeup,
         times.engine_interval,
+        telemetry,
     )
     return Rules(pool, starter, publisher, targets, times, telemetry, reconciler=reconciler, more=threads.all())
 

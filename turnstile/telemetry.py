@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from ledger.monitor import measure_inbox
+from ledger.monitor import measure_backlog
 from ledger.pool import Pool
 from schema.telemetry import SILENT, Telemetry
 from turnstile.metrics import serving_metrics
@@ -17,9 +17,9 @@ __all__ = ["Telemetry", "sdk_metrics_address", "telling"]
 async def telling(settings: Settings, pool: Pool, *, worker: bool, bridge: bool) -> AsyncGenerator[Telemetry]:
     """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.
 
-    The bridge tells of the inbox of its targets too.
+    The bridge tells of inbox and threads of its targets too.
     """
-    told, targets = settings.observability, settings.worker.worker_targets
+    told, targets, pump = settings.observability, settings.worker.worker_targets, settings.pump.worker_target
     tracer, meter = SILENT.tracer, SILENT.meter
     async with AsyncExitStack() as stack:
         if told.otlp_endpoint:
@@ -30,7 +30,7 @@ async def telling(settings: Settings, pool: Pool, *, worker: bool, bridge: bool)
                 told.metrics_host,
                 told.metrics_port,
                 wide_labels=told.metrics_labels,
-                look=(lambda: pool.run(lambda conn: measure_inbox(conn, targets))) if bridge else None,
+                look=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
             )
             meter = await stack.enter_async_context(serving)
         yield Telemetry(tracer, meter)

@@ -185,6 +185,7 @@ def _details(turn: TurnRef, state: _turn.TurnState) -> str:
     """The turn's state in Markdown: ids and codes, no content."""
     lines = [
         f"**{turn.agent_id}** in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}: {state.phase.value}",
+        "",  # else the Web UI takes what follows for more of the sentence
         f"- step {state.step or 'next'}",
     ]
     if state.waiting:

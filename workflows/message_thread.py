@@ -146,6 +146,7 @@ class MessageThread:
 def _details(thread: ThreadRef, state: _thread.ThreadState) -> str:
     """The thread in Markdown: chains, ids and codes, no content."""
     lines = [f"**{thread.thread_id}** in {thread.project_id}/{thread.channel_id}: {state.open_count} in flight"]
+    lines.append("")  # else the Web UI takes the list for more of the sentence
     lines.extend(f"- {chain}" for chain in state.chains)
     lines.extend(f"- {each.listener}: {each.status.value}" for each in state.open)
     return "\n".join(lines)

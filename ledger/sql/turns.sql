@@ -32,6 +32,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'tools', CASE WHEN head.step_count = 0 THEN coalesce((
                SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
                WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
+           'due_at', i.next_retry_at,
            'suspended_at', CASE WHEN head.step_count > 0 THEN (
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,

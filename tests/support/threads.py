@@ -94,7 +94,7 @@ class Talk:
         """settle_message as a transition."""
 
         async def settle(conn: Connection) -> ThreadAdvanced:
-            return await settle_message(conn, self.ref, begun, effect, self.limits)
+            return (await settle_message(conn, self.ref, begun, effect, self.limits)).thread
 
         return settle
 

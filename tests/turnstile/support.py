@@ -11,7 +11,13 @@ from typing import Any
 from tests.support.conditions import until
 
 PROGRAM = Path(sys.executable).with_name("turnstile")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.upper().startswith("TURNSTILE__")}
+_TERMINAL = ("COLUMNS", "LINES")
+"""What pytest's workers set: as wide as a pipe is meant to be, not as a terminal."""
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.upper().startswith("TURNSTILE__") and name not in _TERMINAL
+}
 
 
 @dataclass(frozen=True)
