@@ -76,6 +76,9 @@ class LedgerRules:
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
+        return [*self._by_ledger(), *self.more]
+
+    def _by_ledger(self) -> list[Rule[Any]]:
         times = self.times
         return [
             self._rows("claims", sweep.release_stale_claims, times.inbox_processing_timeout, self._claim),
@@ -87,7 +90,6 @@ class LedgerRules:
             Rule("stranded", self._stranded, self._dispatch),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
-            *self.more,
         ]
 
     def _rows(
@@ -149,10 +151,11 @@ class Rules(LedgerRules):
         """In the order in which they look."""
         engine, times = self.reconciler, self.times
         return [
-            *LedgerRules.all(self),
+            *self._by_ledger(),
             Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
             Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
             *self._reaps(),
+            *self.more,
         ]
 
     def _reaps(self) -> list[Rule[Any]]:

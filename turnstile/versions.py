@@ -81,7 +81,7 @@ async def list_builds(client: Client, deployment: str) -> list[Build]:
 async def set_current(
     client: Client, deployment: str, build_id: str, *, ignore_missing: bool = False, patience_seconds: float = 0.0
 ) -> None:
-    """Let the workers of this build run all turns from now on: new ones, and each that wakes.
+    """Let the workers of this build (empty: those without one) run all turns from now on: new ones and those that wake.
 
     Raises `ServerUnavailable` if Temporal does not answer, and, if it is still so after `patience_seconds`, `Refused`:
     `unknown_build` (none of its workers has polled), or `missing_targets` (they do not poll for a worker target that

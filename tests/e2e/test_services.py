@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from temporalio.service import RPCError, RPCStatusCode
 
 from ledger.roster import add_agent, put_profile
 from schema.errors import ConfigError
 from schema.ids import AgentId
-from schema.profiles import LlmConfig, Profile
+from schema.profiles import Profile
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.faults import HASTY
@@ -51,7 +52,7 @@ async def stack(
 async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
     """A project with agents of the service; what protocol §2 says holds when the test ends."""
     made = new_tenant(stack)
-    profile = Profile(name="counter", worker_target=TARGET, llm_config=LlmConfig(model="scripted/none"))
+    profile = Profile.model_validate(yaml.safe_load(COUNTER.with_suffix(".yaml").read_text()))
     await put_profile(made.pool, made.project, profile)
     for agent in (SUM, AgentId("other")):
         await add_agent(made.pool, made.project, agent, "counter")

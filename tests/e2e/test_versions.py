@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schema.errors import Refused
-from schema.ids import AgentTurnId, uuid7
+from schema.ids import AgentId, AgentTurnId, uuid7
 from tests.conftest import Databases
 from tests.support.faults import HASTY
 from tests.support.hatchery import Hatchery
@@ -67,7 +67,7 @@ async def load(tenant: Tenant) -> AsyncGenerator[list[AgentTurnId]]:
     over = asyncio.Event()
 
     async def work(number: int) -> None:
-        agent = await tenant.agent("slow", f"busy-{number}")  # pyright: ignore[reportArgumentType] -- a plain id
+        agent = await tenant.agent("slow", AgentId(f"busy-{number}"))
         while not over.is_set():
             turns.append(turn_of(await tenant.enqueue(agent)))
             await tenant.ended(turns[-1], timeout=60)
@@ -133,5 +133,9 @@ async def test_turns_move_on_to_the_next_build(stack: Stack, workers: list[Turns
     assert restarted == [{"n": 0}]
     builds = {each.build_id: each.current for each in await list_builds(stack.temporal, deployment)}
     assert builds == {"one": False, "two": True}
+    await set_current(stack.temporal, deployment, "", ignore_missing=True)
+    await workers[0].start()
+    assert await workers[2].stop() == 0
+    assert (await tenant.turn(await tenant.agent("plain", AgentId("last")))).view.status == "success"
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)

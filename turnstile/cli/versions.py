@@ -44,15 +44,20 @@ async def set_current_version(
     ignore_missing: Annotated[
         bool, typer.Option("--ignore-missing", help="Even if the build polls for fewer worker targets.")
     ] = False,
+    unversioned: Annotated[
+        bool, typer.Option("--unversioned", help="Workers without a build run turns again: switches versions off.")
+    ] = False,
     wait: Annotated[float, typer.Option(help="How long its workers may take to poll.", metavar="SECONDS")] = 30.0,
 ) -> None:
     """Let the workers of a build run all turns from now on: new ones, and each that wakes."""
     from turnstile.versions import deployment_name, set_current
 
-    name, build_id = deployment_name(session.settings.worker), build or session.settings.worker.build_id
+    worker = session.settings.worker
+    name = deployment_name(worker)
+    build_id = "" if unversioned else build or worker.build_id
     async with _temporal(session) as client:
         await set_current(client, name, build_id, ignore_missing=ignore_missing, patience_seconds=wait)
-    session.out.remark(f"{name}.{build_id} runs turns now")
+    session.out.remark(f"{name}.{build_id} runs turns now" if build_id else "workers without a build run turns now")
 
 
 @asynccontextmanager
