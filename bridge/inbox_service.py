@@ -183,6 +183,8 @@ class InboxService(Claims):
         """What the handler comes to: a deliverable, or why there is none."""
         if begun.head.step_attempt > self._max_attempts:
             return _failure(turn, begun, EXHAUSTED, f"the turn was begun {begun.head.step_attempt} times")
+        if begun.head.message_type is MessageType.UI_ACTION:
+            return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         deadline = asyncio.timeout(self._deadline)
         try:

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 from bridge.service import VerbHandler, VerbRequest
 from schema import headers
 from schema.errors import ServerUnavailable, TurnstileError
-from schema.inbox import ReportRequest
+from schema.inbox import Reply, ReportRequest
 from schema.logs import about
+from schema.states import ReplyStatus
 from schema.telemetry import Attribute, Metric, Span, Telemetry
 
 _IDS = ("agent_turn_id", "inbox_id", "tool_call_id", "thread_id", "message_id")
@@ -57,7 +58,8 @@ async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry
         status, code = "rejected", error.code
         raise
     else:
-        status, code = "accepted", None
+        busy = isinstance(reply, Reply) and reply.status is ReplyStatus.BUSY
+        status, code = ("busy", "busy") if busy else ("accepted", None)
         return reply
     finally:
         meter = telemetry.meter

@@ -22,8 +22,11 @@ from schema.errors import BadRequest, ConfigError, ServerUnavailable
 from schema.ids import token
 
 COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
+UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
 THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
 _SECOND = 1_000_000_000
+_UI_ACTION_SECONDS = 5
+"""Somebody looks at a button: what a bridge took and did not answer goes to another one soon."""
 _HOUR = 3600 * _SECOND
 _TIMEOUT_SECONDS = 3.0
 GONE_SECONDS: Final = 1.0
@@ -196,6 +199,18 @@ async def declare_commands(conn: NatsConnection) -> None:
     """Streams, and the consumer of the durable verbs."""
     await declare_streams(conn)
     await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
+
+
+async def declare_ui_actions(conn: NatsConnection) -> None:
+    """Streams, and the consumer of UI actions: what was pressed before anybody served them is not done hours later."""
+    await declare_streams(conn)
+    await declare_consumer(
+        conn,
+        UI_ACTIONS_CONSUMER,
+        subjects.UI_ACTIONS,
+        ack_wait_seconds=_UI_ACTION_SECONDS,
+        deliver_policy="new",
+    )
 
 
 async def declare_thread_turns(conn: NatsConnection) -> None:

@@ -17,8 +17,8 @@ from typing import assert_never
 
 from nats.aio.msg import Msg
 
-from bridge.commands import Defer, Disposition, Done, Reject, deferred, settle
 from bridge.connection import NATS_TROUBLE, NatsConnection
+from bridge.durable import Defer, Disposition, Done, Reject, deferred, settle
 from bridge.limitedlog import LimitedLog
 from bridge.pull import ContinuousPull
 from bridge.streams import declare_consumer

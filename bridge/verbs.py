@@ -76,7 +76,7 @@ class Verbs:
         )
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
-            await tell(self._publisher, _dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+            await tell(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 
@@ -133,7 +133,8 @@ class Verbs:
         )
 
 
-def _dispatched(lease: Lease) -> Message:
+def dispatched(lease: Lease) -> Message:
+    """The `state` event of a fresh lease."""
     event = StateEvent(
         agent_id=lease.agent_id,
         agent_turn_id=lease.agent_turn_id,

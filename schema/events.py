@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from schema import headers, subjects
+from schema.actions import ActionAck, ActionRef, final_ack
 from schema.base import JsonObject, Tolerant
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
 from schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
@@ -154,6 +155,21 @@ class Address:
     def task(self, event: TaskEvent) -> Message:
         """The turn's `task` event; repeated, it has the same message id."""
         return self._event("task", event, {headers.MSG_ID: f"task-{event.agent_turn_id}"}, required=True)
+
+    def ended(self, event: TaskEvent, action: ActionRef | None) -> list[Message]:
+        """What a turn's end is announced by: its `task` event and, of a UI action, the last ack (protocol §7.10)."""
+        messages = [self.task(event)]
+        if action is not None:
+            told = (event.status, event.tool_result_card_id, event.error_code, event.error)
+            ack = final_ack(action, self.agent_id, *told)
+            messages.append(self.action_ack(ack, f"action-{event.agent_turn_id}"))
+        return messages
+
+    def action_ack(self, ack: ActionAck, message_id: str) -> Message:
+        """What a UI is told of its action."""
+        subject = subjects.action_ack(self.project_id, self.channel_id)
+        told = self.headers("action_ack", **{headers.MSG_ID: message_id})
+        return Message(subject, ack.model_dump_json(exclude_none=True).encode(), told, required=True)
 
     def inbox_progress(self, event: InboxProgress) -> Message:
         """An `inbox_progress` event."""

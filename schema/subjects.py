@@ -15,6 +15,7 @@ CMD_SUBJECTS = f"cg.{VERSION}.*.*.cmd.>"
 EVT_SUBJECTS = f"cg.{VERSION}.*.*.evt.>"
 BRIDGE_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.bridge.*"
 BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
+UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
 
@@ -81,6 +82,16 @@ def bridge_command(project: ProjectId, channel: ChannelId, verb: str) -> str:
 def bridge_ack(project: ProjectId, channel: ChannelId, verb: str) -> str:
     """Where a durable command is answered: `evt.sys.bridge.{verb}_ack`."""
     return _build(project, channel, "evt", "sys", "bridge", f"{token(verb, 'verb')}_ack")
+
+
+def ui_action(project: ProjectId, channel: ChannelId) -> str:
+    """Where a UI asks for an action: `cmd.sys.ui.action`."""
+    return _build(project, channel, "cmd", "sys", "ui", "action")
+
+
+def action_ack(project: ProjectId, channel: ChannelId) -> str:
+    """Where UIs are told of their actions: `evt.sys.ui.action_ack`."""
+    return _build(project, channel, "evt", "sys", "ui", "action_ack")
 
 
 def pump_reply(project: ProjectId, channel: ChannelId) -> str:

@@ -30,9 +30,18 @@ from bridge.rules import Rules
 from bridge.sending import PumpVerbs
 from bridge.service import VerbService
 from bridge.starter import Starter
-from bridge.streams import COMMANDS_CONSUMER, declare_commands, declare_streams, declare_wakeups, wakeup_consumer
+from bridge.streams import (
+    COMMANDS_CONSUMER,
+    UI_ACTIONS_CONSUMER,
+    declare_commands,
+    declare_streams,
+    declare_ui_actions,
+    declare_wakeups,
+    wakeup_consumer,
+)
 from bridge.threadrules import ThreadRules
 from bridge.threads import ThreadTurns
+from bridge.ui_actions import UiActions
 from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
@@ -81,9 +90,12 @@ async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationRepo
         await declare_commands(conn)
         for target in settings.worker.worker_targets:
             await declare_wakeups(conn, target)
+        if settings.bridge.ui_actions:
+            await declare_ui_actions(conn)
         client = await open_client(endpoints, turnstile_plugin())
         attributes = await declare_search_attributes(client)
     consumers = [COMMANDS_CONSUMER, *(wakeup_consumer(target) for target in settings.worker.worker_targets)]
+    consumers += [UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []
     return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes)
 
 
@@ -227,6 +239,7 @@ async def _start_bridge(
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
+    actions = UiActions(conn, pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
     await service.start()
     await conn.verify()
 
@@ -244,6 +257,7 @@ async def _start_bridge(
         Watchdog(pool, rules).run(stop),
         ThreadTurns(conn, pool, threads).run(stop),
         _serve(service, stop),
+        *([actions.run(stop)] if settings.bridge.ui_actions else []),
         *(Doorbells(conn, rules.starter, each).run(stop) for each in shared),
         *(alone.serve("bridge", each, stop, partial(serve_alone, each)) for each in exclusive),
     ]

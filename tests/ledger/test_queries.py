@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from ledger import (
+    actions,
     audit,
     intake,
     lease,
@@ -69,6 +70,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         "leased_epoch",
     },
+    "find_action": set(actions.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._Earlier,
     "find_thread": threadviews.ThreadLine,
     "finish_turn": turns.FinishedTurn,
@@ -194,6 +196,7 @@ def sql_types(field: str) -> set[str]:
     """The SQL types whose values fit a field. `infinity` is why no raw time of an inbox row is read."""
     words: list[tuple[str, set[str]]] = [
         ("Json", JSON),
+        ("ActionRef", JSON),
         ("annotation=dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),

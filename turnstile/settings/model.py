@@ -133,6 +133,7 @@ class BridgeSettings(Strict):
     engine_interval_seconds: Seconds = 10.0
     command_retry_seconds: Seconds = 30.0
     stop_grace_seconds: Seconds = 5.0
+    ui_actions: bool = False
 
 
 class ModelSettings(Strict):
