@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import asyncpg
 
-from ledger.pool import LOST, Session
+from ledger.pool import LOST, REFUSED, Session
 from ledger.queries import query
 from schema.errors import ConfigError, ServerUnavailable
 
@@ -102,6 +102,8 @@ async def _connect(url: str, holder: str, pace: Pace) -> _Raw:
         return await connect(
             url, timeout=10, command_timeout=pace.give_up, statement_cache_size=0, server_settings=settings
         )
+    except REFUSED as error:
+        raise ConfigError(f"no session for the lock ({_kind(error)}): check [database].url") from None
     except LOST as error:
         raise ServerUnavailable(f"no session for the lock ({_kind(error)})") from error
 

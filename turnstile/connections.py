@@ -17,6 +17,7 @@ from ledger.migrate import MigrationError, pending
 from ledger.pool import Pool
 from schema.errors import ConfigError, ServerUnavailable
 from turnstile.embedded import Endpoints
+from turnstile.engine import connect_engine
 from turnstile.plugin import turnstile_runtime
 from turnstile.settings import BridgeSettings, Settings
 
@@ -44,9 +45,9 @@ async def _await_database(pool: Pool) -> None:
     while True:
         try:
             await pool.open()
-        except ServerUnavailable:
+        except ServerUnavailable as error:
             if waits % 10 == 0:
-                log.warning("waiting for PostgreSQL at %s", pool.server)
+                log.warning("waiting for PostgreSQL: %s", error)
             waits += 1
             await asyncio.sleep(_WAIT_SECONDS)
         else:
@@ -63,7 +64,9 @@ async def open_nats(url: str, name: str) -> AsyncGenerator[NatsConnection]:
         await conn.drain()
 
 
-async def open_client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None) -> Client:
+async def open_client(
+    settings: Settings, endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None
+) -> Client:
     """A client with a runtime of its own; raises `ConfigError` if the SDK's metrics cannot be served there."""
     try:
         runtime = turnstile_runtime(metrics_address)
@@ -72,13 +75,8 @@ async def open_client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_add
         raise ConfigError(told) from None
 
     async def connect_client() -> Client:
-        return await Client.connect(
-            endpoints.temporal_address,
-            namespace=endpoints.temporal_namespace,
-            plugins=[plugin],
-            runtime=runtime,
-            identity=instance_name(""),
-        )
+        identity = instance_name("")
+        return await connect_engine(settings.temporal, endpoints, plugins=[plugin], runtime=runtime, identity=identity)
 
     return await await_client(endpoints.temporal_address, connect_client)
 

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from ledger.monitor import Backlog
 from schema.errors import ConfigError, TurnstileError
 from schema.telemetry import Metric
+from turnstile.health import Health
 
 LABEL_LIMIT = 100
 WIDE_LIMIT = 2000
@@ -173,9 +174,17 @@ class BacklogCollector(Collector):
 
 @asynccontextmanager
 async def serving_metrics(
-    host: str, port: int, *, wide_labels: Sequence[WideLabel] = (), look: Look | None = None
+    host: str,
+    port: int,
+    *,
+    wide_labels: Sequence[WideLabel] = (),
+    look: Look | None = None,
+    health: Health | None = None,
 ) -> AsyncGenerator[PrometheusMeter]:
-    """A meter served at `http://host:port/metrics` until the block ends; raises `ConfigError` if the port is taken."""
+    """A meter served at `http://host:port/metrics` until the block ends, and beside it `health`.
+
+    Raises `ConfigError` if the port is taken.
+    """
     meter = PrometheusMeter(wide_labels)
     if look is not None:
         meter.registry.register(BacklogCollector(look, asyncio.get_running_loop()))
@@ -184,6 +193,8 @@ async def serving_metrics(
     except OSError as error:
         told = f"[observability].metrics_port: {host}:{port} cannot be served ({error.strerror}): choose another"
         raise ConfigError(told) from None
+    if health is not None and (metrics := server.get_app()) is not None:
+        server.set_app(health.beside(metrics))
     try:
         yield meter
     finally:

@@ -57,6 +57,7 @@ from turnstile.connections import instance_name, open_client, open_nats, open_po
 from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.exclusive import Alone
+from turnstile.health import Health
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin
 from turnstile.presence import sign_on
@@ -92,7 +93,7 @@ async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationRepo
             await declare_wakeups(conn, target)
         if settings.bridge.ui_actions:
             await declare_ui_actions(conn)
-        client = await open_client(endpoints, turnstile_plugin())
+        client = await open_client(settings, endpoints, turnstile_plugin())
         attributes = await declare_search_attributes(client)
     consumers = [COMMANDS_CONSUMER, *(wakeup_consumer(target) for target in settings.worker.worker_targets)]
     consumers += [UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []
@@ -143,8 +144,9 @@ async def _run(
     bridge: bool,
     standby: bool,
 ) -> None:
+    health = Health()
     async with AsyncExitStack() as stack:
-        opened = await _unless_told(stop, _open(settings, endpoints, stack, worker=worker, bridge=bridge))
+        opened = await _unless_told(stop, _open(settings, endpoints, stack, health, worker=worker, bridge=bridge))
         if opened is None:
             return
         pool, conn, client, telemetry = opened
@@ -155,6 +157,7 @@ async def _run(
             if bridge:
                 await _start_bridge(settings, pool, conn, client, telemetry, alone, stop, group)
             group.create_task(_watch_connection(conn, stop))
+            health.serves()
             if ready is not None:
                 ready()
 
@@ -186,7 +189,7 @@ def _start_workers(
 
 
 async def _open(
-    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
+    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, health: Health, *, worker: bool, bridge: bool
 ) -> tuple[Pool, NatsConnection, Client, Telemetry]:
     """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
     registry = pump_registry(settings) if worker else None
@@ -194,10 +197,10 @@ async def _open(
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))
     conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
-    telemetry = await stack.enter_async_context(telling(settings, pool, worker=worker, bridge=bridge))
+    telemetry = await stack.enter_async_context(telling(settings, pool, health, worker=worker, bridge=bridge))
     activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
-    client = await open_client(endpoints, plugin, metrics_address=sdk_metrics_address(settings))
+    client = await open_client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
     return pool, conn, client, telemetry
 
@@ -353,7 +356,7 @@ async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator
             async with asyncio.timeout(patience):
                 pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, 4, name))
                 conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
-                client = await open_client(endpoints, turnstile_plugin())
+                client = await open_client(settings, endpoints, turnstile_plugin())
                 await declare_search_attributes(client)
         except TimeoutError:
             raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None

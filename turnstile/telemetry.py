@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from ledger.monitor import measure_backlog
 from ledger.pool import Pool
 from schema.telemetry import SILENT, Telemetry
+from turnstile.health import Health
 from turnstile.metrics import serving_metrics
 from turnstile.settings import Settings
 from turnstile.tracing import otlp_tracer
@@ -14,7 +15,9 @@ __all__ = ["Telemetry", "sdk_metrics_address", "telling"]
 
 
 @asynccontextmanager
-async def telling(settings: Settings, pool: Pool, *, worker: bool, bridge: bool) -> AsyncGenerator[Telemetry]:
+async def telling(
+    settings: Settings, pool: Pool, health: Health, *, worker: bool, bridge: bool
+) -> AsyncGenerator[Telemetry]:
     """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.
 
     The bridge tells of inbox and threads of its targets too.
@@ -31,6 +34,7 @@ async def telling(settings: Settings, pool: Pool, *, worker: bool, bridge: bool)
                 told.metrics_port,
                 wide_labels=told.metrics_labels,
                 look=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
+                health=health,
             )
             meter = await stack.enter_async_context(serving)
         yield Telemetry(tracer, meter)

@@ -1,6 +1,8 @@
 """`turnstile`: the commands by name, and the errors of the command line itself."""
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -9,6 +11,7 @@ from turnstile.cli import (
     agents,
     audit,
     doctor,
+    health,
     inbox,
     profiles,
     safety,
@@ -31,6 +34,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"turnstile {metadata.version('turnstile')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings."""
+
+
 servers.register(app)
 for name, noun, what in (
     ("profile", profiles, "Profiles: what an agent is."),
@@ -49,6 +69,7 @@ safety.register(app)
 usage.register(app)
 audit.register(app)
 doctor.register(app)
+health.register(app)
 
 
 def main() -> None:

@@ -78,20 +78,17 @@ def moment(text: str) -> "datetime":
 async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
     import asyncio
 
-    from temporalio.client import Client
-
     from bridge.audit import EngineBounds, audit_engine
     from bridge.engine import await_client
     from schema.errors import ServerUnavailable
     from turnstile import wiring
+    from turnstile.engine import connect_engine
 
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
     patience, address = session.settings.database.patience_seconds, endpoints.temporal_address
     try:
         async with asyncio.timeout(patience):
-            client = await await_client(
-                address, lambda: Client.connect(address, namespace=endpoints.temporal_namespace)
-            )
+            client = await await_client(address, lambda: connect_engine(session.settings.temporal, endpoints))
     except TimeoutError:
         raise ServerUnavailable(f"no answer from Temporal at {address} in {patience:g} s") from None
     async with session.ledger() as pool:

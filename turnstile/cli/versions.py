@@ -73,7 +73,7 @@ async def _temporal(session: "Session") -> "AsyncGenerator[Client]":
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
     try:
         async with asyncio.timeout(patience):
-            client = await open_client(endpoints, turnstile_plugin())
+            client = await open_client(session.settings, endpoints, turnstile_plugin())
     except TimeoutError:
         raise ServerUnavailable(f"no answer from Temporal in {patience:g} s") from None
     yield client

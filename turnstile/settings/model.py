@@ -89,11 +89,27 @@ class NatsSettings(Strict):
 
 
 class TemporalSettings(Strict):
-    """`[temporal]`: address, namespace and Web UI of a Temporal service."""
+    """`[temporal]`: address, namespace and Web UI of a Temporal service, and what proves either side."""
 
     address: HostPort = ""
     namespace: str = Field(default="", max_length=255)
     web_ui_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    tls: bool = False
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    api_key_file: str = ""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if self.tls and not self.address:
+            raise ValueError("tls needs an address: the embedded server has none")
+        named = [key for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "api_key_file") if getattr(self, key)]
+        if named and not self.tls:
+            raise ValueError(f"{named[0]} needs tls = true")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ValueError("tls_cert_file and tls_key_file go together")
+        return self
 
 
 class WorkerSettings(Strict):
