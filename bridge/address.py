@@ -2,25 +2,29 @@
 
 `nats://[user:password@|token@]host:port[?creds=/file]`, or `tls://` with
 `?tls_ca=/file&tls_cert=/file&tls_key=/file`; several of them separated by commas, the last word on each option counts.
+Answers come to inboxes under `?inbox_prefix=…`, else under `_INBOX_{user}`, or `_INBOX` for who has no user name.
 """
 
 import importlib.util
+import re
 import ssl
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from schema.errors import ConfigError
 
-_OPTIONS = {"creds", "tls_ca", "tls_cert", "tls_key"}
+_OPTIONS = {"creds", "inbox_prefix", "tls_ca", "tls_cert", "tls_key"}
+_USER_TOKEN = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect and as whom; `shown` has no password in it."""
+    """Where to connect, as whom, and where answers come; `shown` has no password in it."""
 
     servers: list[str]
     shown: str
     login: dict[str, str]
+    inbox_prefix: str
     tls: ssl.SSLContext | None
 
 
@@ -44,7 +48,13 @@ def parse_address(url: str) -> Address:
         if importlib.util.find_spec("nkeys") is None:
             raise ConfigError("nats.servers: a creds file needs the package nkeys; install nats-py[nkeys]")
         login["user_credentials"] = creds
-    return Address(servers, ", ".join(servers), login, _tls(servers, options))
+    inbox_prefix = options.get("inbox_prefix") or _inbox_of(login.get("user", ""))
+    return Address(servers, ", ".join(servers), login, inbox_prefix, _tls(servers, options))
+
+
+def _inbox_of(user: str) -> str:
+    """An inbox that permissions can keep from other users."""
+    return f"_INBOX_{user}" if _USER_TOKEN.match(user) else "_INBOX"
 
 
 def _server(text: str) -> tuple[SplitResult, str]:
@@ -64,7 +74,7 @@ def _tls(servers: list[str], options: dict[str, str]) -> ssl.SSLContext | None:
     encrypted = [server.startswith("tls://") for server in servers]
     if any(encrypted) and not all(encrypted):
         raise ConfigError("nats.servers: either all servers are tls:// or none")
-    named = options.keys() - {"creds"}
+    named = options.keys() - {"creds", "inbox_prefix"}
     if not any(encrypted):
         if named:
             raise ConfigError(f"nats.servers: {min(named)} needs tls:// servers")

@@ -231,13 +231,14 @@ async def connect(
 ) -> NatsConnection:
     """Connect, waiting as long as it takes for a server that is down.
 
-    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. While it
-    waits, `on_wait` (the log if `None`) gets a line that names the server, never the password, every few seconds.
+    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Answers come
+    to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets a
+    line that names the server, never the password, every few seconds.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
     address = parse_address(url)
     conn = NatsConnection(address.shown)
-    attempt = asyncio.create_task(conn.open(address, name, inbox_prefix or "_INBOX"))
+    attempt = asyncio.create_task(conn.open(address, name, inbox_prefix or address.inbox_prefix))
     try:
         await _await_server(conn, attempt, on_wait or logger.warning)
     except BaseException:

@@ -32,9 +32,11 @@ from bridge.service import VerbService
 from bridge.starter import Starter
 from bridge.streams import (
     COMMANDS_CONSUMER,
+    THREAD_TURNS_CONSUMER,
     UI_ACTIONS_CONSUMER,
     declare_commands,
     declare_streams,
+    declare_thread_turns,
     declare_ui_actions,
     declare_wakeups,
     wakeup_consumer,
@@ -45,6 +47,7 @@ from bridge.ui_actions import UiActions
 from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
+from ledger.grants import grant
 from ledger.migrate import migrate
 from ledger.pool import Pool
 from schema import subjects
@@ -78,26 +81,34 @@ class MigrationReport:
     streams: list[str]
     consumers: list[str]
     search_attributes: list[str]
+    roles: list[str]
 
 
 async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationReport:
-    """Bring the database up to date and declare streams, consumers and search attributes; idempotent."""
+    """Bring database and roles up to date and declare streams, consumers and search attributes; idempotent."""
     database = endpoints.database_url
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, database, 2, "turnstile-migrate", migrated=False))
         applied = await migrate(pool)
+        named = settings.database
+        roles = await grant(pool, bridge_role=named.bridge_role, worker_role=named.worker_role)
         conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate"))
         await declare_streams(conn, gone_seconds=0)
         await declare_commands(conn)
+        await declare_thread_turns(conn)
         for target in settings.worker.worker_targets:
             await declare_wakeups(conn, target)
         if settings.bridge.ui_actions:
             await declare_ui_actions(conn)
         client = await open_client(settings, endpoints, turnstile_plugin())
         attributes = await declare_search_attributes(client)
-    consumers = [COMMANDS_CONSUMER, *(wakeup_consumer(target) for target in settings.worker.worker_targets)]
-    consumers += [UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []
-    return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes)
+    consumers = [
+        COMMANDS_CONSUMER,
+        THREAD_TURNS_CONSUMER,
+        *(wakeup_consumer(target) for target in settings.worker.worker_targets),
+        *([UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []),
+    ]
+    return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes, roles)
 
 
 async def run_worker(

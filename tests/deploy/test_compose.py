@@ -11,6 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import typer.main
@@ -106,6 +107,15 @@ def test_every_image_is_pinned_and_is_what_the_tests_run_on() -> None:
     assert {f"temporalio/server:{server}", f"temporalio/admin-tools:{server}", f"temporalio/ui:{ui}"} <= images
     assert {f"postgres:{postgres}-bookworm", f"turnstile:{PROJECT['version']}"} <= images
     assert any(image.startswith(f"nats:{nats}.") for image in images)
+
+
+def test_the_roles_that_migrate_grants_to_are_those_that_log_in() -> None:
+    def login(name: str) -> str | None:
+        return urlsplit(filled(str(services()[name]["environment"]["TURNSTILE__DATABASE__URL"]))).username
+
+    granted = services()["migrate"]["environment"]
+    assert granted["TURNSTILE__DATABASE__BRIDGE_ROLE"] == login("bridge")
+    assert granted["TURNSTILE__DATABASE__WORKER_ROLE"] == login("worker")
 
 
 def test_nothing_is_published_but_on_loopback() -> None:

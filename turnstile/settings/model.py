@@ -56,6 +56,7 @@ def _distinct(values: list[str]) -> list[str]:
 Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 DatabaseUrl = Annotated[str, AfterValidator(_starts_with("postgresql://", "postgres://")), Field(repr=False)]
+RoleName = Annotated[str, Field(pattern=r"^[^\x00]{0,63}$")]
 HostPort = Annotated[str, Field(pattern=r"^$|^[^/\s]+:[0-9]{1,5}$")]
 
 
@@ -72,6 +73,8 @@ class DatabaseSettings(Strict):
 
     url: DatabaseUrl = ""
     patience_seconds: Seconds = 20.0
+    bridge_role: RoleName = ""
+    worker_role: RoleName = ""
 
 
 class NatsSettings(Strict):
