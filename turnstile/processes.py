@@ -145,7 +145,7 @@ async def _open(
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
     conn = await stack.enter_async_context(_nats(endpoints, name))
-    telemetry = await stack.enter_async_context(telling(settings, pool, worker=worker, bridge=bridge))
+    telemetry = await stack.enter_async_context(telling(settings, pool, conn, worker=worker, bridge=bridge))
     activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
     client = await _client(endpoints, plugin, metrics_address=sdk_metrics_address(settings))

@@ -8,6 +8,7 @@ from typer.exceptions import TyperException
 from turnstile.cli import (
     agents,
     audit,
+    bench,
     doctor,
     inbox,
     profiles,
@@ -46,6 +47,7 @@ top.register(app)
 safety.register(app)
 usage.register(app)
 audit.register(app)
+bench.register(app)
 doctor.register(app)
 
 
