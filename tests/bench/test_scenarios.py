@@ -96,7 +96,7 @@ async def test_plain_turns_and_yardsticks(place: Place, bars: Bars) -> None:
 async def test_tool_turns_have_histories_that_know_no_content(place: Place, bars: Bars) -> None:
     result = await RUNNERS[Scenario.TOOL](place, bars)
     check_turns(result)
-    assert (result.value("history slope, 1 to 500 kB of context") or 0) < 0.05
+    assert (result.value("history slope, 1 to 500 kB of context") or 0) < 0.2
     assert (result.value("database round trips a turn") or 0) > 5
 
 
@@ -148,7 +148,16 @@ async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_pat
 
 
 async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, place: Place) -> None:
-    arguments = ("--old-rows", "50", "--config", str(place.directory / "config.toml"), "--out", str(tmp_path / "out"))
+    arguments = (
+        "--old-rows",
+        "50",
+        "--turns",
+        "5",
+        "--config",
+        str(place.directory / "config.toml"),
+        "--out",
+        str(tmp_path / "out"),
+    )
     ran = await turnstile("bench", "growth", *arguments, cwd=tmp_path)
     assert ran.code == 0, ran.err
     assert "claim: old ÷ empty" in ran.out

@@ -72,6 +72,7 @@ async def bench(
         stop_streams=stop_streams,
         load_seconds=load_seconds,
         old_rows=old_rows,
+        growth_turns=2 * turns,
         workers=workers,
         split=split,
     )
