@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from activities.calls import ready
 from activities.choices import Accepted, Refusal, ending
 from activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
+from activities.outgoing import Outgoing, Place, Unsendable, outgoing
 from activities.turnconfig import TurnConfig
 from schema.base import JsonObject
 from schema.cards import (
@@ -18,16 +18,14 @@ from schema.cards import (
     Role,
     TextContent,
     ThoughtCall,
-    ToolCallContent,
     ToolError,
     ToolResultContent,
     agent_author,
     make_card,
 )
-from schema.errors import BadRequest
 from schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
 from schema.states import AfterExecution, TurnStatus
-from schema.tools import SUBMIT_RESULT, ToolCommand, expand_subject
+from schema.tools import SUBMIT_RESULT, ToolCommand
 from schema.turns import TurnRef
 
 EMPTY_DELIVERABLE = "(the model gave no text)"
@@ -112,71 +110,22 @@ def decide(asked: Asked, answer: ModelAnswer) -> Decision:
 
 def _with_calls(asked: Asked, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
     """Send what can be sent; the model hears at once what cannot."""
-    sent = [_send(asked, call) for call in calls]
-    cards = (*thought, *(each.card for each in sent))
-    commands = tuple(each.command for each in sent if each.command is not None)
-    if commands:
-        return Suspend(cards, commands, max(each.wait_seconds for each in sent))
+    found = [_send(asked, call) for call in calls]
+    sent = [each for each in found if isinstance(each, Outgoing)]
+    cards = (*thought, *(each.card if isinstance(each, Outgoing) else each for each in found))
+    if sent:
+        return Suspend(cards, tuple(each.command for each in sent), max(each.wait_seconds for each in sent))
     return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A call's card: `tool.call` with the command to send, or the failed `tool.result` that the model is given."""
-
-    card: Card
-    command: ToolCommand | None = None
-    wait_seconds: float = 0.0
-
-
-def _send(asked: Asked, call: _Call) -> _Sent:
+def _send(asked: Asked, call: _Call) -> Outgoing | Card:
+    """The call as it goes out, or the failed `tool.result` that the model is given."""
     row = None if asked.is_last else asked.config.tools.get(call.answered.name)
     if row is None:
-        return _Sent(_refusal(asked, call, "unknown_tool", _unknown(asked, call)))
-    found = ready(row, call.answered.arguments_text, _values(asked, call), asked.suspend_seconds)
-    if isinstance(found, str):
-        return _Sent(_refusal(asked, call, "invalid_arguments", found))
-    try:
-        subject = expand_subject(row.target_subject or "", asked.turn.project_id, asked.turn.channel_id)
-    except BadRequest as error:
-        return _Sent(_refusal(asked, call, "invalid_tool", f"The tool {row.tool_name} cannot be reached: {error}"))
-    card = make_card(
-        CardId(f"{call.id}-call"),
-        CardType.TOOL_CALL,
-        Role.ASSISTANT,
-        ToolCallContent(tool_name=row.tool_name, arguments=found.arguments, target_subject=subject),
-        author=agent_author(asked.turn.agent_id),
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        tool_call=call.id,
-        function_name=row.tool_name,
-    )
-    command = ToolCommand(
-        tool_call_id=call.id,
-        tool_name=row.tool_name,
-        tool_call_card_id=card.card_id,
-        after_execution=row.after_execution,
-        subject=subject,
-    )
-    return _Sent(card, command, found.wait_seconds)
-
-
-def _values(asked: Asked, call: _Call) -> dict[str, str]:
-    """The ID templates of a call (protocol §7.3)."""
-    turn = asked.turn
-    return {
-        "project_id": turn.project_id,
-        "channel_id": turn.channel_id,
-        "agent_id": turn.agent_id,
-        "agent_turn_id": turn.agent_turn_id,
-        "turn_epoch": str(turn.turn_epoch),
-        "step_id": asked.step_id,
-        "tool_call_id": call.id,
-        "parent_step_id": asked.parent_step_id,
-        "trace_id": turn.trace_id,
-        "context_box_id": turn.context_box_id,
-    }
+        return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
+    place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.suspend_seconds)
+    found = outgoing(place, call.id, row, call.answered.arguments_text)
+    return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
 
 
 def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decision:

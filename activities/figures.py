@@ -49,10 +49,14 @@ def suspended(head: StepHead) -> float | None:
     return (head.updated_at - head.suspended_at).total_seconds()
 
 
-def tell_resumed(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
-    """The turn is awake again, if it slept."""
+def tell_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
+    """The turn has begun, or is awake again if it slept: how long it was dispatched, or suspended."""
+    project, agent = turn.project_id, turn.agent_id
+    if head.step_count == 0 and head.step_attempt == 1:
+        waited = (head.started_at - head.due_at).total_seconds()
+        telemetry.meter.observe(Metric.DISPATCHED_SECONDS, waited, project=project, agent=agent)
     if (slept := suspended(head)) is not None:
-        telemetry.meter.observe(Metric.SUSPENDED_SECONDS, slept, project=turn.project_id, agent=turn.agent_id)
+        telemetry.meter.observe(Metric.SUSPENDED_SECONDS, slept, project=project, agent=agent)
 
 
 def tell_step(

@@ -8,8 +8,10 @@ and codes are returned or raised.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from temporalio import activity
@@ -28,6 +30,14 @@ from activities.routing import (
     unreadable,
 )
 from activities.telling import SENDER
+from activities.threadfigures import (
+    HandlerOutcome,
+    enqueue_place,
+    tell_enqueue,
+    tell_handler,
+    tell_message,
+    tell_replies,
+)
 from ledger.intake import Enqueued, enqueue
 from ledger.pool import Pool
 from ledger.threads import (
@@ -49,9 +59,11 @@ from schema.faults import Fault, hit
 from schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 from schema.inbox import EnqueueRequest
 from schema.listeners import Listener, Registry
+from schema.logs import about
 from schema.payloads import Payload
 from schema.ports import Publisher
 from schema.primitives import HandlerMetadata
+from schema.telemetry import SILENT, Telemetry
 from schema.threads import AdvanceInput, MessageId, MessageKind, MessageStatus, ThreadAdvanced, ThreadRef
 
 log = logging.getLogger(__name__)
@@ -73,7 +85,14 @@ class PumpActivities:
     Raises `BadListener` for an agent that could not be asked.
     """
 
-    def __init__(self, pool: Pool, publisher: Publisher, registry: Registry, limits: PumpLimits) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        publisher: Publisher,
+        registry: Registry,
+        limits: PumpLimits,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
         self._pool = pool
         self._publisher = publisher
         self._registry = registry
@@ -81,6 +100,7 @@ class PumpActivities:
             name: asked(registry, each) for name, each in registry.listeners.items() if each.agent_id is not None
         }
         self._limits = limits
+        self._telemetry = telemetry
 
     @activity.defn(name="look_at_thread")
     async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
@@ -90,30 +110,35 @@ class PumpActivities:
     @activity.defn(name="advance_message")
     async def advance_message(self, given: AdvanceInput) -> ThreadAdvanced:
         """Handle the message, or hear of the turn that it waits for; answers where the thread stands then."""
-        async with beating():
-            thread, message, run = given.thread, given.message_id, uuid7()
-            begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run))
-            if begun is not None:
-                hit(Fault.MESSAGE_BEGUN)
-                effect = await self._handle(thread, begun)
-                if effect is not None:
-                    await self._settle(thread, begun, effect)
-                    hit(Fault.MESSAGE_SETTLED)
-            canceled = await self._tell(thread, message)
-            hit(Fault.MESSAGE_TOLD)
-            return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
+        thread, message, run = given.thread, given.message_id, uuid7()
+        with about(project_id=thread.project_id, thread_id=thread.thread_id, message_id=message):
+            async with beating():
+                return await self._advance(thread, message, run)
+
+    async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
+        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run))
+        if begun is not None:
+            hit(Fault.MESSAGE_BEGUN)
+            effect = await self._handle(thread, begun)
+            if effect is not None:
+                await self._settle(thread, begun, effect)
+                hit(Fault.MESSAGE_SETTLED)
+        canceled = await self._tell(thread, message)
+        hit(Fault.MESSAGE_TOLD)
+        return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
 
     async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
         """Settle, however long the ledger is away: what a handler did cannot be had a second time."""
         limits = self._limits.thread
         while True:
             try:
-                await self._pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
+                settled = await self._pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
             except ServerUnavailable as error:
                 log.warning("message %s is not settled yet: %s", begun.message_id, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
-                return
+                known = begun.listener if self._registry.get(begun.listener) else None
+                return tell_message(self._telemetry, thread, begun, known, effect, settled)
 
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
         """What the message's handling comes to; None while an agent's turn is out."""
@@ -132,10 +157,11 @@ class PumpActivities:
         if begun.attempt > 1 + listener.retries:
             log.warning("message %s: %s died with its worker", begun.message_id, listener.name)
             return timed_out()
-        return await self._call(begun, listener, listener.handler, payload)
+        return await self._call(thread, begun, listener, listener.handler, payload)
 
     async def _call(
         self,
+        thread: ThreadRef,
         begun: BegunMessage,
         listener: Listener,
         handler: Callable[[Any, HandlerMetadata], Awaitable[object]],
@@ -149,19 +175,29 @@ class PumpActivities:
             is_self_call=begun.kind is MessageKind.SELF,
             usage_instructions=self._registry.usage_instructions(listener.name),
         )
+        clock, outcome = time.monotonic(), HandlerOutcome.CANCELED
         try:
             response = await run_handler(handler(payload, metadata), listener.deadline_seconds)
-            return effect_of_response(self._registry, listener, response)
+            outcome = HandlerOutcome.INVALID
+            effect = effect_of_response(self._registry, listener, response)
         except TimeoutError:
+            outcome = HandlerOutcome.TIMEOUT
             log.warning("message %s: %s gave no answer in time", begun.message_id, listener.name)
         except HandlerFailed as error:
+            outcome = HandlerOutcome.FAILED
             log.error("message %s: %s failed: %s", begun.message_id, listener.name, error)
         except Exception as error:  # noqa: BLE001 -- a stranger's object, whose words may quote a payload
             log.error("message %s: %s returned no message: %s", begun.message_id, listener.name, type(error).__name__)
+        else:
+            outcome = HandlerOutcome.RETURNED
+            return effect
+        finally:
+            tell_handler(self._telemetry, thread, begun, time.monotonic() - clock, outcome)
         return timed_out()
 
     async def _ask(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Effect | None:
         """Enqueue the agent's turn under the message's id, in this segment's own output box."""
+        started = datetime.now(UTC)
         try:
             made = await self._enqueue(thread, begun, listener, payload)
         except Refused as error:
@@ -173,6 +209,8 @@ class PumpActivities:
         assert turn is not None  # noqa: S101 -- accepted replies name both
         assert box is not None  # noqa: S101
         hit(Fault.HOP_ENQUEUED)
+        if not made.reply.duplicate:
+            tell_enqueue(self._telemetry, thread, begun, turn, started)
         if made.lease is not None:
             await self._publish(made.lease.doorbell(SENDER, "enqueue"))
         seconds = listener.deadline_seconds
@@ -201,7 +239,7 @@ class PumpActivities:
             thread.project_id,
             thread.channel_id,
             request,
-            _lineage(thread, begun),
+            _lineage(thread, begun, enqueue_place(self._telemetry, begun)),
             depth_limit=self._limits.recursion_depth,
             sender=f"listener.{begun.from_id}",
         )
@@ -217,7 +255,8 @@ class PumpActivities:
         if replies and await self._publish(*(reply.event(SENDER) for reply in replies)):
             for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
                 await self._publisher.emit(copy)
-            await self._pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+            marked = await self._pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+            tell_replies(self._telemetry, replies, marked)
             hit(Fault.REPLY_ANNOUNCED)
         return tuple(each.message_id for each in ended if each.is_in_hand)[:SHOWN]
 
@@ -237,9 +276,11 @@ class PumpActivities:
         return True
 
 
-def _lineage(thread: ThreadRef, begun: BegunMessage) -> dict[str, str]:
-    """The headers of a hop's enqueue: the thread's trace, and the agent's turn above as its parent."""
+def _lineage(thread: ThreadRef, begun: BegunMessage, place: str | None) -> dict[str, str]:
+    """The headers of a hop's enqueue: the request's trace, at this place, and the agent's turn above as its parent."""
     kept = {**begun.context_headers, headers.THREAD_ID: thread.thread_id}
+    if place is not None:
+        kept[headers.TRACEPARENT] = place
     turn: AgentTurnId | None = begun.caller_turn_id
     if turn is not None and begun.caller_agent_id is not None:
         kept |= {headers.PARENT_TURN_ID: turn, headers.PARENT_AGENT_ID: begun.caller_agent_id}

@@ -32,11 +32,11 @@ CONTROL_KEY = "__cg_control"
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """A tool ended the turn: its status and codes, the deliverable, and the result that it was made of."""
+    """A tool ended the turn: its status and codes, the deliverable, and the result that it was made of, if any."""
 
     status: TurnStatus
     deliverable: Card
-    tool_result: CardId
+    tool_result: CardId | None
     error_code: str | None
 
 
@@ -48,13 +48,17 @@ def termination(
     order = _call_order(turn, output)
     ending: list[tuple[AnsweredCall, ToolResultContent]] = []
     for call in sorted(answered, key=lambda each: order.get(each.tool_call_id, len(order))):
-        content = _result(cards.get(call.tool_result_card_id))
+        content = result_of(cards.get(call.tool_result_card_id))
         if content is not None and _effective(call, content, tools) is AfterExecution.TERMINATE:
             ending.append((call, content))
     if not ending:
         return None
     failed = [each for each in ending if each[1].status is not TurnStatus.SUCCESS]
-    call, content = (failed or ending)[0]
+    return ended_by(turn, *(failed or ending)[0])
+
+
+def ended_by(turn: TurnRef, call: AnsweredCall, content: ToolResultContent) -> Termination:
+    """The end of a turn by the result of this call."""
     deliverable = make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),
         CardType.DELIVERABLE,
@@ -68,7 +72,8 @@ def termination(
     return Termination(content.status, deliverable, call.tool_result_card_id, code)
 
 
-def _result(card: Card | None) -> ToolResultContent | None:
+def result_of(card: Card | None) -> ToolResultContent | None:
+    """What a `tool.result` card says; None if it is not there or cannot be read."""
     if card is None:
         return None
     try:

@@ -16,13 +16,15 @@ from datetime import UTC, datetime
 from pydantic import JsonValue
 from temporalio import activity
 
+from activities.actions import action_call, action_ended, wanted_call
 from activities.asking import Attempts, Question, StepLimits, ask
 from activities.cancellation import is_stopped
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
-from activities.figures import tell_calls, tell_resumed, tell_step, timing, turn_stats
+from activities.figures import tell_begun, tell_calls, tell_step, timing, turn_stats
 from activities.heartbeat import beating
 from activities.messages import build_messages
 from activities.models.answer import ModelAnswer
+from activities.outgoing import Place
 from activities.resume import Termination, termination
 from activities.settle import STOPPED, end_stopped, tell_applied
 from activities.telling import Teller
@@ -44,13 +46,13 @@ from ledger.turns import (
 from ledger.waiting import apply_reports
 from schema.base import JsonObject
 from schema.cards import Card, CardUnreadable
-from schema.errors import ModelError, StaleTurn
+from schema.errors import ModelError, Refused, StaleTurn
 from schema.events import Message
 from schema.faults import Fault, hit
-from schema.ids import CardId, InboxId, step_id
+from schema.ids import CardId, InboxId, StepId, step_id
 from schema.logs import about
 from schema.ports import Model, ModelMessage, Publisher
-from schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
 from schema.telemetry import SILENT, Telemetry
 from schema.tools import ToolCommand
 from schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepStale, StepSuspends, TurnRef
@@ -135,14 +137,14 @@ class StepActivities:
         await tell_applied(self._pool, self._publisher, turn, done)
 
     async def _run(self, step: _Step) -> StepResult:
-        head, step_key = step.begun.head, step_id(step.turn.agent_turn_id, step.number)
-        tell_resumed(self._telemetry, step.turn, head)
-        if head.answered and (ended := self._termination(step)) is not None:
+        head = step.begun.head
+        tell_begun(self._telemetry, step.turn, head)
+        if (ended := _termination(step)) is not None:
             return await self._terminate(step, ended)
-        opening = [step.teller.step(step_key, StepPhase.STARTED, {"attempt": head.step_attempt})]
-        if step.number == 1:
-            opening.insert(0, step.teller.state(HeadStatus.RUNNING, head.updated_at, activity="thinking"))
-        await step.teller.tell(*opening)
+        acts = head.message_type is MessageType.UI_ACTION
+        await self._open(step, "executing_tool" if acts else "thinking")
+        if acts:
+            return await self._act(step)
         pinned: Pinned | None = None
         try:
             _check_attempts(head.step_attempt, self._limits)
@@ -154,6 +156,26 @@ class StepActivities:
             return await self._fail(step, pinned, code, str(error))
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
+
+    async def _open(self, step: _Step, doing: str) -> None:
+        head = step.begun.head
+        opening = [step.teller.step(_key(step), StepPhase.STARTED, {"attempt": head.step_attempt})]
+        if step.number == 1:
+            opening.insert(0, step.teller.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
+        await step.teller.tell(*opening)
+
+    async def _act(self, step: _Step) -> StepResult:
+        """A UI action's only step, which asks no model: the named tool is called (protocol §7.10)."""
+        head = step.begun.head
+        place = Place(step.turn, _key(step), head.parent_step_id or "", self._limits.suspend_timeout_seconds)
+        try:
+            _check_attempts(head.step_attempt, self._limits)
+            sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
+        except (Refused, ModelError, CardUnreadable) as error:
+            # Its words may quote the arguments, and an outcome holds no content.
+            return await self._fail(step, None, error.code, "the tool could not be called")
+        decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
+        return await self._suspend(step, decision, decision.cards, _metadata(step, None))
 
     async def _ask(self, step: _Step, pinned: Pinned, asked: Asked, messages: tuple[ModelMessage, ...]) -> ModelAnswer:
         head = step.begun.head
@@ -254,11 +276,6 @@ class StepActivities:
             _completed(teller, number, recorded),
         )
 
-    def _termination(self, step: _Step) -> Termination | None:
-        stored = step.begun.head.turn_config
-        tools = {} if stored is None else TurnConfig.model_validate(stored).tools
-        return termination(step.turn, step.begun.head.answered, step.begun.output, tools)
-
     async def _terminate(self, step: _Step, ended: Termination) -> StepResult:
         """A tool's answer ends the turn: no model is asked, no step is made."""
         head = step.begun.head
@@ -333,6 +350,21 @@ class StepActivities:
         raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: the head is elsewhere, at {found.head_status}")
 
 
+def _key(step: _Step) -> StepId:
+    return step_id(step.turn.agent_turn_id, step.number)
+
+
+def _termination(step: _Step) -> Termination | None:
+    """The end that the answers to the last step's calls make, if they do."""
+    head, output = step.begun.head, step.begun.output
+    if head.message_type is MessageType.UI_ACTION:
+        return action_ended(step.turn, head, output)
+    if not head.answered:
+        return None
+    tools = {} if head.turn_config is None else TurnConfig.model_validate(head.turn_config).tools
+    return termination(step.turn, head.answered, output, tools)
+
+
 def _check_attempts(attempt: int, limits: StepLimits) -> None:
     if attempt > limits.max_step_attempts:
         raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
@@ -365,8 +397,9 @@ def _record(
     known = {card.card_id for card in step.begun.context}
     kept = [card.card_id for card in cards if card.card_id in known]
     new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards if card.card_id not in known]}
-    calls = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
     commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
+    made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
+    calls = made or [command.tool_call_id for command in commands]  # a UI action has no thought that says them
     return StepRecord(
         step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds, kept
     )

@@ -100,7 +100,7 @@ class Teller:
         )
         messages = [self.state(HeadStatus.IDLE, done.updated_at)] if lease is None else []
         messages += [] if step is None else [step]
-        messages.append(self.address.task(event))
+        messages += self.address.ended(event, done.ui_action)
         if lease is not None:
             messages.append(lease.doorbell(SENDER, "next_turn"))
         try:

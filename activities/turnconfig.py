@@ -6,7 +6,7 @@ metadata. Later steps read these back, so that a profile edited in the middle of
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
@@ -71,7 +71,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
     runtime = begun.head.runtime_config
-    found = build_tool_specs(_rows(begun.head.tools), profile.allowed_tools, runtime.choices)
+    found = build_tool_specs(tool_rows(begun.head.tools), profile.allowed_tools, runtime.choices)
     for warning in found.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(
@@ -121,7 +121,8 @@ def _profile(cards: Sequence[Card]) -> Profile:
     raise ModelError("model_request_invalid", "the turn's profile box holds no sys.profile card", retryable=False)
 
 
-def _rows(raw: Sequence[JsonObject]) -> list[ToolRow]:
+def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
+    """The tools of a project's rows; a row that does not parse is left out with a warning."""
     rows: list[ToolRow] = []
     for each in raw:
         try:

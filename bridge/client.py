@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import nats.errors
 from nats.aio.msg import Msg
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
+from bridge.acks import ActionWaiter
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.wire import decode_object, encode
 from schema import headers as names
@@ -23,7 +24,7 @@ from schema import subjects
 from schema.base import JsonObject
 from schema.errors import BadRequest, Refused, ServerUnavailable
 from schema.events import ReplyEvent, TaskEvent
-from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token
+from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
 from schema.inbox import SendReply
 from schema.states import ReplyStatus
 from schema.threads import MessageId
@@ -193,6 +194,38 @@ class BridgeClient:
         finally:
             await self._conn.unsubscribe(subscription)
 
+    @asynccontextmanager
+    async def ui_action(
+        self,
+        agent_id: AgentId,
+        tool_name: str,
+        args: JsonObject,
+        *,
+        action_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **fields: JsonValue,
+    ) -> AsyncGenerator[ActionWaiter]:
+        """Ask for a UI action and hear its acks inside; `fields` are more of the payload, such as `message_id`.
+
+        The same `action_id` or `message_id` again is the same action. Raises `ServerUnavailable` if the stream did not
+        take it. Where no bridge serves UI actions, no ack comes.
+        """
+        waiter = ActionWaiter(self._conn, action_id or uuid7())
+        asked: JsonObject = {"action_id": waiter.action_id, "agent_id": agent_id, "tool_name": tool_name, "args": args}
+        data = self._sized(encode({**asked, **fields}))
+        # an id of its own for each time: a repeat that the stream swallowed would not be answered
+        sent = {**self._headers("ui_action", headers), names.MSG_ID: uuid7()}
+
+        async def take(event: WatchEvent) -> None:
+            waiter.take(event.payload, event.headers)
+
+        async with self._subscribed([subjects.action_ack(self._project, self._channel)], take):
+            try:
+                await self._conn.store(subjects.ui_action(self._project, self._channel), data, headers=sent, timeout=5)
+            except NATS_TROUBLE as error:
+                raise ServerUnavailable(f"the action was not acknowledged: {error}") from error
+            yield waiter
+
     async def watch(
         self, agent_id: AgentId | None = None, *, include_chunks: bool = False
     ) -> AsyncGenerator[WatchEvent]:
@@ -256,16 +289,12 @@ class BridgeClient:
     def _events(self, agent_id: AgentId | None) -> str:
         if agent_id is not None:
             return subjects.agent_events_filter(self._project, self._channel, agent_id)
-        return f"{self._prefix()}.evt.>"
+        return subjects.channel_filter(self._project, self._channel, "evt")
 
     def _chunks(self, agent_id: AgentId | None) -> str:
         if agent_id is not None:
             return subjects.agent_chunk(self._project, self._channel, agent_id)
-        return f"{self._prefix()}.str.>"
-
-    def _prefix(self) -> str:
-        project, channel = token(self._project, "project_id"), token(self._channel, "channel_id")
-        return f"cg.{subjects.VERSION}.{project}.{channel}"
+        return subjects.channel_filter(self._project, self._channel, "str")
 
     def _headers(self, verb: str, given: Mapping[str, str] | None) -> dict[str, str]:
         return {

@@ -12,13 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, assert_never
 
 from nats.aio.msg import Msg
 
-from bridge.connection import NATS_TROUBLE, NatsConnection
+from bridge.connection import NatsConnection
+from bridge.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
 from bridge.limitedlog import LimitedLog
-from bridge.pull import ContinuousPull
 from bridge.service import Answer, VerbHandler, VerbRequest, encode_reply, read_request, rejected, run_verb
 from bridge.streams import COMMANDS_CONSUMER, declare_commands
 from bridge.wire import decode_object, encode
@@ -27,52 +26,10 @@ from schema.base import JsonObject
 from schema.errors import BadRequest, TurnstileError
 from schema.events import Message
 from schema.ids import token
+from schema.inbox import REQUEST_ID_LIMIT
 from schema.ports import Publisher
 
-_DELAY_SECONDS = (2, 30)
-_REQUEST_ID_LIMIT = 256
-_BATCH = 64  # what waits here longer than the consumer's ack_wait is delivered twice
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Answered: acknowledge."""
-
-
-@dataclass(frozen=True, slots=True)
-class Defer:
-    """A server is away: deliver again after `delay` seconds, at least 2 (an undelayed nak spins)."""
-
-    delay: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """Can never be understood: never deliver again."""
-
-
-Disposition: TypeAlias = Done | Defer | Reject
-
-
-async def settle(msg: Msg, disposition: Disposition) -> None:
-    """Tell JetStream what becomes of a message."""
-    match disposition:
-        case Done():
-            await msg.ack()
-        case Defer(delay):
-            await msg.nak(delay=max(_DELAY_SECONDS[0], delay))
-        case Reject():
-            await msg.term()
-        case _:
-            assert_never(disposition)
-
-
-def deferred(deliveries: int) -> Defer:
-    """How long to wait after this many deliveries: 2, 4, 8, 16, then 30 seconds."""
-    shortest, longest = _DELAY_SECONDS
-    return Defer(min(longest, shortest ** min(deliveries, longest)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +43,8 @@ class _Command:
 
 def read_command(msg: Msg) -> _Command:
     """The command in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
-    place = msg.metadata
-    command_id = f"{place.sequence.stream}-{int(place.timestamp.timestamp() * 1_000_000)}"
-    subject = subjects.parse(msg.subject)
-    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, b"", {}, "command", command_id)
+    subject, name = subjects.parse(msg.subject), command_id(msg)
+    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, b"", {}, "command", name)
     try:
         payload = decode_object(msg.data)
     except BadRequest as error:
@@ -97,10 +52,10 @@ def read_command(msg: Msg) -> _Command:
     request_id = payload.pop("request_id", None)
     if not isinstance(request_id, str):
         request_id = None
-    elif len(request_id) > _REQUEST_ID_LIMIT:
-        return _Command(bare, None, BadRequest(f"request_id has more than {_REQUEST_ID_LIMIT} characters"))
+    elif len(request_id) > REQUEST_ID_LIMIT:
+        return _Command(bare, None, BadRequest(f"request_id has more than {REQUEST_ID_LIMIT} characters"))
     try:
-        request = replace(read_request(msg, "command", encode(payload)), command_id=command_id)
+        request = replace(read_request(msg, "command", encode(payload)), command_id=name)
     except BadRequest as error:
         return _Command(bare, request_id, error)
     return _Command(request, request_id)
@@ -155,42 +110,19 @@ class DurableCommands:
         concurrency: int = 64,
         ensure: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.pull = ContinuousPull(
-            conn, subjects.CMD_STREAM, COMMANDS_CONSUMER, ensure or partial(declare_commands, conn), batch=_BATCH
+        self._queue = CommandQueue(
+            conn, COMMANDS_CONSUMER, ensure or partial(declare_commands, conn), self._dispose, concurrency
         )
+        self.pull = self._queue.pull
         self._conn = conn
         self._verbs = verbs
         self._publisher = publisher
         self._unavailable = unavailable
-        self._slots = asyncio.Semaphore(concurrency)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._log = LimitedLog(logger)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set and every command taken is settled; raises as `ContinuousPull.run` does."""
-        try:
-            await self.pull.run(self._take, stop)
-        finally:
-            if self._tasks:
-                await asyncio.wait(set(self._tasks))
-
-    async def _take(self, batch: list[Msg]) -> None:
-        """Start every command of a batch; a full house holds the pull back, a slow verb only itself."""
-        for msg in batch:
-            await self._slots.acquire()
-            task = asyncio.create_task(self._serve(msg))
-            self._tasks.add(task)
-            task.add_done_callback(self._served)
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._slots.release()
-
-    async def _serve(self, msg: Msg) -> None:
-        try:
-            await settle(msg, await self._dispose(msg))
-        except NATS_TROUBLE as error:  # unsettled, it is delivered again after ack_wait
-            self._log.warning("settle", "a command could not be settled: %s", error)
+        await self._queue.run(stop)
 
     async def _dispose(self, msg: Msg) -> Disposition:
         try:

@@ -41,7 +41,7 @@ async def announce(
         error_code=done.error_code,
         stats=done.stats,
     )
-    messages = [address.task(event)]
+    messages = address.ended(event, done.ui_action)
     if (lease := done.next_lease(turn)) is not None:
         messages.append(lease.doorbell(SENDER, "next_turn"))
     if await tell(publisher, *messages):

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 from bridge.service import VerbHandler, VerbRequest
 from schema import headers
 from schema.errors import ServerUnavailable, TurnstileError
-from schema.inbox import ReportRequest
+from schema.inbox import Reply, ReportRequest
 from schema.logs import about
+from schema.states import ReplyStatus
 from schema.telemetry import Attribute, Metric, Span, Telemetry
 
 _IDS = ("agent_turn_id", "inbox_id", "tool_call_id", "thread_id", "message_id")
@@ -31,7 +32,9 @@ def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
     async def run(request: VerbRequest) -> BaseModel:
         named = (headers.AGENT_ID, headers.TURN_ID, headers.TOOL_CALL_ID, headers.THREAD_ID)
         agent, turn, call, thread = (headers.named(request.headers, name) for name in named)
-        with about(project=request.project_id, agent=agent, turn=turn, call=call, thread=thread):
+        with about(
+            project_id=request.project_id, agent_id=agent, agent_turn_id=turn, tool_call_id=call, thread_id=thread
+        ):
             return await _told(handler, request, telemetry) if listens else await handler(request)
 
     return run
@@ -55,7 +58,8 @@ async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry
         status, code = "rejected", error.code
         raise
     else:
-        status, code = "accepted", None
+        busy = isinstance(reply, Reply) and reply.status is ReplyStatus.BUSY
+        status, code = ("busy", "busy") if busy else ("accepted", None)
         return reply
     finally:
         meter = telemetry.meter

@@ -154,7 +154,8 @@ class Rules:
         return await self._claim([(lease.project_id, lease.agent_id) for lease in leases])
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
-        if not await tell(self.publisher, *(outcome.task_event(SENDER) for outcome in found)):
+        messages = [message for outcome in found for message in outcome.messages(SENDER)]
+        if not await tell(self.publisher, *messages):
             return 0
         await self.pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
         return len(found)

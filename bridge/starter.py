@@ -89,7 +89,12 @@ class Starter:
             wanted = _unfinished(claims)
 
     async def _settle(self, claim: Claim) -> None:
-        with about(project=claim.project_id, agent=claim.agent_id, turn=claim.agent_turn_id, epoch=claim.turn_epoch):
+        with about(
+            project_id=claim.project_id,
+            agent_id=claim.agent_id,
+            agent_turn_id=claim.agent_turn_id,
+            turn_epoch=claim.turn_epoch,
+        ):
             await self._settle_one(claim)
 
     async def _settle_one(self, claim: Claim) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from activities.threadfigures import tell_replies
 from bridge.rules import ROW_LIMIT, Rule
 from bridge.telling import SENDER, tell
 from bridge.threads import ThreadStarter
@@ -25,6 +26,7 @@ from ledger.threadviews import (
 )
 from schema.errors import ServerUnavailable
 from schema.ports import Publisher
+from schema.telemetry import SILENT, Telemetry
 from schema.threads import ThreadId, ThreadRef, thread_workflow_id
 from workflows import options
 
@@ -44,6 +46,7 @@ class ThreadRules:
     worker_targets: Sequence[str]
     older_seconds: float
     engine_interval: float
+    telemetry: Telemetry = SILENT
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -90,7 +93,8 @@ class ThreadRules:
             return 0
         for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
             await self.publisher.emit(copy)
-        await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+        marked = await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+        tell_replies(self.telemetry, replies, marked)
         return len(replies)
 
     async def _lost(self, run: Run) -> Sequence[ThreadRef]:

@@ -26,6 +26,7 @@ from schema import headers, subjects
 from schema.errors import ServerUnavailable
 from schema.events import TaskEvent
 from schema.ids import AgentTurnId
+from schema.logs import about
 from schema.threads import MessageId, ThreadInput, ThreadRef, thread_workflow_id
 from workflows import options
 from workflows.message_thread import MessageThread
@@ -44,6 +45,10 @@ class ThreadStarter:
 
     async def wake(self, thread: ThreadRef, messages: Sequence[MessageId] = ()) -> bool:
         """Tell the thread's workflow of these messages, and start it if it is not there; False if Temporal is away."""
+        with about(project_id=thread.project_id, thread_id=thread.thread_id):
+            return await self._wake(thread, messages)
+
+    async def _wake(self, thread: ThreadRef, messages: Sequence[MessageId]) -> bool:
         try:
             try:
                 await self._signal(thread, messages)

@@ -16,10 +16,10 @@ from ledger.intake import enqueue
 from ledger.lease import Lease
 from ledger.pool import Pool
 from ledger.sweep import reject
-from ledger.views import TurnView, describe_turn
-from ledger.waiting import CallView, describe_call, report
+from ledger.views import describe_turn
+from ledger.waiting import describe_call, report
 from schema import headers
-from schema.cards import Card
+from schema.described import DescribeReply
 from schema.errors import BadRequest, Refused
 from schema.events import Message, StateEvent
 from schema.faults import Fault, hit
@@ -27,7 +27,6 @@ from schema.inbox import (
     DescribeRequest,
     EnqueueReply,
     EnqueueRequest,
-    Reply,
     ReportReply,
     ReportRequest,
     StopReply,
@@ -36,14 +35,6 @@ from schema.inbox import (
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus
 from schema.telemetry import SILENT, Telemetry
-
-
-class DescribeReply(Reply):
-    """What `describe` found: a turn, a card or a call."""
-
-    turn: TurnView | None = None
-    card: Card | None = None
-    call: CallView | None = None
 
 
 class Verbs:
@@ -76,7 +67,7 @@ class Verbs:
         )
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
-            await tell(self._publisher, _dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+            await tell(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 
@@ -133,7 +124,8 @@ class Verbs:
         )
 
 
-def _dispatched(lease: Lease) -> Message:
+def dispatched(lease: Lease) -> Message:
+    """The `state` event of a fresh lease."""
     event = StateEvent(
         agent_id=lease.agent_id,
         agent_turn_id=lease.agent_turn_id,

@@ -1,4 +1,4 @@
-"""Enqueue: one statement that makes a turn and, if the agent is idle, leases it (protocol §6).
+"""Enqueue: one statement that makes a turn, or a UI action's, and, if the agent is idle, leases it (protocol §6).
 
 Guarantees: nothing is half-written; the same correlation answers the first turn's ids and writes nothing; the next turn
 of an agent is the oldest whose output box is free. Costs one round trip. Never publishes: the caller rings the doorbell
@@ -17,8 +17,9 @@ from ledger.lease import Lease
 from ledger.pool import Again, Pool
 from ledger.queries import Connection, Row, query
 from schema import headers
+from schema.actions import UiAction
 from schema.base import JsonObject, Tolerant
-from schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
+from schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from schema.errors import BadRequest, Refused
 from schema.headers import ContextHeaders
 from schema.ids import (
@@ -34,7 +35,7 @@ from schema.ids import (
     uuid7,
 )
 from schema.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest
-from schema.states import ReplyStatus, TurnStatus
+from schema.states import MessageType, ReplyStatus, TurnStatus
 
 _REFUSALS = {
     "correlation_conflict": "this correlation_id was used before, with other content",
@@ -69,6 +70,8 @@ class Enqueue:
     inbox_id: InboxId
     new_context_box_id: BoxId
     new_output_box_id: BoxId
+    action: UiAction | None = None
+    """What a `ui_action` turn is to do; `request` then names its agent, correlation and metadata only."""
 
 
 class QueuedStop(Tolerant):
@@ -97,6 +100,39 @@ async def enqueue(
     """Make a turn of `request`; raises `BadRequest` or `Refused` with the code that the reply names."""
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
+    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender)
+
+
+async def enqueue_action(
+    pool: Pool,
+    project: ProjectId,
+    channel: ChannelId,
+    action: UiAction,
+    incoming: Mapping[str, str],
+    *,
+    depth_limit: int,
+    sender: str,
+) -> Enqueued:
+    """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
+
+    Raises as `enqueue` does. Whether the tool may be called is the caller's to check.
+    """
+    if action.text_bytes() > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
+    request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
+    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender)
+
+
+async def _enqueue(
+    pool: Pool,
+    project: ProjectId,
+    channel: ChannelId,
+    request: EnqueueRequest,
+    incoming: Mapping[str, str],
+    action: UiAction | None,
+    depth_limit: int,
+    sender: str,
+) -> Enqueued:
     command = Enqueue(
         project_id=project,
         channel_id=channel,
@@ -107,6 +143,7 @@ async def enqueue(
         inbox_id=InboxId(uuid7()),
         new_context_box_id=new_box_id(),
         new_output_box_id=new_box_id(),
+        action=action,
     )
     cards = _cards(command, sender)
     return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
@@ -114,7 +151,7 @@ async def enqueue(
 
 async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:
     """The statement itself; raises `Again` where it must run anew, `Refused` where it may not."""
-    request = command.request
+    request, action = command.request, command.action
     columns = card_columns(cards)
     row = await query("enqueue_turn").one(
         conn,
@@ -124,13 +161,15 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         inbox_id=command.inbox_id,
         agent_turn_id=command.agent_turn_id,
         correlation_id=request.correlation_id or command.agent_turn_id,
-        request_digest=request.digest(),
+        message_type=MessageType.TURN if action is None else MessageType.UI_ACTION,
+        ui_action=None if action is None else action.ref.model_dump_json(),
+        request_digest=request.digest() if action is None else action.digest(),
         context_headers=headers.dumps(command.context_headers),
         header_depth=headers.depth(command.context_headers),
         parent_turn_id=command.context_headers.get(headers.PARENT_TURN_ID),
         depth_limit=command.depth_limit,
         profile_name=request.profile_name,
-        has_instruction=request.instruction is not None,
+        has_instruction=request.instruction is not None or action is not None,
         context_box_id=request.context_box_id,
         output_box_id=request.output_box_id,
         new_context_box_id=command.new_context_box_id,
@@ -145,6 +184,9 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         case "accepted" | "duplicate" as verdict:
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own answer was lost
             return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
+        case "busy":
+            busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")
+            return Enqueued(busy, None)
         case "again":
             raise Again
         case "headless":
@@ -163,8 +205,8 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
 def _cards(command: Enqueue, sender: str) -> list[Card]:
     turn = command.agent_turn_id
     cards: list[Card] = []
-    if (text := command.request.instruction) is not None:
-        content = TextContent(text=text)
+    content = _instruction(command)
+    if content is not None:
         cards.append(
             make_card(
                 turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, content, author=sender, turn=turn
@@ -178,6 +220,14 @@ def _cards(command: Enqueue, sender: str) -> list[Card]:
             )
         )
     return cards
+
+
+def _instruction(command: Enqueue) -> TextContent | JsonContent | None:
+    """What the turn is asked: a text, or an action's call."""
+    if (action := command.action) is not None:
+        return JsonContent(data={"tool_name": action.tool_name, "arguments": action.args})
+    text = command.request.instruction
+    return None if text is None else TextContent(text=text)
 
 
 def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:

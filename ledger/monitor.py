@@ -1,6 +1,7 @@
 """How it stands now, over all projects, for `turnstile top` and metrics. Bounded, indexed reads; decides nothing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import Json
@@ -20,6 +21,14 @@ class InboxLag(Tolerant):
     oldest_due_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits to be done."""
+
+    inbox: InboxLag
+    open_threads: int
+
+
 class Standing(InboxLag):
     """Everything at once. `outcomes` and `mean_seconds` are of the turns that ended in the last minute."""
 
@@ -37,6 +46,17 @@ async def measure_inbox(conn: Connection, worker_targets: Sequence[str] | None =
     targets = None if worker_targets is None else list(worker_targets)
     row = await query("measure_inbox").one(conn, worker_targets=targets, row_limit=ROW_LIMIT)
     return InboxLag.model_validate(dict(row))
+
+
+async def count_open_threads(conn: Connection, worker_targets: Sequence[str]) -> int:
+    """Threads of these targets that have messages in flight; one round trip."""
+    row = await query("count_open_threads").one(conn, worker_targets=list(worker_targets), row_limit=ROW_LIMIT)
+    return row["found"]
+
+
+async def measure_backlog(conn: Connection, worker_targets: Sequence[str], thread_targets: Sequence[str]) -> Backlog:
+    """Inbox and threads of these targets; two round trips."""
+    return Backlog(await measure_inbox(conn, worker_targets), await count_open_threads(conn, thread_targets))
 
 
 async def look_around(conn: Connection) -> Standing:

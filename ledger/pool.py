@@ -20,7 +20,7 @@ import asyncpg
 from asyncpg.exceptions import InternalClientError
 
 from ledger.queries import Connection, query
-from schema.errors import BadRequest, ServerUnavailable, StaleTurn, TurnstileError
+from schema.errors import BadRequest, ConfigError, ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -47,6 +47,12 @@ _LOST = (
     OSError,
     TimeoutError,
 )
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.exceptions.ClientConfigurationError,
+)
+"""No waiting mends these: user, password or database are wrong, or the address itself."""
 _UNSTORABLE = (asyncpg.UntranslatableCharacterError, asyncpg.CharacterNotInRepertoireError)
 _CONTENDED = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
@@ -138,11 +144,16 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Session]:
-        """A connection of one's own, for transactions; raises `ServerUnavailable` if none can be had."""
+        """A connection of one's own, for transactions.
+
+        Raises `ServerUnavailable` if none can be had now, `ConfigError` if the server refuses us or the address is bad.
+        """
         async with AsyncExitStack() as stack:
             try:
                 pool = await self._opened()
                 conn = await stack.enter_async_context(pool.acquire(timeout=30))
+            except _REFUSED as error:
+                raise self._refused(error) from None
             except _LOST as error:
                 raise ServerUnavailable(f"no answer from {self.server}: {error}") from error
             yield conn
@@ -150,7 +161,8 @@ class Pool:
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a one-statement transition until it answers.
 
-        Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store.
+        Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store, and as
+        `connection` does.
         """
         deadline = time.monotonic() + self._patience
         stale = again = lost = 0
@@ -170,6 +182,8 @@ class Pool:
                 if again > 50:
                     raise
                 await asyncio.sleep(random.uniform(0, min(0.001 * 2**again, 0.05)))  # noqa: S311 -- jitter, not a secret
+            except _REFUSED as error:
+                raise self._refused(error) from None
             except _LOST as error:
                 lost += 1
                 if time.monotonic() > deadline:
@@ -177,6 +191,9 @@ class Pool:
                 if lost in {3, 30}:
                     log.warning("waiting for %s (%s)", self.server, type(error).__name__)
                 await asyncio.sleep(min(0.05 * 2**lost, 1.0))
+
+    def _refused(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self.server}: {str(error).splitlines()[0]}; check [database].url")
 
     async def transact(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a transition of several statements in one transaction, as `run` does; it too finds its own effect."""

@@ -8,6 +8,7 @@ from pydantic import Json
 
 from ledger.lease import AgentKey, TurnInHand
 from ledger.queries import Connection, Row, query
+from schema.actions import StoredAction
 from schema.base import JsonObject, Tolerant
 from schema.events import Address, Message, TaskEvent
 from schema.headers import ContextHeaders
@@ -36,9 +37,10 @@ class Unannounced(Tolerant):
     stats: Json[JsonObject]
     ended_at: datetime
     context_headers: ContextHeaders
+    ui_action: StoredAction
 
-    def task_event(self, sender: str) -> Message:
-        """The event, with the message id it always has."""
+    def messages(self, sender: str) -> list[Message]:
+        """The event, and a UI action's last ack, with the message ids they always have."""
         address = Address(
             project_id=self.project_id,
             channel_id=self.channel_id,
@@ -48,7 +50,8 @@ class Unannounced(Tolerant):
             context=self.context_headers,
             sender=sender,
         )
-        return address.task(TaskEvent.model_validate(self.model_dump(exclude={"stats"}) | {"stats": self.stats}))
+        event = TaskEvent.model_validate(self.model_dump(exclude={"stats"}) | {"stats": self.stats})
+        return address.ended(event, self.ui_action)
 
 
 async def release_stale_claims(

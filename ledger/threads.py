@@ -102,7 +102,10 @@ class BegunMessage(Tolerant):
     caller_turn_id: AgentTurnId | None
     caller_agent_id: AgentId | None
     requester: str
+    created_at: datetime
+    begun_at: datetime
     context_headers: ContextHeaders
+    """Of the message from outside that it descends from."""
     agent_turn_id: AgentTurnId | None
     deadline: datetime | None
     is_overdue: bool
@@ -146,6 +149,17 @@ class Nothing:
 
 
 Effect = Forward | Iterate | Respond | Nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What settling came to: where the thread stands, and what this call did, if anything."""
+
+    thread: ThreadAdvanced
+    effect: str | None = None
+    """As the message's row has it: forward, self, respond, nothing, timeout, limit; None if it was settled before."""
+    canceled: int = 0
+    """Messages below that ended with it."""
 
 
 class _Thread(ThreadRef):
@@ -195,6 +209,7 @@ async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Se
         correlation_id=send.correlation_id,
         request_digest=send.request_digest,
         reply_to=send.reply_to,
+        context_headers=headers.dumps(send.context_headers) if send.joins else None,
     )
     return Sent(thread, send.message_id)
 
@@ -242,20 +257,22 @@ async def await_turn(
 
 async def settle_message(
     conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, limits: ThreadLimits
-) -> ThreadAdvanced:
+) -> Settled:
     """What the handling of a message came to; nothing if the message was settled before."""
     locked = await _lock(conn, thread)
     if locked is None:
-        return await look_at_thread(conn, thread)
+        return Settled(await look_at_thread(conn, thread))
     full = begun.hop >= limits.max_hops or locked.message_count >= limits.max_messages
     limited = full and isinstance(effect, Forward | Iterate)
-    ended = await _end(conn, thread, begun, effect, limited=limited)
+    name = _name(effect, limited=limited)
+    ended = await _end(conn, thread, begun, name)
     if ended is None:
-        return await look_at_thread(conn, thread)
-    reason = EndReason.LIMIT if limited else EndReason.ENDED
+        return Settled(await look_at_thread(conn, thread))
+    reason, canceled = EndReason.LIMIT if limited else EndReason.ENDED, 0
     match effect:
         case Respond():
-            reason = await _respond(conn, thread, begun, ended, effect)
+            reason = EndReason.UNDELIVERED if effect.system else EndReason.RESPONDED
+            canceled = await _respond(conn, thread, begun, ended, effect, reason)
         case Forward(listener, payload, turn) if not limited:
             caller = turn or begun.caller_turn_id
             segment = await _add_segment(conn, thread.thread_id, ended.segment_id, listener, caller)
@@ -266,22 +283,28 @@ async def settle_message(
         case Forward() | Iterate() | Nothing():
             await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
     await query("close_thread").many(conn, thread_id=thread.thread_id, reason=reason)
-    return await look_at_thread(conn, thread)
+    return Settled(await look_at_thread(conn, thread), name, canceled)
 
 
 _NAMES: dict[type[Effect], str] = {Forward: "forward", Iterate: "self", Respond: "respond", Nothing: "nothing"}
+_EXPIRED = "timeout"
 
 
-async def _end(
-    conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, *, limited: bool
-) -> _Ended | None:
+def _name(effect: Effect, *, limited: bool) -> str:
+    """An effect as the message's row has it."""
+    if limited:
+        return "limit"
+    return _EXPIRED if isinstance(effect, Respond) and effect.expired else _NAMES[type(effect)]
+
+
+async def _end(conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: str) -> _Ended | None:
     """The message is settled; canceled, and so its agent's turn, where that is late. None if it was settled before."""
-    expired = isinstance(effect, Respond) and effect.expired
+    expired = effect == _EXPIRED
     row = await query("end_message").opt(
         conn,
         thread_id=thread.thread_id,
         message_id=begun.message_id,
-        effect="limit" if limited else "timeout" if expired else _NAMES[type(effect)],
+        effect=effect,
         status=MessageStatus.CANCELED if expired else MessageStatus.HANDLED,
         ended_by=begun.message_id if expired else None,
     )
@@ -289,9 +312,12 @@ async def _end(
 
 
 async def _respond(
-    conn: Connection, thread: ThreadRef, begun: BegunMessage, ended: _Ended, effect: Respond
-) -> EndReason:
-    """The segment ends with all below it; what it answers goes to the segment above, or to the requester."""
+    conn: Connection, thread: ThreadRef, begun: BegunMessage, ended: _Ended, effect: Respond, reason: EndReason
+) -> int:
+    """The segment ends with all below it; what it answers goes to the segment above, or to the requester.
+
+    Returns how many messages were canceled by that.
+    """
     canceled = await query("prune_segment").many(
         conn,
         thread_id=thread.thread_id,
@@ -299,7 +325,6 @@ async def _respond(
         fresh_segment_id=new_segment_id(),
         ended_by=ended.message_id,
     )
-    reason = EndReason.UNDELIVERED if effect.system else EndReason.RESPONDED
     if begun.parent_id is not None:
         kind = MessageKind.SYSTEM if effect.system else MessageKind.RESPONSE
         await _add_message(conn, thread, ended, begun.parent_id, begun.listener, kind, effect.payload)
@@ -316,7 +341,7 @@ async def _respond(
             from_id=begun.listener,
         )
     await _close_requests(conn, thread.thread_id, [row["request_id"] for row in canceled], EndReason.PRUNED)
-    return reason
+    return len(canceled)
 
 
 async def look_at_thread(conn: Connection, thread: ThreadRef) -> ThreadAdvanced:
@@ -402,6 +427,7 @@ async def _add_message(
         correlation_id=None,
         request_digest=None,
         reply_to=None,
+        context_headers=None,
     )
 
 

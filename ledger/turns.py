@@ -17,6 +17,7 @@ from ledger.cards import BoxCache, box_cards, card_columns
 from ledger.lease import Lease
 from ledger.pool import Again, Pool
 from ledger.queries import Connection, Row, query
+from schema.actions import StoredAction
 from schema.base import JsonObject, Tolerant
 from schema.cards import (
     SYSTEM_AUTHOR,
@@ -34,7 +35,7 @@ from schema.errors import StaleTurn
 from schema.headers import ContextHeaders
 from schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, StepId, ToolCallId, step_id, turn_card_id
 from schema.profiles import STORED, RuntimeConfig
-from schema.states import HeadStatus, StepStatus, TurnStatus
+from schema.states import HeadStatus, MessageType, StepStatus, TurnStatus
 from schema.tools import ToolCommand
 from schema.turns import Outcome, TurnRef
 
@@ -53,6 +54,7 @@ class AnsweredCall(Tolerant):
 class StepHead(Tolerant):
     """The head as a step begins."""
 
+    message_type: MessageType = MessageType.TURN
     status: HeadStatus
     step_count: int
     step_attempt: int
@@ -63,6 +65,8 @@ class StepHead(Tolerant):
     updated_at: datetime
     started_at: datetime
     enqueued_at: datetime
+    due_at: datetime
+    """When the turn was leased, or when its row was last made due again."""
     suspended_at: datetime | None = None
     """Since when it slept, where the step before this one sent calls."""
     context_headers: ContextHeaders
@@ -136,6 +140,7 @@ class FinishedTurn(Tolerant):
     next_channel_id: ChannelId | None
     context_headers: ContextHeaders
     next_context_headers: ContextHeaders
+    ui_action: StoredAction
     worker_target: str | None
 
     def outcome(self, turn: AgentTurnId) -> Outcome:
@@ -193,6 +198,7 @@ class RecalledStep(Tolerant):
     waiting: list[ToolCallId]
     context_headers: ContextHeaders
     next_context_headers: ContextHeaders
+    ui_action: StoredAction
 
     def finished(self) -> FinishedTurn | None:
         """The end of the turn as it is recorded; None while there is no outcome."""

@@ -9,6 +9,7 @@ import os
 import re
 import time
 import uuid
+from datetime import datetime
 from typing import NewType
 
 from schema.errors import BadRequest
@@ -34,6 +35,11 @@ def uuid7() -> str:
     value = (value & ~(0xF << 76)) | (0x7 << 76)
     value = (value & ~(0x3 << 62)) | (0x2 << 62)
     return str(uuid.UUID(int=value))
+
+
+def first_id(moment: datetime) -> str:
+    """The least id that `uuid7` can draw at the moment."""
+    return str(uuid.UUID(int=(max(0, int(moment.timestamp() * 1000)) << 80)))
 
 
 def new_box_id() -> BoxId:

@@ -16,11 +16,14 @@ _BOUND: ContextVar[Mapping[str, object] | None] = ContextVar("turnstile_log_ids"
 
 @contextmanager
 def about(of: TurnRef | None = None, /, **ids: object) -> Generator[None]:
-    """Lines logged in the block are about this turn and these ids: project, agent, turn, epoch, step, call, thread."""
+    """Lines logged in the block are about this turn and these ids, by their names in the protocol.
+
+    project_id, agent_id, agent_turn_id, turn_epoch, step, tool_call_id, thread_id, message_id.
+    """
     known: dict[str, object] = dict(_BOUND.get() or {})
     if of is not None:
-        known |= {"project": of.project_id, "agent": of.agent_id}
-        known |= {"turn": of.agent_turn_id, "epoch": of.turn_epoch}
+        known |= {"project_id": of.project_id, "agent_id": of.agent_id}
+        known |= {"agent_turn_id": of.agent_turn_id, "turn_epoch": of.turn_epoch}
     known |= {name: each for name, each in ids.items() if each is not None}
     token = _BOUND.set(known)
     try:

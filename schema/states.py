@@ -99,6 +99,15 @@ class ReplyStatus(StrEnum):
     ERROR = "error"
 
 
+class ActionStatus(StrEnum):
+    """`status` of `evt.sys.ui.action_ack` (protocol §7.10)."""
+
+    ACCEPTED = "accepted"  # -> done | rejected
+    BUSY = "busy"  # final: nothing was written
+    REJECTED = "rejected"  # final: there is no turn, or it did not succeed
+    DONE = "done"  # final: the turn succeeded
+
+
 class AgentStatus(StrEnum):
     """`resource.project_agents.status`."""
 

@@ -8,6 +8,7 @@ from ledger.pool import Pool
 from ledger.threads import ThreadLimits
 from schema.listeners import Registry
 from schema.ports import Publisher
+from schema.telemetry import Telemetry
 from turnstile.listeners import load_registry
 from turnstile.settings import Settings
 
@@ -17,10 +18,12 @@ def pump_registry(settings: Settings) -> Registry | None:
     return load_registry(settings.pump.listeners) if settings.pump.listeners else None
 
 
-def pump_activities(settings: Settings, pool: Pool, publisher: Publisher, registry: Registry) -> PumpActivities:
+def pump_activities(
+    settings: Settings, pool: Pool, publisher: Publisher, registry: Registry, telemetry: Telemetry
+) -> PumpActivities:
     """The activities of a worker with these listeners."""
     limits = PumpLimits(thread_limits(settings), settings.protocol.max_recursion_depth)
-    return PumpActivities(pool, publisher, registry, limits)
+    return PumpActivities(pool, publisher, registry, limits, telemetry)
 
 
 def thread_limits(settings: Settings) -> ThreadLimits:

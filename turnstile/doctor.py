@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
-from temporalio.client import Client
 
 from activities.models import ModelRouter
 from activities.models.litellm_sdk import TESTED_VERSION
@@ -24,6 +23,8 @@ from ledger.usage import list_profile_models
 from schema.base import Strict
 from schema.errors import ConfigError, TurnstileError
 from turnstile import wiring
+from turnstile.embedded import Endpoints
+from turnstile.engine import connect_engine
 from turnstile.models import real_model, route_models
 from turnstile.settings import Settings
 
@@ -58,7 +59,7 @@ class _Doctor:
             await asyncio.gather(
                 _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
                 _answers("NATS", lambda: _nats(endpoints.nats_url)),
-                _answers("Temporal", lambda: _temporal(endpoints.temporal_address, endpoints.temporal_namespace)),
+                _answers("Temporal", lambda: _temporal(self.settings, endpoints)),
             )
         )
 
@@ -176,14 +177,19 @@ async def _postgres(url: str) -> Check:
 async def _nats(url: str) -> Check:
     conn = await connect(url, name="turnstile doctor")
     try:
+        await conn.send("$JS.API.INFO", b"")
+        await conn.verify()
         account = await conn.js.account_info()
+    except ConfigError:  # a client's user: it may not ask, and need not
+        return Check(name="NATS", status="ok", says=f"{conn.shown}; this user may not ask about JetStream")
     finally:
         await conn.close()
     return Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")
 
 
-async def _temporal(address: str, namespace: str) -> Check:
-    client = await Client.connect(address, namespace=namespace)
+async def _temporal(settings: Settings, endpoints: Endpoints) -> Check:
+    address, namespace = endpoints.temporal_address, endpoints.temporal_namespace
+    client = await connect_engine(settings.temporal, endpoints)
     info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     await client.count_workflows("WorkflowId = 'none'")
     return Check(name="Temporal", status="ok", says=f"{address}, namespace {namespace}, version {info.server_version}")

@@ -18,9 +18,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from ledger.monitor import InboxLag
+from ledger.monitor import Backlog
 from schema.errors import ConfigError, TurnstileError
 from schema.telemetry import Metric
+from turnstile.health import Health
 
 LABEL_LIMIT = 100
 WIDE_LIMIT = 2000
@@ -54,6 +55,7 @@ MEANINGS: dict[Metric, Meaning] = {
     Metric.QUEUE_DELAY: Meaning("From a turn's enqueue to its begin", buckets=_LONG, wide=True),
     Metric.TURN_SECONDS: Meaning("From a turn's enqueue to its end", buckets=_LONG, wide=True),
     Metric.STEP_SECONDS: Meaning("A step, from its begin to its commit", ("status",), buckets=_LONG),
+    Metric.DISPATCHED_SECONDS: Meaning("From a turn's lease to its begin", buckets=_LONG, wide=True),
     Metric.SUSPENDED_SECONDS: Meaning("A turn asleep, waiting for its tools", buckets=_LONG, wide=True),
     Metric.MODEL_ATTEMPTS: Meaning("Attempts at a model; error_code: none where it answered", ("model", "error_code")),
     Metric.MODEL_SECONDS: Meaning("An attempt at a model", ("model",), buckets=_LONG),
@@ -62,13 +64,20 @@ MEANINGS: dict[Metric, Meaning] = {
     Metric.MODEL_COST: Meaning("What models cost, in US dollars", ("model",)),
     Metric.VERBS: Meaning("Requests and commands to the bridge", ("verb", "status")),
     Metric.VERB_SECONDS: Meaning("A verb, from its request to its reply", ("verb",), buckets=_SHORT),
+    Metric.THREAD_MESSAGES: Meaning(
+        "Messages of the pump that ended, by what they came to and who spoke", ("listener", "effect", "by")
+    ),
+    Metric.THREAD_MESSAGE_DELAY: Meaning("From a message to its begin", ("listener",), buckets=_LONG),
+    Metric.HANDLER_SECONDS: Meaning("One run of a handler", ("listener", "outcome"), buckets=_LONG),
+    Metric.THREAD_REPLIES: Meaning("Answers to messages from outside that were announced", ("kind", "reason")),
+    Metric.THREAD_REQUEST_SECONDS: Meaning("From a message from outside to its answer", ("kind",), buckets=_LONG),
     Metric.TOOL_CALLS: Meaning("Calls sent to tools"),
     Metric.TOOL_REPORTS: Meaning("Results that tools reported, by their status", ("status",)),
     Metric.TOOL_RUNS: Meaning("Calls that a tool of this process ran", ("tool", "status")),
     Metric.TOOL_RUN_SECONDS: Meaning("A call in its tool, from its command to its result", ("tool",), buckets=_LONG),
 }
 
-Look = Callable[[], Awaitable[InboxLag]]
+Look = Callable[[], Awaitable[Backlog]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +140,13 @@ class PrometheusMeter:
         return value
 
 
-class InboxCollector(Collector):
-    """The inbox of the served targets, looked at when somebody scrapes; left out while the ledger is away."""
+class BacklogCollector(Collector):
+    """Inbox and threads of the served targets, looked at when somebody scrapes; left out while the ledger is away."""
 
     def __init__(self, look: Look, loop: asyncio.AbstractEventLoop) -> None:
         self._look = look
         self._loop = loop
-        self._found: InboxLag | None = None
+        self._found: Backlog | None = None
         self._looked = float("-inf")
 
     def describe(self) -> Iterable[Family]:
@@ -151,24 +160,25 @@ class InboxCollector(Collector):
             future = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
             with contextlib.suppress(TimeoutError, TurnstileError, asyncio.CancelledError):
                 self._found = future.result(_LOOK_TIMEOUT)
-        rows, lag = self._families()
+        families = rows, lag, threads = self._families()
         if self._found is not None:
-            for status, count in self._found.rows.items():
+            for status, count in self._found.inbox.rows.items():
                 rows.add_metric([status], count)
-            lag.add_metric([], self._found.oldest_due_seconds)
-        yield rows
-        yield lag
+            lag.add_metric([], self._found.inbox.oldest_due_seconds)
+            threads.add_metric([], self._found.open_threads)
+        yield from families
 
-    async def _ask(self) -> InboxLag:
+    async def _ask(self) -> Backlog:
         async with asyncio.timeout(_LOOK_TIMEOUT):
             return await self._look()
 
-    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
         rows = GaugeMetricFamily(
             "turnstile_inbox_rows", "Live inbox rows of the served targets, 10,000 at most", labels=["status"]
         )
         lag = GaugeMetricFamily("turnstile_inbox_lag_seconds", "How long the oldest due inbox row has been due")
-        return rows, lag
+        threads = GaugeMetricFamily("turnstile_threads_open", "Threads with messages in flight, 10,000 at most")
+        return rows, lag, threads
 
 
 class TrafficCollector(Collector):
@@ -198,18 +208,24 @@ async def serving_metrics(
     wide_labels: Sequence[WideLabel] = (),
     look: Look | None = None,
     traffic: Callable[[], Traffic] | None = None,
+    health: Health | None = None,
 ) -> AsyncGenerator[PrometheusMeter]:
-    """A meter served at `http://host:port/metrics` until the block ends; raises `ConfigError` if the port is taken."""
+    """A meter served at `http://host:port/metrics` until the block ends, and beside it `health`.
+
+    Raises `ConfigError` if the port is taken.
+    """
     meter = PrometheusMeter(wide_labels)
     if traffic is not None:
         meter.registry.register(TrafficCollector(traffic))
     if look is not None:
-        meter.registry.register(InboxCollector(look, asyncio.get_running_loop()))
+        meter.registry.register(BacklogCollector(look, asyncio.get_running_loop()))
     try:
         server, thread = start_http_server(port, host, meter.registry)
     except OSError as error:
         told = f"[observability].metrics_port: {host}:{port} cannot be served ({error.strerror}): choose another"
         raise ConfigError(told) from None
+    if health is not None and (metrics := server.get_app()) is not None:
+        server.set_app(health.beside(metrics))
     try:
         yield meter
     finally:

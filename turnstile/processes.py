@@ -33,12 +33,24 @@ from bridge.rules import Rules, WatchdogTimes
 from bridge.sending import PumpVerbs
 from bridge.service import VerbService
 from bridge.starter import Starter
-from bridge.streams import COMMANDS_CONSUMER, declare_commands, declare_streams, declare_wakeups, wakeup_consumer
+from bridge.streams import (
+    COMMANDS_CONSUMER,
+    THREAD_TURNS_CONSUMER,
+    UI_ACTIONS_CONSUMER,
+    declare_commands,
+    declare_streams,
+    declare_thread_turns,
+    declare_ui_actions,
+    declare_wakeups,
+    wakeup_consumer,
+)
 from bridge.threadrules import ThreadRules
 from bridge.threads import ThreadTurns
+from bridge.ui_actions import UiActions
 from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
+from ledger.grants import grant
 from ledger.migrate import MigrationError, migrate, pending
 from ledger.pool import Pool
 from ledger.sweep import touch_worker
@@ -49,6 +61,8 @@ from schema.ports import Publisher
 from schema.telemetry import SILENT
 from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
+from turnstile.engine import connect_engine
+from turnstile.health import Health
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
 from turnstile.settings import Settings
@@ -69,22 +83,33 @@ class MigrationReport:
     streams: list[str]
     consumers: list[str]
     search_attributes: list[str]
+    roles: list[str]
 
 
 async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationReport:
-    """Bring the database up to date and declare streams, consumers and search attributes; idempotent."""
+    """Bring database and roles up to date and declare streams, consumers and search attributes; idempotent."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(_pool(settings, endpoints, 2, "turnstile-migrate", migrated=False))
         applied = await migrate(pool)
+        named = settings.database
+        roles = await grant(pool, bridge_role=named.bridge_role, worker_role=named.worker_role)
         conn = await stack.enter_async_context(_nats(endpoints, "turnstile-migrate"))
         await declare_streams(conn, gone_seconds=0)
         await declare_commands(conn)
+        await declare_thread_turns(conn)
         for target in settings.worker.worker_targets:
             await declare_wakeups(conn, target)
-        client = await _client(endpoints, turnstile_plugin())
+        if settings.bridge.ui_actions:
+            await declare_ui_actions(conn)
+        client = await _client(settings, endpoints, turnstile_plugin())
         attributes = await declare_search_attributes(client)
-    consumers = [COMMANDS_CONSUMER, *(wakeup_consumer(target) for target in settings.worker.worker_targets)]
-    return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes)
+    consumers = [
+        COMMANDS_CONSUMER,
+        THREAD_TURNS_CONSUMER,
+        *(wakeup_consumer(target) for target in settings.worker.worker_targets),
+        *([UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []),
+    ]
+    return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes, roles)
 
 
 async def run_worker(
@@ -111,8 +136,9 @@ async def run_both(
 async def _run(
     settings: Settings, endpoints: Endpoints, stop: asyncio.Event, ready: Ready | None, *, worker: bool, bridge: bool
 ) -> None:
+    health = Health()
     async with AsyncExitStack() as stack:
-        opened = await _unless_told(stop, _open(settings, endpoints, stack, worker=worker, bridge=bridge))
+        opened = await _unless_told(stop, _open(settings, endpoints, stack, health, worker=worker, bridge=bridge))
         if opened is None:
             return
         pool, conn, client, telemetry = opened
@@ -132,12 +158,13 @@ async def _run(
             if bridge:
                 running += await _bridge(settings, pool, conn, client, telemetry, stop, group)
             running.append(group.create_task(_watch_connection(conn, stop)))
+            health.serves()
             if ready is not None:
                 ready()
 
 
 async def _open(
-    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, *, worker: bool, bridge: bool
+    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, health: Health, *, worker: bool, bridge: bool
 ) -> tuple[Pool, NatsConnection, Client, Telemetry]:
     """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
     registry = pump_registry(settings) if worker else None
@@ -145,10 +172,10 @@ async def _open(
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
     conn = await stack.enter_async_context(_nats(endpoints, name))
-    telemetry = await stack.enter_async_context(telling(settings, pool, conn, worker=worker, bridge=bridge))
+    telemetry = await stack.enter_async_context(telling(settings, pool, conn, health, worker=worker, bridge=bridge))
     activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
-    client = await _client(endpoints, plugin, metrics_address=sdk_metrics_address(settings))
+    client = await _client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
     return pool, conn, client, telemetry
 
@@ -189,12 +216,14 @@ async def _bridge(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
     watchdog = Watchdog(pool, rules)
+    actions = UiActions(conn, pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
     await service.start()
     await conn.verify()
     jobs = [
         commands.run(stop),
         watchdog.run(stop),
         ThreadTurns(conn, pool, threads).run(stop),
+        *([actions.run(stop)] if settings.bridge.ui_actions else []),
         *(Doorbells(conn, rules.starter, each).run(stop) for each in targets),
     ]
     return [group.create_task(job) for job in jobs] + [group.create_task(_serve(service, stop))]
@@ -256,7 +285,7 @@ def _activities(
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     steps = StepActivities(pool, model, publisher, limits, cache, telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
-    pump = None if registry is None else pump_activities(settings, pool, publisher, registry)
+    pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     return steps, settle, pump
 
 
@@ -287,27 +316,37 @@ def safety_rules(
         [settings.pump.worker_target],
         times.pending_wakeup,
         times.engine_interval,
+        telemetry,
     )
     return Rules(pool, starter, publisher, reconciler, targets, times, threads.all(), telemetry)
 
 
 @asynccontextmanager
 async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
-    """The rules on connections of their own, for a command that runs them.
+    """The rules on connections of their own, for a command that runs them; raises as `open_servers` does."""
+    async with open_servers(settings, endpoints, "turnstile-watchdog") as (pool, conn, client):
+        yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
 
-    Raises `ServerUnavailable` if not all servers answer within `[database].patience_seconds`.
+
+@asynccontextmanager
+async def open_servers(
+    settings: Settings, endpoints: Endpoints, name: str
+) -> AsyncGenerator[tuple[Pool, NatsConnection, Client]]:
+    """All three servers, for a command that needs them.
+
+    Raises `ServerUnavailable` if not all answer within `[database].patience_seconds`.
     """
-    patience, name = settings.database.patience_seconds, "turnstile-watchdog"
+    patience = settings.database.patience_seconds
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(patience):
                 pool = await stack.enter_async_context(_pool(settings, endpoints, 4, name))
                 conn = await stack.enter_async_context(_nats(endpoints, name))
-                client = await _client(endpoints, turnstile_plugin())
+                client = await _client(settings, endpoints, turnstile_plugin())
                 await declare_search_attributes(client)
         except TimeoutError:
             raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
-        yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
+        yield pool, conn, client
 
 
 @asynccontextmanager
@@ -330,9 +369,9 @@ async def _await_database(pool: Pool) -> None:
     while True:
         try:
             await pool.open()
-        except ServerUnavailable:
+        except ServerUnavailable as error:
             if waits % 10 == 0:
-                log.warning("waiting for PostgreSQL at %s", pool.server)
+                log.warning("waiting for PostgreSQL: %s", error)
             waits += 1
             await asyncio.sleep(_WAIT_SECONDS)
         else:
@@ -348,7 +387,9 @@ async def _nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnectio
         await conn.drain()
 
 
-async def _client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None) -> Client:
+async def _client(
+    settings: Settings, endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None
+) -> Client:
     try:
         runtime = turnstile_runtime(metrics_address)
     except ValueError as error:
@@ -356,13 +397,8 @@ async def _client(endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address
         raise ConfigError(told) from None
 
     async def open_client() -> Client:
-        return await Client.connect(
-            endpoints.temporal_address,
-            namespace=endpoints.temporal_namespace,
-            plugins=[plugin],
-            runtime=runtime,
-            identity=_instance(worker=True, bridge=True),
-        )
+        identity = _instance(worker=True, bridge=True)
+        return await connect_engine(settings.temporal, endpoints, plugins=[plugin], runtime=runtime, identity=identity)
 
     return await await_client(endpoints.temporal_address, open_client)
 

@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from bridge.connection import NatsConnection
-from ledger.monitor import measure_inbox
+from ledger.monitor import measure_backlog
 from ledger.pool import Pool
 from schema.telemetry import SILENT, Telemetry
+from turnstile.health import Health
 from turnstile.metrics import Traffic, serving_metrics
 from turnstile.settings import Settings
 from turnstile.tracing import otlp_tracer
@@ -16,13 +17,13 @@ __all__ = ["Telemetry", "sdk_metrics_address", "telling"]
 
 @asynccontextmanager
 async def telling(
-    settings: Settings, pool: Pool, conn: NatsConnection, *, worker: bool, bridge: bool
+    settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool
 ) -> AsyncGenerator[Telemetry]:
     """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.
 
-    The bridge tells of the inbox of its targets too.
+    The bridge tells of inbox and threads of its targets too.
     """
-    told, targets = settings.observability, settings.worker.worker_targets
+    told, targets, pump = settings.observability, settings.worker.worker_targets, settings.pump.worker_target
     tracer, meter = SILENT.tracer, SILENT.meter
     async with AsyncExitStack() as stack:
         if told.otlp_endpoint:
@@ -33,7 +34,8 @@ async def telling(
                 told.metrics_host,
                 told.metrics_port,
                 wide_labels=told.metrics_labels,
-                look=(lambda: pool.run(lambda conn: measure_inbox(conn, targets))) if bridge else None,
+                look=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
+                health=health,
                 traffic=lambda: Traffic(pool.round_trips, conn.messages_out, conn.messages_in),
             )
             meter = await stack.enter_async_context(serving)

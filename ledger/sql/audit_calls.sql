@@ -74,6 +74,26 @@ LEFT JOIN public.box_cards b ON b.card_id = s.call || '-result' AND b.box_id = s
 WHERE w.tool_call_id IS NULL AND b.card_id IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
+-- name: an_action_is_one_call :many
+-- Protocol §7.10: a UI action has one step and one call at most, of the tool it names, asks no model, and succeeds by the call's result.
+SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id) AS ids,
+       format('the action has %s steps and %s calls, %s of them of another tool, and asked a model %s times%s', count(DISTINCT s.step_id),
+              count(DISTINCT w.tool_call_id), count(DISTINCT w.tool_call_id) FILTER (WHERE w.tool_name <> t.payload -> 'ui_action' ->> 'tool_name'),
+              count(DISTINCT s.step_id) FILTER (WHERE s.metadata -> 'attempts' <> '[]'),
+              CASE WHEN bool_or(o.status = 'success' AND o.tool_result_card_id IS NULL) THEN ', and succeeded without a result' END) AS detail
+FROM state.agent_inbox t
+LEFT JOIN state.agent_steps s ON s.agent_turn_id = t.agent_turn_id
+LEFT JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = t.agent_turn_id
+WHERE t.message_type = 'ui_action' AND t.request_digest IS NOT NULL
+  AND (:since::timestamptz IS NULL OR t.created_at >= :since)
+  AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
+GROUP BY t.inbox_id
+HAVING count(DISTINCT s.step_id) > 1 OR count(DISTINCT w.tool_call_id) > 1
+    OR bool_or(w.tool_name <> t.payload -> 'ui_action' ->> 'tool_name') OR bool_or(s.metadata -> 'attempts' <> '[]')
+    OR bool_or(o.status = 'success' AND o.tool_result_card_id IS NULL)
+ORDER BY ids LIMIT :row_limit::int;
+
 -- name: call_agrees_with_its_step :many
 -- Protocol §6 command_intent: a call is of a committed step of its turn, at the turn's epoch.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id,

@@ -1,12 +1,22 @@
 -- What enters the inbox from callers (protocol §6): enqueue, and the stop of a turn that has not begun.
 
 -- name: enqueue_turn :one
--- Inbox row, edge, boxes and cards of a new turn; an idle agent is leased to its oldest free turn, else the row waits.
--- verdict: accepted | duplicate | again (run it anew) | headless (make_head first) | the code of a refusal.
+-- Inbox row, edge, boxes and cards of a new turn; an idle agent is leased to its oldest free turn, else the row waits. A UI
+-- action never waits: it is leased at once or nothing is written.
+-- verdict: accepted | duplicate | busy | again (run it anew) | headless (make_head first) | the code of a refusal.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     SELECT i.* FROM state.agent_inbox i
-    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type = 'turn'
+    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action')
+    ORDER BY i.message_type <> :message_type LIMIT 1
+),
+held AS MATERIALIZED (  -- the boxes that are there already: retention passes by what is locked, and is waited for where it came first
+    SELECT b.box_id FROM public.boxes b
+    WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
+            SELECT m.memory_context_box_id FROM state.agent_state_pointers m
+            WHERE m.agent_id = :agent_id AND m.project_id = :project_id AND NOT :has_instruction::boolean)])
+      AND b.tenant_id = :project_id
+    ORDER BY b.box_id FOR KEY SHARE
 ),
 plan AS MATERIALIZED (  -- always one row: what the request comes to, and whether it may
     SELECT a.worker_target, coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id,
@@ -22,10 +32,9 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN :profile_name::text IS NOT NULL AND p.profile_box_id IS NULL THEN 'unknown_profile'
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
-               WHEN s.source_box_id IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM public.boxes b WHERE b.box_id = s.source_box_id AND b.tenant_id = :project_id) THEN 'unknown_context_box'
-               WHEN :output_box_id::uuid IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM public.boxes b WHERE b.box_id = :output_box_id::uuid AND b.tenant_id = :project_id) THEN 'unknown_output_box'
+               WHEN s.source_box_id IS NOT NULL AND s.source_box_id NOT IN (SELECT held.box_id FROM held) THEN 'unknown_context_box'
+               WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               THEN 'unknown_output_box'
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
                ELSE 'accepted'
            END AS verdict
@@ -44,7 +53,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
               AND t.message_type IN ('turn', 'ui_action'))) AS depth) d
 ),
 head AS MATERIALIZED (  -- from here on the agent is ours
-    SELECT h.status, h.turn_epoch FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
+    SELECT h.status, h.turn_epoch, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
 older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
@@ -60,20 +69,25 @@ go AS MATERIALIZED (
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
                SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
-               WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)) AS leases_mine
+               WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
+            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whatever it waits for
+               SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine
     FROM plan CROSS JOIN head LEFT JOIN older ON true
+    JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
+    WHERE :message_type = 'turn' OR seen.xmin = head.version  -- to be busy is no guess: it saw the queue, and its own repeat
 ),
 mine AS (
     INSERT INTO state.agent_inbox AS i
         (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id, turn_epoch,
          context_headers, payload, status, next_retry_at, created_at, request_digest)
-    SELECT :inbox_id, :project_id, :agent_id, :channel_id, 'turn', 'call', :correlation_id, :agent_turn_id,
+    SELECT :inbox_id, :project_id, :agent_id, :channel_id, :message_type, 'call', :correlation_id, :agent_turn_id,
            CASE WHEN go.leases_mine THEN go.turn_epoch + 1 ELSE 0 END, go.headers,
            jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id,
-                              'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb),
+                              'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb)
+           || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END,
            CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
-    FROM go
+    FROM go WHERE go.leases_mine OR :message_type = 'turn'
     ON CONFLICT DO NOTHING
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
 ),
@@ -143,6 +157,7 @@ SELECT CASE
            WHEN mine.inbox_id IS NOT NULL THEN 'accepted'
            WHEN plan.verdict <> 'accepted' THEN plan.verdict
            WHEN NOT EXISTS (SELECT FROM head) THEN 'headless'
+           WHEN :message_type = 'ui_action' AND EXISTS (SELECT FROM go WHERE NOT go.leases_mine) THEN 'busy'
            ELSE 'again'
        END AS verdict,
        coalesce(mine.agent_turn_id, f.agent_turn_id) AS agent_turn_id, coalesce(mine.turn_epoch, f.turn_epoch) AS turn_epoch,

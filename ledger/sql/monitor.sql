@@ -14,6 +14,11 @@ SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, c
        coalesce((SELECT extract(epoch FROM now() - min(l.next_retry_at)) FROM live l
                  WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds;
 
+-- name: count_open_threads :one
+-- Threads of these worker targets that have messages in flight.
+SELECT count(*) AS found FROM (
+    SELECT FROM state.threads t WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[]) LIMIT :row_limit::int) t;
+
 -- name: look_around :one
 -- Everything at once, for people who watch: agents, inbox, turns of the last minute, repairs, workers, threads.
 WITH

@@ -48,9 +48,9 @@ WITH thread AS (
     RETURNING t.thread_id, t.project_id, t.message_count
 )
 INSERT INTO state.thread_messages (message_id, thread_id, project_id, number, request_id, cause_id, hop, segment_id, from_id, kind,
-                                   payload_card_id, correlation_id, request_digest, reply_to)
+                                   payload_card_id, correlation_id, request_digest, reply_to, context_headers)
 SELECT :message_id, thread.thread_id, thread.project_id, thread.message_count, :request_id, :cause_id::text, :hop::int, :segment_id,
-       :from_id, :kind, :payload_card_id, :correlation_id::text, :request_digest::text, :reply_to::text
+       :from_id, :kind, :payload_card_id, :correlation_id::text, :request_digest::text, :reply_to::text, :context_headers::jsonb
 FROM thread;
 
 -- name: begin_message :opt
@@ -73,13 +73,15 @@ begun AS (
 )
 SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segment_id, m.from_id, m.kind, m.agent_turn_id, m.deadline,
        coalesce(m.deadline < now(), false) AS is_overdue, s.listener, s.parent_id, p.listener AS parent_listener, cardinality(s.lineage) AS depth,
-       s.output_box_id::text AS output_box_id, s.caller_turn_id, t.requester, t.context_headers, c.content ->> 'text' AS payload,
+       s.output_box_id::text AS output_box_id, s.caller_turn_id, t.requester, m.created_at, m.begun_at,
+       coalesce(r.context_headers, t.context_headers) AS context_headers, c.content ->> 'text' AS payload,
        o.status AS outcome, o.error_code, d.content AS deliverable,
        a.agent_id AS caller_agent_id
 FROM found
 LEFT JOIN begun m ON true
 LEFT JOIN state.thread_segments s ON s.segment_id = m.segment_id
 LEFT JOIN state.threads t ON t.thread_id = m.thread_id
+LEFT JOIN state.thread_messages r ON r.message_id = m.request_id
 LEFT JOIN public.cards c ON c.card_id = m.payload_card_id
 LEFT JOIN state.thread_segments p ON p.segment_id = s.parent_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = m.agent_turn_id
@@ -228,7 +230,8 @@ WHERE m.ended_by = :ended_by AND m.project_id = :project_id ORDER BY m.number;
 -- name: list_replies :many
 -- A thread's answers whose event is not known to be in the event stream.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
-       m.correlation_id, t.project_id, t.channel_id, t.context_headers
+       m.correlation_id, t.project_id, t.channel_id, coalesce(m.context_headers, t.context_headers) AS context_headers,
+       m.created_at AS requested_at, r.created_at
 FROM state.thread_replies r
 JOIN state.thread_messages m ON m.message_id = r.request_id
 JOIN state.threads t ON t.thread_id = r.thread_id
@@ -239,7 +242,8 @@ ORDER BY r.created_at LIMIT :row_limit::int;
 -- name: list_late_replies :many
 -- Rule 'thread_reply': such answers of all threads of these targets, once they are older.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
-       m.correlation_id, t.project_id, t.channel_id, t.context_headers
+       m.correlation_id, t.project_id, t.channel_id, coalesce(m.context_headers, t.context_headers) AS context_headers,
+       m.created_at AS requested_at, r.created_at
 FROM state.thread_replies r
 JOIN state.thread_messages m ON m.message_id = r.request_id
 JOIN state.threads t ON t.thread_id = r.thread_id
@@ -248,9 +252,10 @@ WHERE r.announced_at IS NULL AND r.created_at <= clock_timestamp() - make_interv
   AND t.worker_target = ANY (:worker_targets::text[])
 ORDER BY r.created_at LIMIT :row_limit::int;
 
--- name: mark_replied :exec
--- These answers are safe in the event stream.
-UPDATE state.thread_replies r SET announced_at = now() WHERE r.request_id = ANY (:request_ids::text[]) AND r.announced_at IS NULL;
+-- name: mark_replied :many
+-- These answers are safe in the event stream; the ones of which it was not known.
+UPDATE state.thread_replies r SET announced_at = now() WHERE r.request_id = ANY (:request_ids::text[]) AND r.announced_at IS NULL
+RETURNING r.request_id;
 
 -- name: messages_of_turns :many
 -- The open messages that wait for these turns, with their threads.

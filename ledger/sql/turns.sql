@@ -23,7 +23,7 @@ inbox AS (
     FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
-           'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
+           'message_type', i.message_type, 'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
            'model_failures', head.model_failures, 'output_position', head.output_position,
            'trace_id', head.trace_id, 'parent_step_id', head.parent_step_id,
            'updated_at', head.updated_at, 'started_at', head.started_at, 'enqueued_at', i.created_at,
@@ -32,6 +32,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'tools', CASE WHEN head.step_count = 0 THEN coalesce((
                SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
                WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
+           'due_at', i.next_retry_at,
            'suspended_at', CASE WHEN head.step_count > 0 THEN (
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
@@ -233,11 +234,11 @@ pointed AS (
 SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
        o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
        f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
-       f.context_headers AS next_context_headers, (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = o.inbox_id) AS context_headers,
+       f.context_headers AS next_context_headers, i.context_headers, i.payload -> 'ui_action' AS ui_action,
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target
-FROM outcome o CROSS JOIN freed f
+FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM head WHERE NOT EXISTS (SELECT FROM go)
 UNION ALL
 SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
@@ -245,10 +246,11 @@ SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.outp
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END,
        (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
-       (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = o.inbox_id),
+       i.context_headers, i.payload -> 'ui_action',
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
+LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
 
 -- name: recall_step :one
@@ -263,7 +265,7 @@ SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_ca
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id, a.worker_target,
        ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
              AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
-       i.context_headers, n.context_headers AS next_context_headers
+       i.context_headers, i.payload -> 'ui_action' AS ui_action, n.context_headers AS next_context_headers
 FROM (SELECT) AS always
 LEFT JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
 LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from bridge.client import BridgeClient, WatchEvent
-from bridge.commands import DurableCommands, deferred
+from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection
+from bridge.durable import deferred
 from bridge.publisher import NatsPublisher
 from bridge.service import VerbRequest
 from schema import subjects

@@ -241,6 +241,22 @@ DAMAGES = [
         {"step_id": "$plain-s1", "tool_call_id": "ghost"},
     ),
     Damage(
+        "an_action_is_one_call",
+        "UPDATE state.agent_steps SET metadata = metadata || '{\"attempts\": [{}]}' WHERE step_id = '$acted-s1'",
+        {"agent_id": "frank", "agent_turn_id": "$acted"},
+    ),
+    Damage(
+        "an_action_is_one_call",
+        "UPDATE state.agent_inbox SET payload = jsonb_set(payload, '{ui_action,tool_name}', '\"other\"')"
+        " WHERE inbox_id = '$acted_row'",
+        {"agent_id": "frank", "agent_turn_id": "$acted"},
+    ),
+    Damage(
+        "an_action_is_one_call",
+        "UPDATE state.turn_outcomes SET tool_result_card_id = NULL WHERE agent_turn_id = '$acted'",
+        {"agent_id": "frank", "agent_turn_id": "$acted"},
+    ),
+    Damage(
         "call_agrees_with_its_step",
         "UPDATE state.turn_waiting_tools SET turn_epoch = 9 WHERE tool_call_id = 'answered'",
         {"agent_turn_id": "$called", "tool_call_id": "answered"},

@@ -209,7 +209,7 @@ async def test_outcomes_are_listed_until_they_are_announced(agents: Pool) -> Non
     first, second = await agents.run(lambda c: sweep.list_unannounced(c, [TARGET], older_seconds=5, row_limit=9))
     assert (first.agent_turn_id, first.deliverable_card_id) == (turn.agent_turn_id, ended.deliverable_card_id)
     assert (second.status, second.error_code) == ("failed", "timeout_reaped_by_watchdog")
-    event = first.task_event("test")
+    [event] = first.messages("test")
     assert event.headers["Nats-Msg-Id"] == f"task-{turn.agent_turn_id}"
     assert event.headers["traceparent"].split("-")[1] == turn.trace_id
     await agents.run(lambda c: mark_announced(c, [turn.agent_turn_id]))

@@ -10,13 +10,16 @@ import pytest
 from pydantic import BaseModel
 
 from ledger import (
+    actions,
     audit,
+    export,
     intake,
     lease,
     measure,
     monitor,
     queries,
     recovery,
+    removal,
     roster,
     sweep,
     threads,
@@ -28,6 +31,7 @@ from ledger import (
 )
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
+from schema import described
 from schema.threads import ThreadRef
 from schema.tools import ToolRow
 from schema.turns import Ring
@@ -37,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
 NOTHING: set[str] = set()
+PAGE = {"last", "found"}
 
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     # the model that reads a query's rows, or the columns that its function reads
@@ -58,11 +63,42 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "close_requests": NOTHING,
     "close_thread": NOTHING,
     "commit_step": turns.CommittedStep,
+    "begin_export": NOTHING,
+    "begin_retention": {"retention", "hashjoin", "mergejoin"},
+    "confirm_boxes": {"id"},
     "confirm_in_hand": {"agent_turn_id"},
+    "count_box_cards": {"found"},
+    "count_live_threads": {"found"},
+    "count_project_rows": {"found"},
+    "describe_export": {"exported_at", "migration"},
+    **{f"export_{table.partition('.')[2]}": {"row"} for table in export.TABLES},
+    "leave_retention": {"left"},
+    "list_live_turns": {"agent_turn_id"},
+    "list_loose_rows": PAGE,
+    "list_old_rejections": PAGE,
+    "list_project_tables": removal.ProjectTable,
+    "list_prunable_boxes": PAGE,
+    "list_prunable_threads": PAGE,
+    "list_prunable_turns": PAGE,
+    "list_thread_cards": {"card_id"},
+    "list_turn_cards": {"card_id"},
+    "lock_boxes": {"id"},
+    "lock_project": {"agent_id"},
+    "remove_boxes": {"boxes", "cards"},
+    "remove_cards": {"id"},
+    "remove_loose_rows": {"id"},
+    "remove_project_places": NOTHING,
+    "remove_project_rows": {"found"},
+    "remove_rejections": {"id"},
+    "remove_threads": {"id"},
+    "remove_turns": {"id"},
+    "take_retention": {"taken"},
+    "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
     "count_suspended": {"suspended"},
-    "describe_call": waiting.CallView,
-    "describe_turn": views.TurnView,
+    "count_open_threads": {"found"},
+    "describe_call": described.CallView,
+    "describe_turn": described.TurnView,
     "dispatch_next": lease.Lease,
     "end_message": threads._Ended,
     "enqueue_turn": {
@@ -70,8 +106,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         "leased_epoch",
     },
+    "find_action": set(actions.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._Earlier,
-    "find_thread": threadviews.ThreadLine,
+    "find_roles": {"role", "found", "is_owner"},
+    "find_thread": described.ThreadLine,
     "finish_turn": turns.FinishedTurn,
     "get_card": CARD,
     "has_migrations": {"found"},
@@ -83,6 +121,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_ended_messages": threadviews.EndedMessage,
     "list_ended_turns": audit.AuditedTurn,
     "list_expected_workflows": audit.AuditedTurn,
+    "list_grants": {"statement"},
     "list_in_hand": lease.TurnInHand,
     "list_inbox": views.InboxLine,
     "look_around": monitor.Standing,
@@ -100,10 +139,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_steps": views.StepView,
     "list_stranded": AGENT_KEY,
     "list_stops_overdue": lease.TurnInHand,
-    "list_thread_messages": threadviews.MessageLine,
+    "list_thread_messages": described.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
-    "list_thread_replies": threadviews.ReplyLine,
-    "list_threads": threadviews.ThreadLine,
+    "list_thread_replies": described.ReplyLine,
+    "list_threads": described.ThreadLine,
     "list_tools": ToolRow,
     "list_turn_timings": measure.TurnTiming,
     "list_turns": views.TurnLine,
@@ -118,7 +157,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "make_head": NOTHING,
     "mark_announced": NOTHING,
     "measure_inbox": monitor.InboxLag,
-    "mark_replied": NOTHING,
+    "mark_replied": {"request_id"},
     "messages_of_turns": threadviews.TurnMessage,
     "prune_segment": {"message_id", "request_id"},
     "put_profile": {"verdict", "agents"},
@@ -196,6 +235,7 @@ def sql_types(field: str) -> set[str]:
     """The SQL types whose values fit a field. `infinity` is why no raw time of an inbox row is read."""
     words: list[tuple[str, set[str]]] = [
         ("Json", JSON),
+        ("ActionRef", JSON),
         ("annotation=dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),

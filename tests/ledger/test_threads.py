@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ledger.pool import Pool
-from ledger.threads import SHOWN, Iterate, Nothing, Respond, ThreadLimits, look_at_thread
-from ledger.threadviews import find_thread, list_threads
+from ledger.threads import SHOWN, Iterate, Nothing, Respond, ThreadLimits, look_at_thread, settle_message
+from ledger.threadviews import find_thread, list_replies, list_threads
 from schema.errors import BadRequest, Refused
 from schema.ids import ChannelId, ProjectId, new_box_id, uuid7
 from schema.threads import MessageId, ThreadId
@@ -274,6 +274,32 @@ async def test_a_self_call_stays_in_its_place(pool: Pool) -> None:
     assert len({each.segment_id for each in (await made.lines())[1:]}) == 1
     await made.do(RESPONSE, told)
     assert (await made.shape())[-1] == "b > a response pending"
+
+
+async def test_a_settlement_says_what_it_did_and_a_repeat_that_it_did_nothing(pool: Pool) -> None:
+    made = await talk(pool)
+    below = await made.do(forward("b"))
+    mine = await made.join()
+    await made.begun(below)
+    begun = await made.begun(mine)
+    settled = [
+        await pool.transact(lambda conn: settle_message(conn, made.ref, begun, RESPONSE, made.limits)) for _ in range(2)
+    ]
+    assert [(each.effect, each.canceled) for each in settled] == [("respond", 1), (None, 0)]
+    assert settled[1].thread == await made.look()
+
+
+async def test_what_joins_a_thread_has_its_own_context(pool: Pool) -> None:
+    ours, theirs = {"traceparent": "00-1-2-01"}, {"traceparent": "00-3-4-01"}
+    made = await talk(pool, context_headers=ours)
+    joined = await made.join("b", context_headers=theirs)
+    mine, theirs_below = await made.do(forward("c"), made.first), await made.do(forward("c"), joined)
+    assert (await made.begun(mine)).context_headers == ours
+    assert (await made.begun(theirs_below)).context_headers == theirs
+    for name in (mine, theirs_below):
+        await made.do(RESPONSE, await made.do(RESPONSE, name))
+    replies = await pool.run(lambda conn: list_replies(conn, made.ref.thread_id))
+    assert {each.request_id: each.context_headers for each in replies} == {made.first: ours, joined: theirs}
 
 
 async def test_a_response_goes_to_the_caller_and_ends_its_segment(pool: Pool) -> None:

@@ -88,7 +88,7 @@ def statements(now: Live) -> Mapping[str, Statement]:
     prunes = {**alone, "segment_id": now.segment, "fresh_segment_id": uuid7(), "ended_by": now.begun}
     waits = {"agent_turn_id": "t", "output_box_id": new_box_id(), "deadline_seconds": 9}
     sends = {**alone, "message_id": uuid7(), "request_id": now.begun, "cause_id": now.begun, "hop": 1}
-    outside = dict.fromkeys(("correlation_id", "request_digest", "reply_to"))
+    outside = dict.fromkeys(("correlation_id", "request_digest", "reply_to", "context_headers"))
     placed = {"segment_id": now.segment, "from_id": "a", "kind": "self", "payload_card_id": "c", **outside}
     given: dict[str, dict[str, Any]] = {
         "find_message": {"correlation_id": now.pending, "project_id": PROJECT},

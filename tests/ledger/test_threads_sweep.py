@@ -253,10 +253,12 @@ async def test_answers_are_listed_until_they_are_told(agents: Pool) -> None:
     assert event.headers[headers.THREAD_ID] == made.ref.thread_id
     assert ended.copy_to_requester("worker.x") is None
     assert len(await agents.run(lambda conn: list_replies(conn, made.ref.thread_id, row_limit=1))) == 1
-    await agents.run(lambda conn: mark_replied(conn, [first.request_id, MessageId("nosuch")]))
+    marked = await agents.run(lambda conn: mark_replied(conn, [first.request_id, MessageId("nosuch")]))
+    assert marked == {first.request_id}
     assert await agents.run(lambda conn: list_replies(conn, made.ref.thread_id)) == [ended]
     told = await rows(agents, "SELECT announced_at FROM state.thread_replies WHERE request_id = $1", made.first)
-    await agents.run(lambda conn: mark_replied(conn, [first.request_id, ended.request_id]))
+    marked = await agents.run(lambda conn: mark_replied(conn, [first.request_id, ended.request_id]))
+    assert marked == {ended.request_id}
     assert told == await rows(agents, "SELECT announced_at FROM state.thread_replies WHERE request_id = $1", made.first)
     assert await agents.run(lambda conn: list_replies(conn, made.ref.thread_id)) == []
 

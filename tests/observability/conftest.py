@@ -11,13 +11,15 @@ from bridge.connection import connect
 from ledger.pool import Pool
 from tests.conftest import Databases
 from tests.observability.collector import Collector, collecting
+from tests.support.pump import ORGANISM
+from tests.support.troupe import TROUPE
 from tests.tools.stack import TARGET, Stack
 from turnstile.embedded import Endpoints
 from turnstile.processes import migrate_all, run_worker
 from turnstile.settings import Settings
-from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, WorkerSettings
+from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, PumpSettings, WorkerSettings
 
-SCRIPTS = [Path(__file__).parents[1] / "tools" / "script.py"]
+SCRIPTS = [Path(__file__).parents[1] / "tools" / "script.py", Path(__file__).parents[1] / "e2e/scripts/actors.py"]
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +41,7 @@ async def collector() -> AsyncIterator[Collector]:
         yield opened
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def told(collector: Collector, free_port: Callable[[], int]) -> dict[str, ObservabilitySettings]:
     """What worker and bridge tell, and where."""
     return {
@@ -50,17 +52,18 @@ def told(collector: Collector, free_port: Callable[[], int]) -> dict[str, Observ
     }
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 async def stack(
     servers: Endpoints, databases: Databases, told: dict[str, ObservabilitySettings]
 ) -> AsyncIterator[Stack]:
-    """Everything; only the model is a script."""
+    """Everything; only the model is a script. Of one module alone: two at once would answer each other's verbs."""
     database = await databases.create()
     endpoints = servers.model_copy(update={"database_url": databases.url(database)})
     settings = Settings(
         bridge=BridgeSettings(poll_interval_seconds=0.1),
         worker=WorkerSettings(worker_targets=[TARGET]),
         model=ModelSettings(scripts=SCRIPTS, retry_initial_seconds=0.01, retry_max_seconds=0.02),
+        pump=PumpSettings(listeners=[ORGANISM, TROUPE], worker_target="pump_test"),
         observability=told["bridge"],
     )
     await migrate_all(settings, endpoints)

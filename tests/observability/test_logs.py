@@ -14,7 +14,10 @@ from schema.logs import about
 from tests.conftest import Databases
 from tests.models.openai_stub import OpenAIStub
 from tests.models.provider_stub import API_KEY, Fault, Said
+from tests.support.conditions import until
+from tests.support.organism import Order
 from tests.support.process import Processes, processes_of
+from tests.support.pump import pump_config
 from tests.support.stack import QUICK, Stack, open_stack
 from tests.support.tenants import ALICE, new_tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
@@ -22,6 +25,8 @@ from turnstile.embedded import Endpoints
 from turnstile.logs import JsonFormatter
 
 MARKER = "content-marker-9917"
+CRASH = Order(do="crash", what=MARKER).to_xml().decode()
+IDS = ("message", "project_id", "agent_turn_id", "step", "tool_call_id")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ async def stack(
     key.write_text(API_KEY)
     own = {"api_key_files.openai": str(key), "api_bases.openai": stub.api_base}
     told = {"log_level": "debug", "log_format": "json"}
-    config = {**QUICK, "model": {**QUICK["model"], **own}, "observability": told}
+    config = pump_config({**QUICK, "model": {**QUICK["model"], **own}, "observability": told})
     endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     async with open_stack(endpoints, directory, config) as opened:
         yield opened
@@ -59,6 +64,12 @@ async def processes(stack: Stack) -> AsyncIterator[Processes]:
     async with processes_of(stack.config) as both:
         await both.ensure()
         yield both
+
+
+async def lines_of(log: Path, words: str) -> list[dict[str, Any]] | None:
+    """The lines whose message has these words; None while there are none."""
+    lines = log.read_text().splitlines()  # noqa: ASYNC240 -- one look at a file
+    return [told for line in lines if words in (told := json.loads(line))["message"]] or None
 
 
 async def test_everything_is_logged_as_json_with_ids_and_without_content(
@@ -74,11 +85,15 @@ async def test_everything_is_logged_as_json_with_ids_and_without_content(
         [command] = await hand.heard()
         await hand.report(command.call, MARKER)
         tooled = await hand.ended(turn)
+    sent = await tenant.client.request("send", {"to": "worker", "payload": CRASH})
     stopped = await tenant.enqueue(agent, MARKER, metadata={"x": MARKER})
     await tenant.client.request("stop", {"agent_turn_id": turn_of(stopped), "reason": MARKER})
     await tenant.ended(turn_of(stopped))
     await tenant.client.request("enqueue", {"agent_id": ALICE, "nonsense": MARKER})
     assert {asked.view.status, tooled.view.status} == {"success"}
+    failed = await until(lambda: lines_of(processes.worker.log, "failed: RuntimeError"), 20, "a handler fails")
+    ids = {"project_id": tenant.project, "thread_id": sent["thread_id"], "message_id": sent["message_id"]}
+    assert ids.items() <= failed[0].items()
     await processes.worker.kill()
     await tenant.enqueue(agent, MARKER)
     assert await processes.bridge.stop() == 0
@@ -121,7 +136,7 @@ async def test_ids_are_those_of_the_task_at_hand(kept: Any) -> None:
     logger, lines = kept
 
     async def work(turn: str) -> None:
-        with about(project="p1", turn=turn, call=None):
+        with about(project_id="p1", agent_turn_id=turn, tool_call_id=None):
             await asyncio.sleep(0)
             with about(step=2):
                 logger.warning("working")
@@ -129,14 +144,12 @@ async def test_ids_are_those_of_the_task_at_hand(kept: Any) -> None:
 
     await asyncio.gather(work("t1"), work("t2"))
     logger.info("outside")
-    told = [
-        {name: line[name] for name in ("message", "project", "turn", "step", "call") if name in line} for line in lines
-    ]
+    told = [{name: line[name] for name in IDS if name in line} for line in lines]
     assert sorted(told[:-1], key=str) == [
-        {"message": "line\nbreak", "project": "p1", "turn": "t1"},
-        {"message": "line\nbreak", "project": "p1", "turn": "t2"},
-        {"message": "working", "project": "p1", "turn": "t1", "step": 2},
-        {"message": "working", "project": "p1", "turn": "t2", "step": 2},
+        {"message": "line\nbreak", "project_id": "p1", "agent_turn_id": "t1"},
+        {"message": "line\nbreak", "project_id": "p1", "agent_turn_id": "t2"},
+        {"message": "working", "project_id": "p1", "agent_turn_id": "t1", "step": 2},
+        {"message": "working", "project_id": "p1", "agent_turn_id": "t2", "step": 2},
     ]
     assert told[-1] == {"message": "outside"}
 

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ledger.monitor import InboxLag, measure_inbox
+from ledger.monitor import Backlog, measure_inbox
 from ledger.pool import Pool
 from schema.errors import ConfigError, ServerUnavailable
 from schema.telemetry import Metric
@@ -25,7 +25,7 @@ from turnstile.settings.model import ObservabilitySettings
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "turnstile.json"
 PAGE = ROOT / "docs" / "observability.md"
-GAUGES = {"turnstile_inbox_rows", "turnstile_inbox_lag_seconds"}
+GAUGES = {"turnstile_inbox_rows", "turnstile_inbox_lag_seconds", "turnstile_threads_open"}
 TRAFFIC = {"turnstile_database_round_trips_total", "turnstile_nats_messages_total"}
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -66,9 +66,9 @@ async def test_worker_and_bridge_tell_their_figures(stack: Stack, told: dict[str
     assert value(worker, "model_attempts_total", model=model, error_code="none") >= 2
     assert value(worker, "model_tokens_total", model=model, direction="input") > 0
     assert value(worker, "model_tokens_total", model=model, direction="output") > 0
-    for histogram in ("turn_seconds", "turn_queue_delay_seconds", "turn_suspended_seconds"):
-        assert value(worker, f"{histogram}_count") >= 1, histogram
-        assert 0 <= value(worker, f"{histogram}_sum") < 60, histogram
+    for histogram in ("seconds", "queue_delay_seconds", "dispatched_seconds", "suspended_seconds"):
+        assert value(worker, f"turn_{histogram}_count") >= 1, histogram
+        assert 0 <= value(worker, f"turn_{histogram}_sum") < 60, histogram
     assert value(worker, "step_seconds_count", status="completed") >= 2
     assert value(bridge, "claims_total", verdict="start") >= 1
     assert value(bridge, "claims_total", verdict="signal") >= 1
@@ -122,7 +122,7 @@ async def test_so_is_a_port_of_the_sdk(stack: Stack, told: dict[str, Observabili
 async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int]) -> None:
     looks: list[int] = []
 
-    async def look() -> InboxLag:
+    async def look() -> Backlog:
         looks.append(1)
         raise ServerUnavailable("away")
 
@@ -188,8 +188,18 @@ def test_every_metric_has_its_meaning() -> None:
 def test_the_dashboard_asks_for_what_is_exported() -> None:
     board = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    asked = {name for query in queries for name in re.findall(r"turnstile_[a-z_]+", query)}
+    words = {name for query in queries for name in re.findall(r"[a-z]+_[a-z_]+", query)}
+    asked = words - {"histogram_quantile", "__rate_interval", "rate_interval"}
+    asked -= {label for meaning in MEANINGS.values() for label in meaning.labels}
     assert len(queries) >= 12
+    assert asked <= exported()
+    assert {name for name in exported() if name.startswith("turnstile_thread")} & asked
+
+
+def test_the_alerts_ask_for_what_is_exported() -> None:
+    alerts = PAGE.read_text().partition("### Alerts")[2].partition("```yaml")[2].partition("```")[0]
+    asked = set(re.findall(r"turnstile_[a-z_]+", alerts))
+    assert len(asked) >= 6
     assert asked <= exported()
 
 

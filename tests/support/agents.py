@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ledger.cards import BoxCache
-from ledger.intake import Enqueue, Enqueued, QueuedStop, _cards, enqueue, enqueue_turn, stop_queued_turn
+from ledger.intake import Enqueue, Enqueued, QueuedStop, _cards, enqueue, enqueue_action, enqueue_turn, stop_queued_turn
 from ledger.lease import AgentKey, Claim, Lease, TurnInHand, claim_inbox, dispatch_next
 from ledger.pool import Pool
 from ledger.queries import Connection
@@ -26,6 +26,7 @@ from ledger.turns import (
 from ledger.views import locate_turn
 from ledger.waiting import apply_reports, inject_timeouts
 from schema import headers
+from schema.actions import UiAction
 from schema.cards import Card, CardType, Role, TextContent, make_card
 from schema.ids import (
     AgentId,
@@ -102,6 +103,13 @@ def command(
         new_context_box_id=new_box_id(),
         new_output_box_id=new_box_id(),
     )
+
+
+async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **fields: Any) -> Enqueued:
+    """Enqueue a UI action of `search`; `fields` are more of it."""
+    given: dict[str, Any] = {"action_id": action_id, "agent_id": agent, "tool_name": "search", "args": {"q": "it"}}
+    action = UiAction.model_validate(given | fields)
+    return await enqueue_action(pool, PROJECT, CHANNEL, action, {}, depth_limit=20, sender="user.test")
 
 
 async def send(conn: Connection, sent: Enqueue) -> Enqueued:

@@ -3,7 +3,7 @@
 Alice runs a turn and has one queued behind it; of hers have ended a plain one, one with calls that were answered and
 timed out, and one in the queue. Bob sleeps, with a call that waits and one that is reported; one of his was stopped in
 its sleep. Carol is idle after a child of Alice's turn, which a tool's result ended. Dave's turn is leased and claimed,
-and one of his has failed. Eve has done nothing.
+and one of his has failed. Eve has done nothing. Frank is idle after a button that was pressed.
 """
 
 from ledger.pool import Pool
@@ -20,6 +20,7 @@ from tests.support.agents import (
     CAROL,
     STARTED,
     TARGET,
+    act,
     add_agents,
     announce,
     ask,
@@ -30,16 +31,17 @@ from tests.support.agents import (
     lease,
     play,
     rows,
+    start,
     stop,
 )
-from tests.support.calls import ask_to_stop, end, expire, settle, sleeper, tell, told
+from tests.support.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 
-DAVE, EVE = AgentId("dave"), AgentId("eve")
+DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and under `{name}_box`, `{name}_context` and `{name}_row` what they name."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -48,6 +50,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     await end(pool, turns["stopped"])
     turns["child"] = await _child(pool, turns["called"])
     turns["failed"] = await _failed(pool)
+    turns["acted"] = await _acted(pool)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -86,6 +89,21 @@ async def _child(pool: Pool, parent: TurnRef) -> TurnRef:
     await begin(pool, turn, 2)
     made = card(turn, 2, "deliverable", CardType.DELIVERABLE)
     how = Ending(TurnStatus.SUCCESS, made.card_id, tool_result_card_id=CardId("ends-result"))
+    await pool.run(lambda conn: finish_turn(conn, turn, how, cards=[made]))
+    return turn
+
+
+async def _acted(pool: Pool) -> TurnRef:
+    """A UI action whose call was answered."""
+    await act(pool, FRANK)
+    turn = await start(pool, FRANK)
+    await begin(pool, turn)
+    await suspend(pool, turn, "pressed")
+    reported = await told(pool, "pressed")
+    await settle(pool, turn, reported)
+    await begin(pool, turn, 2)
+    made = card(turn, 1, "deliverable", CardType.DELIVERABLE)
+    how = Ending(TurnStatus.SUCCESS, made.card_id, tool_result_card_id=CardId("pressed-result"))
     await pool.run(lambda conn: finish_turn(conn, turn, how, cards=[made]))
     return turn
 

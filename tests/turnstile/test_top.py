@@ -57,6 +57,7 @@ async def test_once_as_json_and_for_people(pool: Pool, database_url: str, tmp_pa
     assert "queued 1   pending 1   processing 1   deferred 0" in shown.out
     assert "1 turns, 0.0/s" in shown.out
     assert "doorbell 4" in shown.out
+    assert "q ends it" not in shown.out
 
 
 async def test_a_database_that_is_away_is_an_error_like_others(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from temporalio import activity, workflow
 from temporalio.client import Client
 
 from schema.base import Strict
+from turnstile.embedded import Endpoints
+from turnstile.engine import connect_engine
 from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
+from turnstile.settings.model import TemporalSettings
 from workflows.options import task_queue
 
 Kind = Literal["one", "none"]
@@ -24,8 +27,8 @@ Kind = Literal["one", "none"]
 class Setting(Strict):
     """Where it works, and as what kind of worker."""
 
-    temporal_address: str
-    temporal_namespace: str
+    temporal: TemporalSettings
+    """With address and namespace."""
     target: str
     max_concurrency: int
     max_cached_turns: int
@@ -75,11 +78,14 @@ _WORKFLOWS = {"one": BareWorkflow.run, "none": EmptyWorkflow.run}
 
 async def main(setting: Setting) -> None:
     """Obey until the end of the input."""
-    client = await Client.connect(
-        setting.temporal_address,
-        namespace=setting.temporal_namespace,
-        plugins=[turnstile_plugin()],
-        runtime=turnstile_runtime(),
+    engine = Endpoints(
+        database_url="",
+        nats_url="",
+        temporal_address=setting.temporal.address,
+        temporal_namespace=setting.temporal.namespace,
+    )
+    client = await connect_engine(
+        setting.temporal, engine, plugins=[turnstile_plugin()], runtime=turnstile_runtime(), identity="turnstile-bench"
     )
     [worker] = turn_workers(
         client,

@@ -30,13 +30,15 @@ from turnstile.bench.cast import write_scripts
 from turnstile.bench.children import BenchError
 from turnstile.bench.plan import Plan
 from turnstile.embedded import EmbeddedServers, Endpoints
-from turnstile.plugin import turnstile_plugin
+from turnstile.engine import connect_engine
+from turnstile.plugin import turnstile_plugin, turnstile_runtime
 from turnstile.processes import migrate_all
 from turnstile.settings import Settings
 from turnstile.wiring import NAMESPACE
 
 Section = Mapping[str, object]
 _LOOPBACK = "127.0.0.1"
+_NAME = "turnstile-bench"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Place:
             "model": {"scripts": [str(path) for path in self.scripts]},
             "observability": {"metrics_port": port, "log_level": "warning"},
         }
-        theirs = self.settings.model_dump(mode="json", include={"worker", "bridge", "tools"})
+        theirs = self.settings.model_dump(mode="json", include={"worker", "bridge", "tools", "temporal"})
         merged: dict[str, dict[str, object]] = {}
         for source in (theirs, sections, own):
             for section, values in source.items():
@@ -118,16 +120,15 @@ async def open_place(settings: Settings, plan: Plan, directory: Path) -> AsyncGe
         target = f"bench-{uuid.uuid4().hex[:12]}"
         worker = settings.worker.model_copy(update={"worker_targets": [target]})
         settings = settings.model_copy(update={"worker": worker})
-        conn = await connect(endpoints.nats_url, name="turnstile-bench")
+        conn = await connect(endpoints.nats_url, name=_NAME)
         stack.push_async_callback(conn.close)
         if "nats" not in servers.embedded:
             await _refuse_company(conn)
         await migrate_all(settings, endpoints)
-        pool = Pool(database, size=4, name="turnstile-bench")
+        pool = Pool(database, size=4, name=_NAME)
         stack.push_async_callback(pool.close)
-        temporal = await Client.connect(
-            endpoints.temporal_address, namespace=endpoints.temporal_namespace, plugins=[turnstile_plugin()]
-        )
+        plugins, runtime = [turnstile_plugin()], turnstile_runtime()
+        temporal = await connect_engine(settings.temporal, endpoints, plugins=plugins, runtime=runtime, identity=_NAME)
         scripts = write_scripts(directory, plan.stream_seconds)
         place = Place(directory, plan, settings, servers, endpoints, target, scripts, pool, conn, temporal)
         stack.push_async_callback(_leave, place)

@@ -70,10 +70,11 @@ async def bare_workers(place: Place) -> AsyncGenerator[Bares]:
     """Warm ones, each on a task queue of its own."""
     async with AsyncExitStack() as stack:
         children: list[Child] = []
+        where = {"address": place.endpoints.temporal_address, "namespace": place.endpoints.temporal_namespace}
+        temporal = place.settings.temporal.model_copy(update=where)
         for number in range(place.plan.workers):
             setting = Setting(
-                temporal_address=place.endpoints.temporal_address,
-                temporal_namespace=place.endpoints.temporal_namespace,
+                temporal=temporal,
                 target=f"bare-{uuid.uuid4().hex[:12]}",
                 max_concurrency=place.settings.worker.max_concurrency,
                 max_cached_turns=place.settings.worker.max_cached_turns,

@@ -41,7 +41,8 @@ async def watch_standing(session: Session, pool: Pool, interval: float, *, once:
 
 
 async def _live(session: Session, pool: Pool, first: Standing, interval: float) -> None:
-    shown, console = screen(first), session.out.console
+    hint, console = Text("q ends it", style="dim"), session.out.console
+    shown = Group(screen(first), hint)
     with _keys() as ended, Live(shown, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while not await _wait(ended, interval):
@@ -53,7 +54,7 @@ async def _live(session: Session, pool: Pool, first: Standing, interval: float) 
                 looking.cancel()
                 return
             try:
-                shown = screen(looking.result())
+                shown = Group(screen(looking.result()), hint)
                 live.update(shown, refresh=True)
             except ServerUnavailable as error:
                 live.update(Group(shown, Text(clean(str(error)), style="red")), refresh=True)
@@ -74,7 +75,7 @@ def screen(standing: Standing) -> RenderableType:
     facts = {
         "agents": _told(standing.agents, _STATES),
         "inbox": _told(standing.rows, _ROWS),
-        "oldest due row": due,
+        "inbox lag": due,
         "last minute": f"{_count(ended)} turns, {ended / _MINUTE:.1f}/s{mean}",
         "outcomes": _told(standing.outcomes, _STATUSES),
         "open threads": _count(standing.open_threads),
@@ -86,7 +87,7 @@ def screen(standing: Standing) -> RenderableType:
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, Text(clean(value)))
-    return Group(Text(f"turnstile, {clock(standing.seen_at)}", style="bold"), table, Text("q ends it", style="dim"))
+    return Group(Text(f"turnstile, {clock(standing.seen_at)}", style="bold"), table)
 
 
 def _told(counts: Mapping[str, int], first: tuple[str, ...] = ()) -> str:

@@ -56,6 +56,7 @@ def _distinct(values: list[str]) -> list[str]:
 Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 DatabaseUrl = Annotated[str, AfterValidator(_starts_with("postgresql://", "postgres://")), Field(repr=False)]
+RoleName = Annotated[str, Field(pattern=r"^[^\x00]{0,63}$")]
 HostPort = Annotated[str, Field(pattern=r"^$|^[^/\s]+:[0-9]{1,5}$")]
 
 
@@ -72,6 +73,8 @@ class DatabaseSettings(Strict):
 
     url: DatabaseUrl = ""
     patience_seconds: Seconds = 20.0
+    bridge_role: RoleName = ""
+    worker_role: RoleName = ""
 
 
 class NatsSettings(Strict):
@@ -89,11 +92,27 @@ class NatsSettings(Strict):
 
 
 class TemporalSettings(Strict):
-    """`[temporal]`: address, namespace and Web UI of a Temporal service."""
+    """`[temporal]`: address, namespace and Web UI of a Temporal service, and what proves either side."""
 
     address: HostPort = ""
     namespace: str = Field(default="", max_length=255)
     web_ui_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    tls: bool = False
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    api_key_file: str = ""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if self.tls and not self.address:
+            raise ValueError("tls needs an address: the embedded server has none")
+        named = [key for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "api_key_file") if getattr(self, key)]
+        if named and not self.tls:
+            raise ValueError(f"{named[0]} needs tls = true")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ValueError("tls_cert_file and tls_key_file go together")
+        return self
 
 
 class WorkerSettings(Strict):
@@ -125,6 +144,7 @@ class BridgeSettings(Strict):
     engine_interval_seconds: Seconds = 10.0
     command_retry_seconds: Seconds = 30.0
     stop_grace_seconds: Seconds = 5.0
+    ui_actions: bool = False
 
 
 class ModelSettings(Strict):

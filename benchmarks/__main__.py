@@ -1,0 +1,15 @@
+"""What upkeep costs, one after the other: `python -m benchmarks`."""
+
+import asyncio
+
+from benchmarks import audit, retention
+
+
+def main() -> None:
+    """Run each with its defaults."""
+    for measurement in (audit, retention):
+        asyncio.run(measurement.main())
+
+
+if __name__ == "__main__":
+    main()
