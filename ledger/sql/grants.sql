@@ -12,7 +12,7 @@ FROM unnest(:roles::text[]) AS wanted (role);
 -- is locked wants the right to update some column: the one that is named is computed, so that none can be.
 WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
-    ('public.boxes', 'SELECT, INSERT', 'SELECT, INSERT'),
+    ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- to lock one that is named
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles', 'SELECT', 'SELECT'),
     ('resource.project_agents', 'SELECT', 'SELECT'),

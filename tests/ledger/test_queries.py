@@ -113,6 +113,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "finish_turn": turns.FinishedTurn,
     "get_card": CARD,
     "has_migrations": {"found"},
+    "holder_of": {"holder"},
     "inject_timeouts": Ring,
     "is_served": {"served"},
     "list_agents": roster.AgentRow,
@@ -184,10 +185,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "server_version": {"number", "text"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
+    "still_holds": {"held"},
     "take_duty": {"duty"},
     "top_segment": {"segment_id"},
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
+    "try_hold": {"held", "backend"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }
 
