@@ -208,7 +208,7 @@ async def _open(
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))
     conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
-    telemetry = await stack.enter_async_context(telling(settings, pool, health, worker=worker, bridge=bridge))
+    telemetry = await stack.enter_async_context(telling(settings, pool, conn, health, worker=worker, bridge=bridge))
     activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
     client = await open_client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
