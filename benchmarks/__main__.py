@@ -2,12 +2,12 @@
 
 import asyncio
 
-from benchmarks import audit, stops, suspended, turns
+from benchmarks import audit, fairness, stops, suspended, turns
 
 
 def main() -> None:
     """Run each with its defaults."""
-    for measurement in (turns, stops, suspended, audit):
+    for measurement in (turns, stops, suspended, fairness, audit):
         asyncio.run(measurement.main())
 
 

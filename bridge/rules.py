@@ -2,13 +2,14 @@
 
 What a rule finds, it finds by one statement on live rows that is safe with many bridges at once and touches only served
 worker targets; where it changes rows, that is the claim (`SKIP LOCKED`). Finding takes how to run a statement, so that
-a dry run finds the same and leaves no trace. A claim follows at once: turns move on while NATS is away.
+a dry run finds the same and leaves no trace. A claim follows without a doorbell: turns move on while NATS is away.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from bridge.claims import Claims
 from bridge.reconciler import Reconciler
 from bridge.starter import Starter
 from bridge.stopping import fence_stopped
@@ -73,6 +74,8 @@ class Rules:
     more: Sequence[Rule[Any]] = ()
     """Rules of what stands on the kernel."""
     telemetry: Telemetry = SILENT
+    claims: Claims | None = None
+    """Where a bridge claims: a rule then waits for no start, and a flood keeps no other rule from looking."""
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -126,6 +129,8 @@ class Rules:
         return Rule(name, lambda run: run(find), mend)
 
     async def _claim(self, agents: Sequence[AgentKey]) -> int:
+        if self.claims is not None:
+            return self.claims.offer(agents, "watchdog")
         await self.starter.claim(agents, "watchdog")
         return len(agents)
 

@@ -1,12 +1,13 @@
 """Claims, and the workflows they start (protocol §6, claim): where inbox and Temporal meet.
 
 A claim whose workflow cannot be started is given back with a delay at once, so that Temporal's absence costs nothing
-but time. Many agents are claimed by one statement and started concurrently. Ids only enter Temporal.
+but time. Many agents are claimed by one statement and started concurrently, but never more than `START_LIMIT` agents
+at a time. Ids only enter Temporal, and of each workflow its project, which takes turns with the others at the workers.
 """
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -35,6 +36,8 @@ from workflows.agent_turn import AgentTurn
 
 log = logging.getLogger(__name__)
 CLAIM_LIMIT = 64
+START_LIMIT = 64
+"""Agents of one statement: what it starts is in flight at once."""
 RELEASE_DELAY_SECONDS = 1.0
 _RPC_TIMEOUT = timedelta(seconds=5)
 
@@ -73,8 +76,9 @@ class Starter:
 
     async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
         """Take what is due for these agents and start it; raises `ServerUnavailable` while the ledger is away."""
-        wanted = list(dict.fromkeys(agents))
-        while wanted:
+        waiting = deque(dict.fromkeys(agents))
+        while waiting:
+            wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
             claims = await self._pool.run(
                 lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
@@ -86,7 +90,7 @@ class Starter:
                 if claim.verdict == "signal":
                     bells.setdefault(claim.agent_turn_id, []).append(claim)
             await asyncio.gather(*map(self._settle, claims), *map(self._signal, bells.values()))
-            wanted = _unfinished(claims)
+            waiting.extend(_unfinished(claims))
 
     async def _settle(self, claim: Claim) -> None:
         with about(
@@ -175,6 +179,7 @@ class Starter:
             id_conflict_policy=options.TURN_ID_CONFLICT,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=attributes,
+            priority=options.priority(turn.project_id),
             static_summary=f"{turn.agent_id} in {turn.project_id}",
             static_details=_details(turn),
             request_eager_start=True,

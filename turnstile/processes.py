@@ -11,7 +11,7 @@ import socket
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from temporalio.client import Client
@@ -22,6 +22,7 @@ from activities.asking import StepLimits
 from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
+from bridge.claims import Claims
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection, connect
 from bridge.doorbells import Doorbells
@@ -44,6 +45,7 @@ from bridge.streams import (
 )
 from bridge.threadrules import ThreadRules
 from bridge.threads import ThreadTurns
+from bridge.throttle import Throttle, throttled
 from bridge.ui_actions import UiActions
 from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
@@ -194,22 +196,32 @@ async def _bridge(
     await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
-    turn_verbs = Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
-    verbs = observed({**turn_verbs.handlers(), **pump_verbs}, telemetry)
-    service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency)
+    depth, limits = settings.protocol.max_recursion_depth, settings.limits
+    throttle = Throttle(limits.requests_per_second, limits.request_burst)
+    turn_verbs = Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry)
+    verbs = observed(throttled({**turn_verbs.handlers(), **pump_verbs}, throttle), telemetry)
+    service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
-    watchdog = Watchdog(pool, rules)
-    actions = UiActions(conn, pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
+    claims = Claims(rules.starter)
+    watchdog = Watchdog(pool, replace(rules, claims=claims))
+    actions = UiActions(
+        *(conn, pool, publisher),
+        depth_limit=depth,
+        admission=limits.admission,
+        throttle=throttle,
+        telemetry=telemetry,
+    )
     await service.start()
     await conn.verify()
     jobs = [
         commands.run(stop),
+        claims.run(stop),
         watchdog.run(stop),
         ThreadTurns(conn, pool, threads).run(stop),
         *([actions.run(stop)] if settings.bridge.ui_actions else []),
-        *(Doorbells(conn, rules.starter, each).run(stop) for each in targets),
+        *(Doorbells(conn, claims, each).run(stop) for each in targets),
     ]
     return [group.create_task(job) for job in jobs] + [group.create_task(_serve(service, stop))]
 

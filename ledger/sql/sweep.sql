@@ -14,15 +14,27 @@ FROM stale WHERE i.inbox_id = stale.inbox_id
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_due_agents :many
--- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due.
-SELECT DISTINCT due.project_id, due.agent_id FROM (
-    SELECT i.project_id, i.agent_id FROM state.agent_inbox i
-    JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-    WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
-      AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)
-      AND i.next_retry_at < now() AND a.worker_target = ANY (:worker_targets::text[])
-    ORDER BY i.next_retry_at LIMIT :row_limit::int
-) due;
+-- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due. Projects take turns:
+-- the oldest row of each, then the next of each. Skips from project to project in the index.
+WITH RECURSIVE live AS (
+    (SELECT i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.project_id COLLATE "C" LIMIT 1)
+    UNION ALL
+    SELECT n.project_id FROM live CROSS JOIN LATERAL (
+        SELECT i.project_id FROM state.agent_inbox i
+        WHERE i.archived_at IS NULL AND i.project_id COLLATE "C" > live.project_id
+        ORDER BY i.project_id COLLATE "C" LIMIT 1) n
+),
+share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- more than fair: others have less
+SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
+    SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
+        SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
+        JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+        WHERE i.project_id COLLATE "C" = live.project_id AND i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
+          AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)
+          AND i.next_retry_at < now() AND a.worker_target = ANY (:worker_targets::text[])
+        ORDER BY i.next_retry_at LIMIT share.rows) i
+) due
+ORDER BY due.place, due.next_retry_at LIMIT :row_limit::int;
 
 -- name: retry_dispatched :many
 -- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again.

@@ -59,6 +59,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "close_thread": NOTHING,
     "commit_step": turns.CommittedStep,
     "confirm_in_hand": {"agent_turn_id"},
+    "count_project_threads": {"found"},
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
     "describe_call": waiting.CallView,
