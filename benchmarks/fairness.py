@@ -17,7 +17,7 @@ from schema.ids import AgentId
 from schema.inbox import EnqueueRequest
 from tests.support.process import processes_of
 from tests.support.stack import open_stack
-from tests.support.tenants import CHANNEL, Tenant, new_tenant
+from tests.support.tenants import CHANNEL, Tenant, new_tenant, turn_of
 from turnstile.embedded import EmbeddedServers
 
 AT_ONCE = 4
@@ -36,7 +36,7 @@ async def ring(tenant: Tenant, agents: list[AgentId]) -> None:
 
 async def delay(loud: Tenant, quiet: Tenant, agent: AgentId, flood: int) -> str:
     """One turn's, in words."""
-    turn = await quiet.turn(agent)
+    turn = await quiet.ended(turn_of(await quiet.enqueue(agent)), timeout=170)
     [row] = await quiet.rows(
         "SELECT extract(epoch FROM o.started_at - i.created_at)::float8 AS seconds, i.created_at, o.started_at"
         " FROM state.turn_outcomes o JOIN state.agent_inbox i USING (inbox_id) WHERE o.agent_turn_id = $1",

@@ -18,8 +18,8 @@ from schema.ids import AgentId, ProjectId
 
 log = logging.getLogger(__name__)
 LANES = 4
-BATCH = 16
-"""Agents of one claim; with the lanes, at most 64 starts are in flight."""
+BATCH = 8
+"""Agents of one claim; with the lanes, at most 32 starts are in flight, behind which another project's start waits."""
 MAX_WAITING = 50_000
 MAX_OF_PROJECT = 10_000
 _FAREWELL_SECONDS = 5.0

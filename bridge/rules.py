@@ -28,6 +28,9 @@ from schema.turns import TurnRef
 
 T = TypeVar("T")
 ROW_LIMIT = 500
+RETRY_LIMIT = 32
+"""Turns that nobody began, rung for again at one look. Most of them wait for a worker in a long queue, where another
+ring is only work; what a crash can lose at once is no more than the starts in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Rules:
         times, engine = self.times, self.reconciler
         return [
             self._rows("claims", sweep.release_stale_claims, times.inbox_processing_timeout, self._claim),
-            self._rows("dispatched_retry", sweep.retry_dispatched, times.dispatched_retry, self._claim),
+            self._rows("dispatched_retry", sweep.retry_dispatched, times.dispatched_retry, self._claim, RETRY_LIMIT),
             self._rows("resume", sweep.retry_resumes, times.dispatched_retry, self._claim),
             self._rows("suspended", sweep.list_overdue, times.overdue, self._time_out),
             self._rows("stop", sweep.list_stops_overdue, times.stop_grace, self._fence),
@@ -120,11 +123,12 @@ class Rules:
         statement: Callable[..., Awaitable[Sequence[T]]],
         older_seconds: float,
         mend: Callable[[Sequence[T]], Awaitable[int]],
+        row_limit: int = ROW_LIMIT,
     ) -> Rule[T]:
         """A rule whose rows one statement finds by their age."""
 
         async def find(conn: Connection) -> Sequence[T]:
-            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=ROW_LIMIT)
+            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
         return Rule(name, lambda run: run(find), mend)
 

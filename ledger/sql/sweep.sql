@@ -37,15 +37,27 @@ SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERA
 ORDER BY due.place, due.next_retry_at LIMIT :row_limit::int;
 
 -- name: retry_dispatched :many
--- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again.
-WITH late AS MATERIALIZED (
-    SELECT i.inbox_id FROM state.agent_state_head h
-    JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
-    JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
-    WHERE h.output_box_id IS NOT NULL AND h.status = 'dispatched' AND i.status = 'processing'
-      AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
-      AND a.worker_target = ANY (:worker_targets::text[])
-    LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
+-- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again. Projects
+-- have equal shares of the rows, so that what a crash lost of one is not looked for behind what waits of another.
+WITH RECURSIVE live AS (
+    (SELECT h.project_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL ORDER BY h.project_id COLLATE "C" LIMIT 1)
+    UNION ALL
+    SELECT n.project_id FROM live CROSS JOIN LATERAL (
+        SELECT h.project_id FROM state.agent_state_head h
+        WHERE h.output_box_id IS NOT NULL AND h.project_id COLLATE "C" > live.project_id
+        ORDER BY h.project_id COLLATE "C" LIMIT 1) n
+),
+share AS MATERIALIZED (SELECT greatest(1, :row_limit::int / nullif(count(*), 0)) AS rows FROM live),
+late AS MATERIALIZED (
+    SELECT l.inbox_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
+        SELECT i.inbox_id FROM state.agent_state_head h
+        JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
+        JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
+        WHERE h.project_id COLLATE "C" = live.project_id AND h.output_box_id IS NOT NULL AND h.status = 'dispatched'
+          AND i.status = 'processing'
+          AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
+          AND a.worker_target = ANY (:worker_targets::text[])
+        LIMIT share.rows FOR NO KEY UPDATE OF i SKIP LOCKED) l
 )
 UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
 FROM late WHERE i.inbox_id = late.inbox_id

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from schema.ids import AgentTurnId
+from schema.ids import AgentId, AgentTurnId
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.invariants import assert_invariants
@@ -53,7 +53,7 @@ async def test_one_turn_and_one_stop_pass_a_flood(small: Stack) -> None:
     turns = [turn_of(reply) for reply in await asyncio.gather(*(loud.enqueue(each) for each in agents))]
 
     ended = await quiet.turn(agent)
-    stopped = turn_of(await quiet.enqueue(await quiet.agent("labours")))
+    stopped = turn_of(await quiet.enqueue(await quiet.agent("labours", AgentId("bob"))))
     await until(lambda: running(quiet), 20, "it runs")
     await quiet.client.request("stop", {"agent_turn_id": stopped})
     assert (await quiet.ended(stopped)).view.status == "canceled"

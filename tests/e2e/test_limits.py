@@ -1,14 +1,15 @@
-"""Limits over the wire: `busy` with the limit's name, nothing written, counted, and a repeat answered (docs/limits.md)."""
+"""Limits over the wire: `busy` with the limit's name, nothing written, and a repeat answered (docs/limits.md)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
+from pydantic import JsonValue
 
 from schema.base import JsonObject
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
-from tests.support.tenants import ALICE, new_tenant
+from tests.support.tenants import ALICE, Tenant, new_tenant
 from turnstile.embedded import Endpoints
 from turnstile.processes import run_bridge
 
@@ -39,26 +40,36 @@ async def tight(
     await databases.drop(name)
 
 
-async def test_each_limit_is_busy_with_its_name(tight: Stack) -> None:
-    queue, project, threads, rate = (new_tenant(tight) for _ in range(4))
-    heard: list[JsonObject] = []
-    for tenant, asked in ((queue, 3), (rate, 5)):
-        agent = await tenant.agent("plain")
-        heard.append({})
-        for number in range(asked):
-            payload: JsonObject = {"agent_id": agent, "instruction": "hello", "correlation_id": f"c{number % 4}"}
-            verb = "enqueue" if tenant is queue else "describe"
-            heard[-1] = await tenant.client.request(verb, payload if verb == "enqueue" else {"agent_turn_id": "t"})
-    for agent in await project.agents("plain", 4):
-        heard.append(await project.client.request("enqueue", {"agent_id": agent, "instruction": "hello"}))
-    heard += [await threads.client.request("send", {"to": "nobody", "payload": "<a/>"}) for _ in range(2)]
-    assert [(reply["status"], reply["error_code"]) for reply in (heard[0], heard[1], heard[5], heard[7])] == [
-        ("busy", "queue_full"),
-        ("busy", "rate_limited"),
-        ("busy", "project_full"),
-        ("busy", "threads_full"),
-    ]
-    wait = heard[1]["retry_after_seconds"]
+async def last(tenant: Tenant, verb: str, payloads: Sequence[Mapping[str, JsonValue]]) -> JsonObject:
+    """The answer to the last of these requests; the others are accepted."""
+    *others, reply = [await tenant.client.request(verb, dict(payload)) for payload in payloads]
+    assert all(other["status"] == "accepted" for other in others)
+    assert reply["status"] == "busy"
+    return reply
+
+
+async def test_a_queue_a_project_and_its_threads_have_an_end(tight: Stack) -> None:
+    tenant = new_tenant(tight)
+    hello: JsonObject = {"instruction": "hello"}
+    one, *_ = await tenant.agents("plain", 4)
+    reply = await last(tenant, "enqueue", [{"agent_id": one, **hello} for _ in range(3)])
+    assert reply["error_code"] == "queue_full"
+
+    tenant = new_tenant(tight)
+    agents = await tenant.agents("plain", 4)
+    reply = await last(tenant, "enqueue", [{"agent_id": agent, **hello} for agent in agents])
+    assert reply["error_code"] == "project_full"
+
+    reply = await last(new_tenant(tight), "send", [{"to": "nobody", "payload": "<a/>"}] * 2)
+    assert reply["error_code"] == "threads_full"
+
+
+async def test_a_project_asks_so_often(tight: Stack) -> None:
+    tenant = new_tenant(tight)
+    turn = (await tenant.enqueue(await tenant.agent("plain"))).agent_turn_id
+    reply = await last(tenant, "describe", [{"agent_turn_id": turn}] * 4)
+    assert reply["error_code"] == "rate_limited"
+    wait = reply["retry_after_seconds"]
     assert isinstance(wait, float)
     assert 0 < wait <= 100
 
