@@ -51,16 +51,20 @@ share AS MATERIALIZED (SELECT greatest(1, :row_limit::int / nullif(count(*), 0))
 late AS MATERIALIZED (
     SELECT l.inbox_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
         SELECT i.inbox_id FROM state.agent_state_head h
-        JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
-        JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
+        CROSS JOIN LATERAL (  -- with limits of their own, so that each is looked up by its key
+            SELECT a.worker_target FROM resource.project_agents a
+            WHERE a.agent_id = h.agent_id AND a.project_id = h.project_id LIMIT 1) a
+        CROSS JOIN LATERAL (
+            SELECT i.inbox_id FROM state.agent_inbox i
+            WHERE i.inbox_id = h.active_inbox_id AND i.status = 'processing'
+              AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
+            LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) i
         WHERE h.project_id COLLATE "C" = live.project_id AND h.output_box_id IS NOT NULL AND h.status = 'dispatched'
-          AND i.status = 'processing'
-          AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
           AND a.worker_target = ANY (:worker_targets::text[])
-        LIMIT share.rows FOR NO KEY UPDATE OF i SKIP LOCKED) l
+        LIMIT share.rows) l
 )
 UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
-FROM late WHERE i.inbox_id = late.inbox_id
+WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- by key, however many the plan expects
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_stranded :many

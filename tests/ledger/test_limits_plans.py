@@ -28,9 +28,10 @@ FILL = [
     SELECT 'flood', 'x' || n, (ARRAY['running', 'dispatched'])[n % 2 + 1], 't' || n, 'i' || n, gen_random_uuid(),
     gen_random_uuid(), now() - interval '1 hour' FROM generate_series(1, $1::int) n""",
     """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
-    turn_epoch, status, context_headers, payload, next_retry_at, created_at)
-    SELECT 'i' || n, 'flood', 'x' || n, 'turn', 'o' || n, 't' || n, n, 'pending',
-    '{"traceparent": "00-0-0-01"}', '{}', now() - interval '1 hour', now() FROM generate_series(1, $1::int) n""",
+    turn_epoch, status, context_headers, payload, next_retry_at, created_at, processed_at)
+    SELECT 'i' || n, 'flood', 'x' || n, 'turn', 'o' || n, 't' || n, n, (ARRAY['pending', 'processing'])[n % 2 + 1],
+    '{"traceparent": "00-0-0-01"}', '{}',
+    now() - interval '1 hour', now(), now() - interval '1 hour' FROM generate_series(1, $1::int) n""",
     """INSERT INTO state.threads (project_id, thread_id, channel_id, worker_target, requester)
     SELECT 'flood', 'th' || n, 'public', 'pump', 'external' FROM generate_series(1, $1::int) n""",
     "SET session_replication_role = origin",
@@ -38,7 +39,7 @@ FILL = [
 FULL = Admission(max_queued_turns=50, max_live_turns=50)
 STATEMENTS: dict[str, Statement] = {
     "list_due_agents": lambda conn: sweep.list_due_agents(conn, [TARGET], older_seconds=0, row_limit=40),
-    "retry_dispatched": lambda conn: sweep.retry_dispatched(conn, [TARGET], older_seconds=0, row_limit=32),
+    "retry_dispatched": lambda conn: sweep.retry_dispatched(conn, [TARGET], older_seconds=0, row_limit=8),
     "enqueue_turn beside a flood": lambda conn: send(conn, replace(command(ALICE), admission=FULL)),
     "enqueue_turn into a flood": lambda conn: send(conn, replace(flooding(), admission=FULL)),
     "count_project_threads beside a flood": lambda conn: query("count_project_threads").one(
