@@ -12,7 +12,7 @@ from functools import partial
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from bridge.claims import Claims
+from bridge.claimqueue import ClaimQueue
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.pull import ContinuousPull
 from bridge.streams import declare_wakeups, wakeup_consumer
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class Doorbells:
     """Hears the doorbells of one worker target."""
 
-    def __init__(self, conn: NatsConnection, claims: Claims, worker_target: str) -> None:
+    def __init__(self, conn: NatsConnection, claims: ClaimQueue, worker_target: str) -> None:
         self._claims = claims
         ensure = partial(declare_wakeups, conn, worker_target)
         self._pull = ContinuousPull(conn, subjects.CMD_STREAM, wakeup_consumer(worker_target), ensure)

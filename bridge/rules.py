@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bridge.claims import Claims
+from bridge.claimqueue import ClaimQueue
 from bridge.reconciler import Reconciler
 from bridge.starter import Starter
 from bridge.stopping import fence_stopped
@@ -77,7 +77,7 @@ class Rules:
     more: Sequence[Rule[Any]] = ()
     """Rules of what stands on the kernel."""
     telemetry: Telemetry = SILENT
-    claims: Claims | None = None
+    claims: ClaimQueue | None = None
     """Where a bridge claims: a rule then waits for no start, and a flood keeps no other rule from looking."""
 
     def all(self) -> list[Rule[Any]]:

@@ -22,7 +22,7 @@ from activities.asking import StepLimits
 from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
-from bridge.claims import Claims
+from bridge.claimqueue import ClaimQueue
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection, connect
 from bridge.doorbells import Doorbells
@@ -204,7 +204,7 @@ async def _bridge(
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
-    claims = Claims(rules.starter)
+    claims = ClaimQueue(rules.starter)
     watchdog = Watchdog(pool, replace(rules, claims=claims))
     actions = UiActions(
         *(conn, pool, publisher),

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from bridge import claims, throttle
-from bridge.claims import FairQueue
+from bridge import claimqueue, throttle
+from bridge.claimqueue import FairQueue
 from bridge.service import VerbHandler, VerbRequest, run_verb
 from bridge.throttle import Throttle, throttled
 from ledger.lease import AgentKey
@@ -43,8 +43,8 @@ def test_an_agent_waits_once_and_may_come_again() -> None:
 
 
 def test_there_is_an_end_to_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "MAX_OF_PROJECT", 10)
-    monkeypatch.setattr(claims, "MAX_WAITING", 15)
+    monkeypatch.setattr(claimqueue, "MAX_OF_PROJECT", 10)
+    monkeypatch.setattr(claimqueue, "MAX_WAITING", 15)
     queue = FairQueue()
     assert queue.offer(agents(FLOOD, 100), "doorbell") == 10
     assert queue.offer(agents(QUIET, 100), "doorbell") == 5

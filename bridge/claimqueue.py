@@ -65,7 +65,7 @@ class FairQueue:
         return taken
 
 
-class Claims:
+class ClaimQueue:
     """Claims for whoever waits, in lanes."""
 
     def __init__(self, starter: Starter) -> None:
