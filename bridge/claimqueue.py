@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from bridge.starter import Starter
+from bridge.claims import Claims
 from ledger.lease import AgentKey
 from schema.errors import ServerUnavailable
 from schema.ids import AgentId, ProjectId
@@ -22,7 +22,6 @@ BATCH = 8
 """Agents of one claim; with the lanes, at most 32 starts are in flight, behind which another project's start waits."""
 MAX_WAITING = 50_000
 MAX_OF_PROJECT = 10_000
-_FAREWELL_SECONDS = 5.0
 
 
 class FairQueue:
@@ -68,7 +67,7 @@ class FairQueue:
 class ClaimQueue:
     """Claims for whoever waits, in lanes."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: Claims) -> None:
         self._starter = starter
         self._queue = FairQueue()
         self._offered = asyncio.Event()
@@ -81,20 +80,16 @@ class ClaimQueue:
         return added
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`, and then a few seconds more for those who wait."""
+        """Until `stop`: what is being claimed then is finished, who still waits is left to the poll."""
         async with asyncio.TaskGroup() as lanes:
-            running = [lanes.create_task(self._lane(stop)) for _ in range(LANES)]
+            for _ in range(LANES):
+                lanes.create_task(self._lane(stop))
             await stop.wait()
             self._offered.set()
-            _, late = await asyncio.wait(running, timeout=_FAREWELL_SECONDS)
-            for lane in late:
-                lane.cancel()
 
     async def _lane(self, stop: asyncio.Event) -> None:
-        while True:
+        while not stop.is_set():
             if not len(self._queue):
-                if stop.is_set():
-                    return
                 self._offered.clear()
                 await self._offered.wait()
             for reason, agents in self._queue.take(BATCH).items():

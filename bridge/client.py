@@ -289,16 +289,12 @@ class BridgeClient:
     def _events(self, agent_id: AgentId | None) -> str:
         if agent_id is not None:
             return subjects.agent_events_filter(self._project, self._channel, agent_id)
-        return f"{self._prefix()}.evt.>"
+        return subjects.channel_filter(self._project, self._channel, "evt")
 
     def _chunks(self, agent_id: AgentId | None) -> str:
         if agent_id is not None:
             return subjects.agent_chunk(self._project, self._channel, agent_id)
-        return f"{self._prefix()}.str.>"
-
-    def _prefix(self) -> str:
-        project, channel = token(self._project, "project_id"), token(self._channel, "channel_id")
-        return f"cg.{subjects.VERSION}.{project}.{channel}"
+        return subjects.channel_filter(self._project, self._channel, "str")
 
     def _headers(self, verb: str, given: Mapping[str, str] | None) -> dict[str, str]:
         return {

@@ -26,9 +26,8 @@ from schema.base import JsonObject
 from schema.errors import BadRequest, TurnstileError
 from schema.events import Message
 from schema.ids import token
+from schema.inbox import REQUEST_ID_LIMIT
 from schema.ports import Publisher
-
-_REQUEST_ID_LIMIT = 256
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +52,8 @@ def read_command(msg: Msg) -> _Command:
     request_id = payload.pop("request_id", None)
     if not isinstance(request_id, str):
         request_id = None
-    elif len(request_id) > _REQUEST_ID_LIMIT:
-        return _Command(bare, None, BadRequest(f"request_id has more than {_REQUEST_ID_LIMIT} characters"))
+    elif len(request_id) > REQUEST_ID_LIMIT:
+        return _Command(bare, None, BadRequest(f"request_id has more than {REQUEST_ID_LIMIT} characters"))
     try:
         request = replace(read_request(msg, "command", encode(payload)), command_id=name)
     except BadRequest as error:

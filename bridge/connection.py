@@ -8,13 +8,10 @@ are bounded and do not raise. Cost: one socket and three tasks of nats-py.
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -23,6 +20,7 @@ from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
 from nats.js.client import JetStreamContext
 
+from bridge.address import Address, parse_address
 from bridge.limitedlog import LimitedLog
 from schema.errors import ConfigError, ServerUnavailable
 
@@ -38,47 +36,21 @@ _CLOSE_SECONDS = 2.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where to connect and as whom; `shown` has no password in it."""
+class _Client(Client):
+    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS."""
 
-    servers: list[str]
-    shown: str
-    login: dict[str, str]
-
-
-def _target(url: str) -> _Target:
-    """`nats://[user:password@|token@]host:port[?creds=/file]`, or several of them separated by commas."""
-    servers: list[str] = []
-    login: dict[str, str] = {}
-    for part in url.split(","):
-        text = part.strip() if "://" in part else f"nats://{part.strip()}"
-        try:
-            split = urlsplit(text)
-            port = split.port or 4222
-        except ValueError as error:
-            raise ConfigError(f"nats.servers: {error}") from None  # the text itself may hold a password
-        if not split.hostname or split.scheme not in ("nats", "tls"):
-            raise ConfigError("nats.servers: a server is nats:// or tls:// and a host, such as nats://127.0.0.1:4222")
-        host = f"[{split.hostname}]" if ":" in split.hostname else split.hostname
-        servers.append(f"{split.scheme}://{host}:{port}")
-        # nats-py does not decode %40 and the like, so the login is passed beside the address
-        if split.username is not None and split.password is not None:
-            login |= {"user": unquote(split.username), "password": unquote(split.password)}
-        elif split.username is not None:
-            login["token"] = unquote(split.username)
-        if creds := parse_qs(split.query).get("creds"):
-            if importlib.util.find_spec("nkeys") is None:
-                raise ConfigError("nats.servers: a creds file needs the package nkeys; install nats-py[nkeys]")
-            login["user_credentials"] = creds[0]
-    return _Target(servers, ", ".join(servers), login)
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        server = self._current_server
+        if initial_connection and server and server.uri.scheme == "tls" and not info.get("tls_required"):
+            raise nats.errors.Error("the server offers no TLS, and its address is tls://")
+        await super()._process_info(info, initial_connection)
 
 
 class NatsConnection:
     """A connected client, its JetStream context, and what became of the connection. Made by `connect`."""
 
     def __init__(self, shown: str) -> None:
-        self.nc = Client()
+        self.nc = _Client()
         self.js: JetStreamContext = self.nc.jetstream()  # pyright: ignore[reportUnknownMemberType]  # bare **opts
         self.shown = shown
         self.connected = asyncio.Event()
@@ -102,6 +74,16 @@ class NatsConnection:
     def size_limit(self) -> int:
         """Bytes a message may have, so that it never closes the connection."""
         return self.nc.max_payload - _HEADROOM
+
+    @property
+    def messages_out(self) -> int:
+        """Messages sent since the start, requests and acknowledgements included."""
+        return self.nc.stats["out_msgs"]
+
+    @property
+    def messages_in(self) -> int:
+        """Messages received since the start."""
+        return self.nc.stats["in_msgs"]
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after every reconnect, disconnect and close; returns what ends that."""
@@ -190,10 +172,10 @@ class NatsConnection:
             return False
         return True
 
-    async def open(self, target: _Target, name: str, inbox_prefix: str) -> None:
+    async def open(self, address: Address, name: str, inbox_prefix: str) -> None:
         """Used by `connect`: try until connected."""
         options: dict[str, Any] = {  # nats-py declares some of these as int, and takes float
-            "servers": target.servers,
+            "servers": address.servers,
             "name": name,
             "inbox_prefix": inbox_prefix,
             "max_reconnect_attempts": -1,
@@ -206,8 +188,10 @@ class NatsConnection:
             "disconnected_cb": self._on_disconnected,
             "reconnected_cb": self._on_reconnected,
             "closed_cb": self._on_closed,
-            **target.login,
+            **address.login,
         }
+        if address.tls is not None:
+            options["tls"] = address.tls
         self._begun = True
         await self.nc.connect(**options)
         self.connected.set()
@@ -257,13 +241,14 @@ async def connect(
 ) -> NatsConnection:
     """Connect, waiting as long as it takes for a server that is down.
 
-    `url` may hold `user:password@` or `token@`, `?creds=/file`, and several servers separated by commas. While it
-    waits, `on_wait` (the log if `None`) gets a line that names the server, never the password, every few seconds.
+    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Answers come
+    to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets a
+    line that names the server, never the password, every few seconds.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
-    target = _target(url)
-    conn = NatsConnection(target.shown)
-    attempt = asyncio.create_task(conn.open(target, name, inbox_prefix or "_INBOX"))
+    address = parse_address(url)
+    conn = NatsConnection(address.shown)
+    attempt = asyncio.create_task(conn.open(address, name, inbox_prefix or address.inbox_prefix))
     try:
         await _await_server(conn, attempt, on_wait or logger.warning)
     except BaseException:

@@ -13,18 +13,16 @@ from bridge.threads import ThreadStarter
 from ledger.pool import Pool
 from ledger.threads import Send, ThreadLimits, send_message
 from ledger.threadviews import (
-    MessageLine,
-    ReplyLine,
-    ThreadLine,
     find_thread,
     list_thread_messages,
     list_thread_replies,
 )
 from schema import headers
+from schema.described import ThreadDescribeReply
 from schema.errors import BadRequest, Refused
 from schema.faults import Fault, hit
 from schema.ids import uuid7
-from schema.inbox import Reply, SendReply, SendRequest, ThreadDescribeRequest
+from schema.inbox import SendReply, SendRequest, ThreadDescribeRequest
 from schema.limits import rate_limited
 from schema.logs import about
 from schema.states import ReplyStatus
@@ -33,14 +31,6 @@ from schema.threads import MessageId, ThreadRef, new_thread_id
 _SENDER = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
 _SHOWN = 1000
 EXTERNAL = "external"
-
-
-class ThreadDescribeReply(Reply):
-    """What `thread.describe` found: the real chains."""
-
-    thread: ThreadLine | None = None
-    messages: tuple[MessageLine, ...] = ()
-    replies: tuple[ReplyLine, ...] = ()
 
 
 class PumpVerbs:

@@ -19,7 +19,7 @@ from bridge.wire import decode_object, encode
 from schema import subjects
 from schema.base import JsonObject, Tolerant
 from schema.errors import BadRequest, ConfigError, ServerUnavailable
-from schema.ids import token
+from schema.ids import ProjectId, token
 
 COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
 UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
@@ -84,6 +84,18 @@ class _AckFloor(Tolerant):
 class _ConsumerInfo(Tolerant):
     config: JsonObject
     ack_floor: _AckFloor = _AckFloor()
+
+
+class _StreamState(Tolerant):
+    subjects: dict[str, int] = Field(default_factory=dict[str, int])
+
+
+class _StreamInfo(Tolerant):
+    state: _StreamState
+
+
+class _Purged(Tolerant):
+    purged: int
 
 
 def wakeup_consumer(worker_target: str) -> str:
@@ -219,6 +231,28 @@ async def declare_thread_turns(conn: NatsConnection) -> None:
     await declare_consumer(
         conn, THREAD_TURNS_CONSUMER, subjects.TASK_EVENTS, stream=subjects.EVT_STREAM, deliver_policy="new"
     )
+
+
+async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bool = False) -> dict[str, int]:
+    """Delete every stored message of the project; returns how many there were, by stream.
+
+    Raises as `declare_streams` does.
+    """
+    found: dict[str, int] = {}
+    wanted = subjects.project_filter(project)
+    for name in (str(stream["name"]) for stream in _STREAMS):
+        try:
+            if dry_run:
+                info = await _api(conn, f"STREAM.INFO.{name}", {"subjects_filter": wanted})
+                found[name] = sum(_StreamInfo.model_validate(info).state.subjects.values())
+            else:
+                purged = await _api(conn, f"STREAM.PURGE.{name}", {"filter": wanted})
+                found[name] = _Purged.model_validate(purged).purged
+        except JetStreamError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            found[name] = 0
+    return found
 
 
 async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _ConsumerInfo | None:

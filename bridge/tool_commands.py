@@ -16,24 +16,17 @@ from bridge.limitedlog import LimitedLog
 from bridge.tool_answer import DescribedCall, ToolReport, failed, too_large
 from bridge.tool_spec import ToolCall
 from schema import headers, subjects
-from schema.base import JsonObject, Strict
+from schema.base import JsonObject
 from schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
 from schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
-from schema.states import AfterExecution, ReplyStatus
+from schema.states import ReplyStatus
+from schema.tools import ToolCommandPayload
 
 _REQUEST_SECONDS = 10.0
 _RESULT_AT_FAULT = (BadRequest.code, "result_too_large", TurnstileError.code)
 _PASSED_ON = (headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH, headers.AGENT_ID, headers.TURN_ID)
 
 logger = logging.getLogger(__name__)
-
-
-class _Payload(Strict):
-    """Exactly these three: a payload that carries control fields is refused (protocol §5)."""
-
-    tool_call_card_id: CardId
-    tool_name: str
-    after_execution: AfterExecution
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
         raise BadRequest(f"a command of project {subject.project_id} reached the tools of {project}")
     given = dict(msg.headers or {})
     try:
-        payload = _Payload.model_validate_json(msg.data)
+        payload = ToolCommandPayload.model_validate_json(msg.data)
     except ValidationError:
         raise BadRequest("the payload is not exactly tool_call_card_id, tool_name and after_execution") from None
     place = msg.metadata

@@ -20,19 +20,12 @@ from bridge.tool_commands import CallCommand
 from bridge.tool_spec import ToolSpec
 from bridge.wire import encode
 from schema import subjects
-from schema.base import Tolerant
 from schema.errors import ConfigError
-from schema.ids import ProjectId
+from schema.ids import ChannelId, ProjectId, ToolCallId
+from schema.tools import ToolCallHolder
 
 _ASK_SECONDS = 2.0
 _REPLY = re.compile(r"(_INBOX[A-Za-z0-9_-]*|_R_)\.[A-Za-z0-9_.-]+\Z")
-
-
-class Holder(Tolerant):
-    """Who runs a call, on which message of the stream."""
-
-    instance: str
-    stream_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ class Presence:
 
     async def check(self, project: ProjectId | None) -> None:
         """Raises `ConfigError` if this user may not ask or answer: it would take every repeated command for held."""
-        subject = self._subject(project or "any", "any", "check")
+        subject = self._subject(project or ProjectId("any"), ChannelId("any"), ToolCallId("check"))
         subscription = await self._conn.subscribe(subject, _ignore)
         await self._conn.send(subject, b"")
         try:
@@ -65,12 +58,12 @@ class Presence:
         finally:
             await self._conn.unsubscribe(subscription)
 
-    async def holder(self, command: CallCommand) -> Holder | Nobody | Silence:
+    async def holder(self, command: CallCommand) -> ToolCallHolder | Nobody | Silence:
         """Who runs the call. Ask before `held`, or the answer is one's own."""
         subject = self._subject(command.project_id, command.channel_id, command.tool_call_id)
         try:
             answer = await self._conn.request(subject, b"", timeout=_ASK_SECONDS)
-            return Holder.model_validate_json(answer.data)
+            return ToolCallHolder.model_validate_json(answer.data)
         except nats.errors.NoRespondersError:
             return Nobody()
         except (*NATS_TROUBLE, ValidationError):
@@ -79,7 +72,7 @@ class Presence:
     @asynccontextmanager
     async def held(self, command: CallCommand) -> AsyncGenerator[None]:
         """Tell whoever asks that the call runs here."""
-        told = encode(Holder(instance=self._instance, stream_seq=command.stream_seq).model_dump(mode="json"))
+        told = encode(ToolCallHolder(instance=self._instance, stream_seq=command.stream_seq).model_dump(mode="json"))
 
         async def on_question(msg: Msg) -> None:
             if _REPLY.match(msg.reply):  # anywhere else the answer would land in somebody's events
@@ -92,9 +85,9 @@ class Presence:
         finally:
             await self._conn.unsubscribe(subscription)
 
-    def _subject(self, project: str, channel: str, call: str) -> str:
+    def _subject(self, project: ProjectId, channel: ChannelId, call: ToolCallId) -> str:
         terms = self._spec.terms
-        return f"cg.{subjects.VERSION}.{project}.{channel}.req.tool.{terms.target}.{terms.suffix}.{call}"
+        return subjects.tool_presence(project, channel, terms.target, terms.suffix, call)
 
 
 async def _ignore(_: Msg) -> None:

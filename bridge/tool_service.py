@@ -187,12 +187,16 @@ class ToolService:
         parser.add_argument("--nats", metavar="URL", default=url, help="nats://… of the kernel (default: $NATS_URL)")
         told = "write the file for `turnstile tool put` of this tool (or of the only one) and end"
         parser.add_argument("--yaml", metavar="TOOL", nargs="?", const="", help=told)
+        told = "serve this project only, by a consumer of its own (docs/tools.md, permissions)"
+        parser.add_argument("--project", metavar="ID", default=self._project, help=told)
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
         options = parser.parse_args(argv)
         try:
             if options.yaml is not None:
                 sys.stdout.write(self.yaml(options.yaml or None))
                 return
+            if options.project is not None:
+                self._project = ProjectId(token(options.project, "--project"))
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
             asyncio.run(self.declare(options.nats) if options.declare else self.run(options.nats))
         except TurnstileError as error:

@@ -83,7 +83,7 @@ class ToolSpec:
 
     def filter(self, project: ProjectId | None) -> str:
         """The commands of this tool, of one project or of all."""
-        return f"cg.{subjects.VERSION}.{project or '*'}.*.cmd.tool.{self.terms.target}.{self.terms.suffix}"
+        return subjects.tool_commands_filter(project, self.terms.target, self.terms.suffix)
 
     def consumer(self, project: ProjectId | None) -> str:
         """The durable consumer its replicas share; one of a single project has a name of its own."""
@@ -133,8 +133,7 @@ def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
             "tool_name": name,
             "description": about,
             "parameters": _schema(arguments),
-            "target_subject": "cg."
-            f"{subjects.VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.{terms.target}.{terms.suffix}",
+            "target_subject": subjects.tool_target(terms.target, terms.suffix),
             "after_execution": terms.after_execution,
             "options": {"timeout_seconds": terms.timeout_seconds, **({"envs": dict(terms.envs)} if terms.envs else {})},
         }

@@ -24,7 +24,7 @@ from bridge.pull import ContinuousPull
 from bridge.streams import declare_consumer
 from bridge.tool_answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
 from bridge.tool_commands import CallCommand, CallDesk, read_command
-from bridge.tool_presence import Holder, Nobody, Presence, Silence
+from bridge.tool_presence import Nobody, Presence, Silence
 from bridge.tool_run import Outcome, Raised, Returned, TimedOut, ToolRun
 from bridge.tool_spec import ToolSpec
 from bridge.tool_trace import CallTrace
@@ -34,6 +34,7 @@ from schema.ids import ProjectId, ToolCallId
 from schema.logs import about
 from schema.states import TurnStatus
 from schema.telemetry import SILENT, Telemetry
+from schema.tools import ToolCallHolder
 
 _REMEMBERED = 10_000
 _REPORT_PAUSE_SECONDS = (0.5, 10.0)
@@ -193,7 +194,7 @@ class ToolWorker:
         """See to the call; None leaves its message to come again if whoever has it dies."""
         if not command.fresh:
             match await self._presence.holder(command):
-                case Holder(stream_seq=seq):
+                case ToolCallHolder(stream_seq=seq):
                     self.counts.duplicates += 1
                     return None if seq == command.stream_seq else Done()
                 case Silence():

@@ -17,10 +17,10 @@ from ledger.intake import enqueue
 from ledger.lease import Lease
 from ledger.pool import Pool
 from ledger.sweep import reject
-from ledger.views import TurnView, describe_turn
-from ledger.waiting import CallView, describe_call, report
+from ledger.views import describe_turn
+from ledger.waiting import describe_call, report
 from schema import headers
-from schema.cards import Card
+from schema.described import DescribeReply
 from schema.errors import BadRequest, Refused
 from schema.events import Message, StateEvent
 from schema.faults import Fault, hit
@@ -28,7 +28,6 @@ from schema.inbox import (
     DescribeRequest,
     EnqueueReply,
     EnqueueRequest,
-    Reply,
     ReportReply,
     ReportRequest,
     StopReply,
@@ -38,14 +37,6 @@ from schema.limits import UNLIMITED, Admission, rate_limited
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus
 from schema.telemetry import SILENT, Telemetry
-
-
-class DescribeReply(Reply):
-    """What `describe` found: a turn, a card or a call."""
-
-    turn: TurnView | None = None
-    card: Card | None = None
-    call: CallView | None = None
 
 
 class Verbs:

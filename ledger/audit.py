@@ -23,7 +23,7 @@ from ledger.pool import Pool
 from ledger.queries import Connection, Query, parse, query
 from schema.base import Tolerant
 from schema.errors import ServerUnavailable
-from schema.ids import AgentId, AgentTurnId, ProjectId
+from schema.ids import AgentId, AgentTurnId, ProjectId, first_id
 
 _PURPOSE = re.compile(r"Protocol (?P<section>§[0-9.]+(?: [a-z_]+)?): (?P<says>.+)")
 _A_DAY = 24 * 3600.0
@@ -63,10 +63,7 @@ class Scope:
     @property
     def since_id(self) -> str | None:
         """The least id that a turn since then can have: ids of turns sort by time."""
-        if self.since is None:
-            return None
-        digits = f"{max(0, int(self.since.timestamp() * 1000)):012x}"
-        return f"{digits[:8]}-{digits[8:]}-0000-0000-000000000000"
+        return None if self.since is None else first_id(self.since)
 
 
 @dataclass(frozen=True, slots=True)

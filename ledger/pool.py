@@ -20,7 +20,7 @@ import asyncpg
 from asyncpg.exceptions import InternalClientError
 
 from ledger.queries import Connection, query
-from schema.errors import BadRequest, ServerUnavailable, StaleTurn, TurnstileError
+from schema.errors import BadRequest, ConfigError, ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "60000",
     "timezone": "UTC",
 }
-_LOST = (
+LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
@@ -47,6 +47,12 @@ _LOST = (
     OSError,
     TimeoutError,
 )
+REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.exceptions.ClientConfigurationError,
+)
+"""No waiting mends these: user, password or database are wrong, or the address itself."""
 _UNSTORABLE = (asyncpg.UntranslatableCharacterError, asyncpg.CharacterNotInRepertoireError)
 _CONTENDED = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
@@ -117,7 +123,7 @@ class Pool:
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), timeout=5)
-            except (TimeoutError, *_LOST):
+            except (TimeoutError, *LOST):
                 pool.terminate()
 
     async def _opened(self) -> _RawPool:
@@ -138,19 +144,25 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Session]:
-        """A connection of one's own, for transactions; raises `ServerUnavailable` if none can be had."""
+        """A connection of one's own, for transactions.
+
+        Raises `ServerUnavailable` if none can be had now, `ConfigError` if the server refuses us or the address is bad.
+        """
         async with AsyncExitStack() as stack:
             try:
                 pool = await self._opened()
                 conn = await stack.enter_async_context(pool.acquire(timeout=30))
-            except _LOST as error:
+            except REFUSED as error:
+                raise self._refused(error) from None
+            except LOST as error:
                 raise ServerUnavailable(f"no answer from {self.server}: {error}") from error
             yield conn
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a one-statement transition until it answers.
 
-        Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store.
+        Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store, and as
+        `connection` does.
         """
         deadline = time.monotonic() + self._patience
         stale = again = lost = 0
@@ -170,13 +182,18 @@ class Pool:
                 if again > 50:
                     raise
                 await asyncio.sleep(random.uniform(0, min(0.001 * 2**again, 0.05)))  # noqa: S311 -- jitter, not a secret
-            except _LOST as error:
+            except REFUSED as error:
+                raise self._refused(error) from None
+            except LOST as error:
                 lost += 1
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
                 if lost in {3, 30}:
                     log.warning("waiting for %s (%s)", self.server, type(error).__name__)
                 await asyncio.sleep(min(0.05 * 2**lost, 1.0))
+
+    def _refused(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self.server}: {str(error).splitlines()[0]}; check [database].url")
 
     async def transact(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a transition of several statements in one transaction, as `run` does; it too finds its own effect."""
@@ -199,7 +216,7 @@ class Pool:
                     async with conn.transaction():
                         answers.append(await transition(conn))
                         raise _Rehearsed
-        except _LOST as error:
+        except LOST as error:
             raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
         return answers[0]
 

@@ -7,7 +7,7 @@ is no SQL text in Python.
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, Protocol, cast
@@ -30,6 +30,14 @@ class Connection(Protocol):
         ...
 
 
+class Cursors(Protocol):
+    """The part of an asyncpg connection, in a transaction, that reads rows as they are wanted."""
+
+    def cursor(self, query: str, *args: Any, prefetch: int, timeout: float) -> AsyncIterator[Any]:
+        """The rows, so many to a round trip."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """One named statement; `parameters` are in the order of their numbers."""
@@ -42,10 +50,18 @@ class Query:
 
     async def many(self, conn: Connection, **arguments: Any) -> list[Row]:
         """All rows."""
+        values = self._values(arguments)
+        return cast("list[Row]", await conn.fetch(self.sql, *values))
+
+    def stream(self, conn: Cursors, *, prefetch: int, timeout: float, **arguments: Any) -> AsyncIterator[Row]:
+        """The rows one by one, `prefetch` of them in memory; a round trip may take `timeout` seconds."""
+        return conn.cursor(self.sql, *self._values(arguments), prefetch=prefetch, timeout=timeout)
+
+    def _values(self, arguments: dict[str, Any]) -> list[Any]:
         if arguments.keys() != set(self.parameters):
             wrong = sorted(arguments.keys() ^ set(self.parameters))
             raise TypeError(f"query {self.name}: missing or unknown parameters {wrong}")
-        return cast("list[Row]", await conn.fetch(self.sql, *(arguments[name] for name in self.parameters)))
+        return [arguments[name] for name in self.parameters]
 
     async def opt(self, conn: Connection, **arguments: Any) -> Row | None:
         """The row, or None if there is none."""

@@ -8,60 +8,12 @@ from datetime import datetime
 from ledger.queries import Connection, query
 from schema import headers, subjects
 from schema.base import JsonObject, Tolerant
+from schema.described import MessageLine, ReplyLine, ThreadLine
 from schema.events import Message
 from schema.headers import ContextHeaders
 from schema.ids import AgentTurnId, CardId, ChannelId, ProjectId
 from schema.inbox import StopRequest
-from schema.threads import EndReason, MessageId, MessageKind, MessageStatus, ReplyKind, SegmentId, ThreadId, ThreadRef
-
-
-class ThreadLine(Tolerant):
-    """A root thread in a list."""
-
-    thread_id: ThreadId
-    channel_id: ChannelId
-    requester: str
-    status: str
-    end_reason: EndReason | None
-    message_count: int
-    open_count: int
-    created_at: datetime
-    updated_at: datetime
-    ended_at: datetime | None
-
-
-class MessageLine(Tolerant):
-    """A message of a thread, with the real chain it was sent to: for operators only."""
-
-    message_id: MessageId
-    number: int
-    request_id: MessageId
-    cause_id: MessageId | None
-    segment_id: SegmentId
-    chain: str
-    from_id: str
-    kind: MessageKind
-    status: MessageStatus
-    effect: str | None
-    attempt: int
-    agent_turn_id: AgentTurnId | None
-    payload_card_id: CardId
-    created_at: datetime
-    begun_at: datetime | None
-    ended_at: datetime | None
-
-
-class ReplyLine(Tolerant):
-    """The answer to a request of a thread."""
-
-    request_id: MessageId
-    kind: ReplyKind
-    reason: EndReason
-    from_id: str | None
-    payload_card_id: CardId | None
-    payload: str | None
-    created_at: datetime
-    announced_at: datetime | None
+from schema.threads import EndReason, MessageId, ReplyKind, ThreadId, ThreadRef
 
 
 class ThreadReply(Tolerant):

@@ -7,37 +7,8 @@ from pydantic import Json
 from ledger.lease import TurnInHand
 from ledger.queries import Connection, query
 from schema.base import JsonObject, Tolerant
-from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
-
-
-class TurnView(Tolerant):
-    """A turn: its request, where it stands, and its outcome. `status` is the outcome's once there is one."""
-
-    agent_turn_id: AgentTurnId
-    project_id: ProjectId
-    agent_id: AgentId
-    channel_id: ChannelId
-    inbox_id: InboxId
-    correlation_id: str | None
-    inbox_status: str
-    status: str
-    created_at: datetime
-    turn_epoch: int | None
-    context_box_id: BoxId | None
-    output_box_id: BoxId | None
-    trace_id: str | None
-    last_error: str | None
-    resume_deadline: datetime | None
-    waiting_tool_count: int | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    announced_at: datetime | None
-    deliverable_card_id: CardId | None
-    tool_result_card_id: CardId | None
-    error_code: str | None
-    error: str | None
-    stats: Json[JsonObject] | None
-    steps: int
+from schema.described import TurnView
+from schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, StepId, ToolCallId
 
 
 class TurnLine(Tolerant):

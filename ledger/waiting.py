@@ -17,11 +17,12 @@ from ledger.pool import Again, Pool
 from ledger.queries import Connection, query
 from ledger.turns import gate
 from schema import headers
-from schema.base import JsonObject, Tolerant
+from schema.base import Tolerant
 from schema.cards import ToolError, ToolResultContent
+from schema.described import CallView
 from schema.errors import Refused, StaleTurn
 from schema.headers import ContextHeaders
-from schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId, uuid7
+from schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, ToolCallId, uuid7
 from schema.inbox import RESULT_LIMIT_BYTES, ReportReply, ReportRequest
 from schema.states import HeadStatus, ReplyStatus, TurnStatus
 from schema.turns import Ring, TurnRef
@@ -75,22 +76,6 @@ class RequestedStop(Tolerant):
     turn_epoch: int
     worker_target: str | None
     context_headers: ContextHeaders
-
-
-class CallView(Tolerant):
-    """A call as its tool needs it. `content` is the `tool.call` card's."""
-
-    tool_call_id: ToolCallId
-    tool_name: str
-    agent_id: AgentId
-    agent_turn_id: AgentTurnId
-    turn_epoch: int
-    step_id: StepId
-    wait_status: str
-    tool_result_card_id: CardId | None
-    tool_call_card_id: CardId | None
-    content: Json[JsonObject] | None
-    resume_deadline: datetime | None
 
 
 async def report(

@@ -25,12 +25,19 @@ class UiAction(Strict):
     """Payload of `cmd.sys.ui.action`; `agent_id` may come as a header instead (protocol §5)."""
 
     action_id: str = Field(min_length=1, max_length=256)
+    """The UI's own name for the action; every ack repeats it."""
     agent_id: AgentId
+    """The agent in whose name the tool is called; the header `CG-Agent-Id` may say it instead."""
     tool_name: str = Field(min_length=1, max_length=128)
+    """A tool of the project whose options say `ui_allowed`."""
     args: JsonObject
+    """Its arguments, checked against its schema before there is a turn."""
     metadata: JsonObject = Field(default_factory=dict)
+    """Kept for audit; no part of what tells a repeat from a conflict."""
     message_id: str | None = Field(default=None, min_length=1, max_length=256)
+    """By which a repeat is known; without it, `action_id`."""
     parent_step_id: str | None = None
+    """The step in which the user was offered the action."""
 
     @field_validator("agent_id")
     @classmethod
@@ -61,12 +68,19 @@ class ActionAck(Tolerant):
     """Payload of `evt.sys.ui.action_ack`: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`."""
 
     action_id: str
+    """As the action had it."""
     agent_id: AgentId
+    """The agent in whose name the tool is called."""
     status: ActionStatus
+    """What became of it."""
     message_id: str | None = None
+    """As the action had it."""
     tool_result_card_id: CardId | None = None
+    """The tool's result, once there is one."""
     error_code: str | None = None
+    """Why it was refused or has failed, for programs."""
     error: str | None = None
+    """The same for people."""
 
 
 def final_ack(

@@ -48,8 +48,16 @@ class CardUnreadable(TurnstileError):
     code: str = "card_unreadable"
 
 
+def _tagged(schema: JsonObject) -> None:
+    """The tag has a default for those who make content here; in JSON it must be there."""
+    required = schema.get("required")
+    schema["required"] = ["__type__", *(required if isinstance(required, list) else [])]
+
+
 class _Content(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True, json_schema_extra=_tagged
+    )
 
 
 class TextContent(_Content):
@@ -57,6 +65,7 @@ class TextContent(_Content):
 
     type_: Literal["TextContent"] = Field(default="TextContent", alias="__type__")
     text: str
+    """The text."""
 
 
 class JsonContent(_Content):
@@ -64,6 +73,7 @@ class JsonContent(_Content):
 
     type_: Literal["JsonContent"] = Field(default="JsonContent", alias="__type__")
     data: JsonValue
+    """The value."""
 
 
 class ToolCallContent(_Content):
@@ -71,16 +81,22 @@ class ToolCallContent(_Content):
 
     type_: Literal["ToolCallContent"] = Field(default="ToolCallContent", alias="__type__")
     tool_name: str
+    """The tool."""
     arguments: JsonObject
+    """Its arguments; of an env variable only the name: `{"$env": NAME}`."""
     status: Literal["called"] = "called"
+    """Always `called`: what came of it is another card."""
     target_subject: str | None = None
+    """Where its command went."""
 
 
 class ToolError(Tolerant):
     """Why a tool's result is a failure; `message` is for the model."""
 
     code: str
+    """A stable word."""
     message: str
+    """For the model: what to do differently."""
 
 
 class ToolResultContent(_Content):
@@ -88,16 +104,22 @@ class ToolResultContent(_Content):
 
     type_: Literal["ToolResultContent"] = Field(default="ToolResultContent", alias="__type__")
     status: TurnStatus
+    """How the call ended."""
     after_execution: AfterExecution | None = None
+    """What it does to the turn."""
     result: JsonValue = None
+    """What the tool answered."""
     error: ToolError | None = None
+    """Why it failed."""
 
 
 class ResultField(Tolerant):
     """A field the requester wants in the deliverable."""
 
     name: str = Field(min_length=1, max_length=128)
+    """The field."""
     description: str = ""
+    """What is to be in it: the model reads this."""
 
 
 class FieldsSchemaContent(_Content):
@@ -105,6 +127,7 @@ class FieldsSchemaContent(_Content):
 
     type_: Literal["FieldsSchemaContent"] = Field(default="FieldsSchemaContent", alias="__type__")
     fields: list[ResultField]
+    """Each must be in the deliverable once."""
 
 
 class ToolContent(_Content):
@@ -112,6 +135,7 @@ class ToolContent(_Content):
 
     type_: Literal["ToolContent"] = Field(default="ToolContent", alias="__type__")
     tools: list[JsonObject]
+    """One spec each."""
 
 
 CardContent = Annotated[
@@ -125,7 +149,9 @@ class ThoughtCall(Tolerant):
     """A tool call as `agent.thought` cards record it, in `tool_calls`."""
 
     tool_call_id: ToolCallId
+    """The call."""
     tool_name: str
+    """The tool."""
     arguments: str
     """The arguments as the model wrote them: JSON text, or what should have been."""
     provider_call_id: str | None = None
@@ -138,24 +164,38 @@ class CardMetadata(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     type: str = ""
+    """What the card is, such as `task.deliverable`."""
     role: str = ""
+    """The role it has for the model: system, user, assistant or tool."""
     author_id: str | None = None
+    """Who wrote it, such as `agent.alice` or `tool.search`; for audit only."""
     step_id: StepId | None = None
+    """The step that made it."""
     agent_turn_id: AgentTurnId | None = None
+    """The turn that made it."""
     trace_id: str | None = None
+    """The trace that it belongs to."""
     parent_step_id: str | None = None
+    """The step on whose behalf it was made."""
     function_name: str | None = None
+    """The tool, on results."""
     partial: bool | None = None
+    """True for a deliverable that the model did not finish."""
 
 
 class Card(Tolerant):
     """A card as it is stored. `content` is raw JSON: `content_of` reads it."""
 
     card_id: CardId
+    """Its id, unique in the project."""
     content: JsonValue
+    """A `CardContent`, unless a stranger made it."""
     tool_calls: list[ThoughtCall] | None = None
+    """The calls of an `agent.thought`."""
     tool_call_id: ToolCallId | None = None
+    """The call, on `tool.call` and `tool.result`."""
     metadata: CardMetadata
+    """What it says about itself."""
 
     @property
     def type(self) -> str:
@@ -220,9 +260,13 @@ class FallbackDeliverable(Tolerant):
     """`JsonContent.data` of a deliverable that the model did not make (protocol §4)."""
 
     reason: str
+    """Why there is no better one."""
     last_thought: str | None
+    """What the model said last."""
     tool_results: list[JsonObject]
+    """Contents of the turn's `tool.result` cards."""
     terminal_status: TurnStatus
+    """How the turn ended."""
 
 
 class SubmittedField(Tolerant):

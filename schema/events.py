@@ -31,80 +31,123 @@ class Wakeup(Tolerant):
     """A doorbell: it carries no meaning of its own."""
 
     agent_id: AgentId
+    """Whose inbox to look at."""
     inbox_id: InboxId | None = None
+    """The row that is due, as a hint."""
     reason: str | None = None
+    """Why it rings, for people."""
     metadata: JsonObject = Field(default_factory=dict)
+    """Notes, for people."""
 
 
 class StateEvent(Tolerant):
     """Payload of `evt.agent.{agent_id}.state`."""
 
     agent_id: AgentId
+    """The agent."""
     agent_turn_id: AgentTurnId | None
+    """Its current turn; null while it has none."""
     status: HeadStatus
+    """Where it stands."""
     turn_epoch: int
+    """The fencing number of the turn's lease: a lower one is older."""
     updated_at: datetime
+    """When it came there."""
     output_box_id: BoxId | None
+    """The box that the turn's cards go to."""
     metadata: JsonObject = Field(default_factory=dict)
+    """Its activity, such as how many calls it waits for; for people."""
 
 
 class StepEvent(Tolerant):
     """Payload of `evt.agent.{agent_id}.step`."""
 
     agent_turn_id: AgentTurnId
+    """The turn."""
     step_id: StepId
+    """The step."""
     phase: StepPhase
+    """How far it is."""
     metadata: JsonObject = Field(default_factory=dict)
+    """How long it took and what it used; for people."""
     new_card_ids: list[CardId] = Field(default_factory=list)
+    """Cards that the step has made."""
 
 
 class TaskEvent(Tolerant):
     """Payload of `evt.agent.{agent_id}.task`: exactly one a turn, without derived content (protocol §2.4)."""
 
     agent_turn_id: AgentTurnId
+    """The turn: the key of this event."""
     status: TurnStatus
+    """How it ended."""
     output_box_id: BoxId
+    """The box that its cards are in."""
     deliverable_card_id: CardId
+    """Its one `task.deliverable` card; `describe` reads it."""
     tool_result_card_id: CardId | None = None
+    """The result of the tool that ended it, if one did."""
     error: str | None = None
+    """What went wrong, for people."""
     error_code: str | None = None
+    """What went wrong, as a stable word."""
     stats: JsonObject = Field(default_factory=dict)
+    """Figures: steps, times in ms, tokens, model."""
 
 
 class ReplyEvent(Tolerant):
     """Payload of `evt.sys.pump.reply`: exactly one for each message from outside (protocol §9)."""
 
     thread_id: ThreadId
+    """The conversation."""
     message_id: MessageId
+    """The message that is answered, as `send` named it: the key of this event."""
     correlation_id: str
+    """The caller's own name for it."""
     kind: ReplyKind
+    """Whether there is a payload."""
     reason: EndReason
+    """Why it was answered like this."""
     sender: str | None = Field(default=None, alias="from")
+    """The listener that answered; null if none did."""
     payload: str | None = None
     """XML."""
     payload_card_id: CardId | None = None
+    """The card that holds the payload."""
 
 
 class Chunk(Tolerant):
     """Payload of `str.agent.{agent_id}.chunk`. A higher `attempt` of a step replaces what lower ones sent."""
 
     agent_turn_id: AgentTurnId
+    """The turn."""
     step_id: StepId
+    """The step."""
     attempt: int
+    """Which attempt at the step's model this is of, from 1."""
     index: int
+    """Counts the chunks of an attempt; a gap is a loss."""
     chunk_type: ChunkType
+    """What it is a piece of."""
     content: str = ""
+    """The text."""
     metadata: JsonObject = Field(default_factory=dict)
+    """Such as the call that a piece of arguments belongs to."""
     usage: JsonObject | None = None
+    """Tokens, as the provider names them; at the end."""
     response_cost: float | None = None
+    """What the answer cost, in US dollars; at the end."""
 
 
 class InboxProgress(Tolerant):
     """Payload of `evt.agent.{agent_id}.inbox_progress`."""
 
     inbox_id: InboxId
+    """The row."""
     status: Literal["consumed", "deferred", "skipped", "dropped", "error"]
+    """What became of it."""
     reason: str | None = None
+    """Why, as a stable word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +182,12 @@ class Address:
         return result
 
     def _event(
-        self, suffix: str, payload: Tolerant, more: dict[str, str] | None = None, *, required: bool = False
+        self,
+        suffix: subjects.AgentEvent,
+        payload: Tolerant,
+        more: dict[str, str] | None = None,
+        *,
+        required: bool = False,
     ) -> Message:
         subject = subjects.agent_event(self.project_id, self.channel_id, self.agent_id, suffix)
         return Message(subject, payload.model_dump_json().encode(), self.headers(suffix, **(more or {})), required)

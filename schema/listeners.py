@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from pydantic import Field
+
+from schema.base import Strict
 from schema.documents import Root
 from schema.errors import BadRequest, ConfigError
 from schema.ids import AgentId, token
@@ -64,6 +67,38 @@ class Listener:
     def response(self) -> type[Payload]:
         """What a roster agent responds with."""
         return self.answers[0] if self.answers else Text
+
+
+class ListenerEntry(Strict):
+    """A listener as a YAML file declares it; payloads and handlers are import paths (`package.module:name`)."""
+
+    name: str
+    """1 to 59 characters of A-Z a-z 0-9 _ -; others address it by this name."""
+    description: str
+    """What it does: others choose by it."""
+    payload: str
+    """The class of the payload it takes."""
+    handler: str | None = None
+    """The function that handles its messages; either this or `agent_id` is given."""
+    agent_id: str | None = None
+    """The agent of the project's roster that handles its messages."""
+    agent: bool = False
+    """Whether it is an agent, which may name only its peers and itself; with `agent_id` it always is."""
+    peers: list[str] = Field(default_factory=list)
+    """The listeners that an agent may address."""
+    answers: list[str] = Field(default_factory=list)
+    """Classes of payloads that it sends and no listener takes; the first is what a roster agent responds with."""
+    deadline_seconds: float = 60.0
+    """How long its handler, or one turn of its agent, may take; a day at most."""
+    retries: int = 0
+    """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+
+
+class ListenerFile(Strict):
+    """A YAML file of listeners, which `[pump].listeners` names."""
+
+    listeners: list[ListenerEntry]
+    """In any order."""
 
 
 class BadListener(ConfigError):

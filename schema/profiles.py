@@ -18,16 +18,24 @@ _TARGET = r"^[A-Za-z0-9_-]{1,128}$"
 
 
 class LlmConfig(Strict):
-    """How the model is asked. `timeout_seconds` bounds one attempt; null takes the worker's `[model]` default."""
+    """Which model is asked, and how. What is null is left to the provider."""
 
     model: str = Field(min_length=1, max_length=256)
+    """`provider/model`, such as `openai/gpt-4o` or `scripted/echo`."""
     temperature: float | None = Field(default=None, ge=0, le=2)
+    """How random."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """How random, by probability mass."""
     max_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Tokens of one answer at most."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=3600)
+    """Bounds one attempt; null takes the worker's `[model]` default."""
     stop: list[str] | None = Field(default=None, max_length=16)
+    """Texts that end an answer."""
     seed: int | None = None
+    """For providers that can repeat an answer."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
+    """As the provider names it, such as `low`."""
     params: dict[str, JsonValue] = Field(default_factory=dict)
     """Further parameters of one provider, passed on as they are."""
 
@@ -36,13 +44,21 @@ class Profile(Strict):
     """A profile as `turnstile profile put` reads it and a `sys.profile` card holds it."""
 
     name: str = Field(min_length=1, max_length=128)
+    """Unique in the project, whatever the case."""
     worker_target: str = Field(default=DEFAULT_WORKER_TARGET, pattern=_TARGET)
+    """Which workers run its agents."""
     tags: list[str] = Field(default_factory=list)
+    """For people."""
     system_prompt_template: str = Field(default="", max_length=_PROMPT_LIMIT)
+    """The system prompt; `{agent_id}`, `{project_id}` and the like are filled in."""
     allowed_tools: list[str] = Field(default_factory=list)
+    """Tools of the project that its turns are offered."""
     must_end_with: list[str] = Field(default_factory=list)
+    """Tools of which one must end the turn; empty: text may."""
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
+    """Steps of one turn at most."""
     llm_config: LlmConfig
+    """Which model is asked, and how."""
 
 
 STORED = {"stored": True}
@@ -50,14 +66,14 @@ STORED = {"stored": True}
 
 
 class Choice(Strict):
-    """A tool that is built into one turn: calling it ends the turn, its arguments are the deliverable (§7.4).
-
-    Checking its `parameters` takes half a millisecond or more, so a step that reads the row passes `STORED`.
-    """
+    """A tool that is built into one turn: calling it ends the turn, its arguments are the deliverable (§7.4)."""
 
     name: str = Field(pattern=FUNCTION_NAME)
+    """What the model calls it."""
     description: str = Field(min_length=1, max_length=16_384)
+    """When to choose it: the model reads this."""
     parameters: JsonObject = Field(default_factory=lambda: JsonObject(type="object", properties={}))
+    """A JSON Schema of type object: its arguments."""
 
     @field_validator("name")
     @classmethod
@@ -69,6 +85,7 @@ class Choice(Strict):
     @field_validator("parameters")
     @classmethod
     def _is_schema(cls, value: JsonObject, info: ValidationInfo) -> JsonObject:
+        # checking takes half a millisecond or more, so a step that reads the row passes STORED
         return value if info.context == STORED else object_schema(value)
 
 
@@ -76,14 +93,20 @@ class RuntimeConfig(Strict):
     """What one enqueue may override or add, and nothing else."""
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
+    """`provider/model`, instead of the profile's."""
     temperature: float | None = Field(default=None, ge=0, le=2)
+    """Instead of the profile's."""
     max_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Instead of the profile's."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=3600)
+    """Instead of the profile's."""
     max_steps: int | None = Field(default=None, ge=1, le=1000)
+    """Lowers the profile's."""
     instructions: str | None = Field(default=None, min_length=1, max_length=_PROMPT_LIMIT)
     """Follows the system prompt of the turn, as it is: its braces are not placeholders."""
+    # left out of rows and digests where there are none, so that nothing of a turn without them differs
     choices: list[Choice] = Field(default_factory=list[Choice], max_length=256, exclude_if=operator.not_)
-    """Left out of rows and digests where there are none, so that nothing of a turn without them differs."""
+    """Tools of this turn alone: calling one ends it."""
     remember: bool = Field(default=False, exclude_if=operator.not_)
     """The instruction goes into the output box too, so that later turns on it know what was asked (§7.3)."""
 

@@ -4,9 +4,10 @@ Building one checks every token, so that no id can widen or break a subject; par
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from schema.errors import BadRequest
-from schema.ids import AgentId, ChannelId, ProjectId, token
+from schema.ids import AgentId, ChannelId, ProjectId, ToolCallId, token
 
 VERSION = "v1r4"
 CMD_STREAM = "cg_cmd_v1r4"
@@ -17,6 +18,9 @@ BRIDGE_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.bridge.*"
 BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
 UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
+
+AgentEvent = Literal["state", "step", "task", "inbox_progress"]
+"""The last token of an agent's events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ def _build(project: ProjectId, channel: ChannelId, *rest: str) -> str:
     return ".".join(("cg", VERSION, *parts))
 
 
+def project_filter(project: ProjectId) -> str:
+    """Every subject of a project."""
+    return f"cg.{VERSION}.{token(project, 'project_id')}.>"
+
+
 def wakeup(project: ProjectId, channel: ChannelId, worker_target: str) -> str:
     """The doorbell of an agent's worker target."""
     return _build(project, channel, "cmd", "agent", token(worker_target, "worker_target"), "wakeup")
@@ -54,9 +63,19 @@ def wakeup_filter(worker_target: str) -> str:
     return f"cg.{VERSION}.*.*.cmd.agent.{token(worker_target, 'worker_target')}.wakeup"
 
 
-def agent_event(project: ProjectId, channel: ChannelId, agent: AgentId, suffix: str) -> str:
-    """`evt.agent.{agent_id}.{suffix}`: state, step, task, inbox_progress."""
+def channel_filter(project: ProjectId, channel: ChannelId, category: Literal["evt", "str"]) -> str:
+    """All events, or all streamed text, of one channel."""
+    return _build(project, channel, category, ">")
+
+
+def agent_event(project: ProjectId, channel: ChannelId, agent: AgentId, suffix: AgentEvent) -> str:
+    """An event of an agent: `evt.agent.{agent_id}.{suffix}`."""
     return _build(project, channel, "evt", "agent", token(agent, "agent_id"), suffix)
+
+
+def task_events_filter(project: ProjectId, channel: ChannelId) -> str:
+    """The `task` events of all agents of a channel."""
+    return _build(project, channel, "evt", "agent", "*", "task")
 
 
 def agent_events_filter(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
@@ -97,3 +116,24 @@ def action_ack(project: ProjectId, channel: ChannelId) -> str:
 def pump_reply(project: ProjectId, channel: ChannelId) -> str:
     """Where requesters of the message pump are answered: `evt.sys.pump.reply`."""
     return _build(project, channel, "evt", "sys", "pump", "reply")
+
+
+def tool_target(target: str, suffix: str) -> str:
+    """`target_subject` of a tool's row: its command's subject, with project and channel still to be filled in."""
+    return f"cg.{VERSION}.{{project_id}}.{{channel_id}}.{_tool_command(target, suffix)}"
+
+
+def tool_commands_filter(project: ProjectId | None, target: str, suffix: str) -> str:
+    """The commands of one tool, of one project or of all."""
+    named = "*" if project is None else token(project, "project_id")
+    return f"cg.{VERSION}.{named}.*.{_tool_command(target, suffix)}"
+
+
+def _tool_command(target: str, suffix: str) -> str:
+    return f"cmd.tool.{token(target, 'target')}.{token(suffix, 'suffix')}"
+
+
+def tool_presence(project: ProjectId, channel: ChannelId, target: str, suffix: str, call: ToolCallId) -> str:
+    """Where replicas of a tool ask each other who runs a call: `req.tool.{target}.{suffix}.{tool_call_id}`."""
+    rest = (token(target, "target"), token(suffix, "suffix"), token(call, "tool_call_id"))
+    return _build(project, channel, "req", "tool", *rest)

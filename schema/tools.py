@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from schema import subjects
 from schema.base import JsonObject, Strict, Tolerant
 from schema.errors import BadRequest
-from schema.ids import ChannelId, ProjectId, ToolCallId, token
+from schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from schema.parameters import object_schema
 from schema.states import AfterExecution
 
@@ -52,15 +52,20 @@ class ToolArgOptions(Tolerant):
     """`options.args`: `defaults` fill in what the model left out, `fixed` are forced and hidden from it."""
 
     defaults: NullableObject = Field(default_factory=JsonObject)
+    """Fill in what the model left out."""
     fixed: NullableObject = Field(default_factory=JsonObject)
+    """Forced, and hidden from the model."""
 
 
 class ToolOptions(Tolerant):
-    """`options` of a tool. `envs` maps an argument to the name of an env variable that the tool service reads."""
+    """`options` of a tool. What is filled in from `args.fixed` or `envs` is hidden from the model."""
 
     args: ToolArgOptions = ToolArgOptions()
+    """Arguments that are filled in."""
     envs: dict[str, str] = Field(default_factory=dict)
+    """Argument to env variable: only the variable's name is ever stored or sent."""
     ui_allowed: bool = False
+    """Whether people may call it from a user interface."""
     suspend_timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
     """How long a turn waits for this tool, if longer than `[tools].suspend_timeout_seconds`."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
@@ -72,26 +77,36 @@ class ToolOptions(Tolerant):
         return frozenset((*self.args.fixed, *self.envs))
 
 
-class _StrictArgs(ToolArgOptions):
+class DefinedArgs(ToolArgOptions):
+    """`options.args` of a tool that is put."""
+
     model_config = Strict.model_config
 
 
-class _StrictOptions(ToolOptions):
+class DefinedOptions(ToolOptions):
+    """`options` of a tool that is put. What is filled in from `args.fixed` or `envs` is hidden from the model."""
+
     model_config = Strict.model_config
-    args: ToolArgOptions = _StrictArgs()
+    args: ToolArgOptions = DefinedArgs()
 
 
 class ToolDefinition(Strict):
     """A tool as `turnstile tool put` reads it (protocol §7.3): checked whole before it becomes a row."""
 
     tool_name: str = Field(pattern=FUNCTION_NAME)
+    """What the model calls it."""
     description: str = Field(min_length=1, max_length=16_384)
+    """What it does: the model chooses by it."""
     parameters: Annotated[JsonObject, AfterValidator(object_schema)] = Field(
         default_factory=lambda: JsonObject(type="object", properties={})
     )
+    """A JSON Schema of type object: its arguments."""
     target_subject: str = Field(max_length=512)
+    """Where its commands go: `cg.v1r4.{project_id}.{channel_id}.cmd.tool.TARGET.SUFFIX`."""
     after_execution: AfterExecution = AfterExecution.SUSPEND
-    options: _StrictOptions = _StrictOptions()
+    """Whether its result ends the turn, if the report does not say otherwise."""
+    options: DefinedOptions = DefinedOptions()
+    """How it is called."""
 
     @field_validator("tool_name")
     @classmethod
@@ -104,7 +119,7 @@ class ToolDefinition(Strict):
     @classmethod
     def _tool_subject(cls, value: str) -> str:
         if not _TARGET.match(value):
-            form = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.NAME.SUFFIX"
+            form = subjects.tool_target("NAME", "SUFFIX")
             raise ValueError(f"must be {form}: a cmd.tool subject of 8 tokens or more")
         return value
 
@@ -118,18 +133,41 @@ class ToolDefinition(Strict):
         return self
 
 
+class ToolCommandPayload(Strict):
+    """Payload of `cmd.tool.*`: exactly these three, and never arguments; identity is in the headers (protocol §5)."""
+
+    tool_call_card_id: CardId
+    """The `tool.call` card, which holds the arguments; `describe` reads it."""
+    tool_name: str
+    """The tool."""
+    after_execution: AfterExecution
+    """What the result does to the turn, if the report does not say otherwise."""
+
+
+class ToolCallHolder(Tolerant):
+    """Who runs a call: the answer of one replica of a tool to another that asks."""
+
+    instance: str
+    """The replica's own name."""
+    stream_seq: int
+    """The sequence in the command stream of the message that it runs the call for."""
+
+
 class ToolCommand(Tolerant):
     """A command to a tool as a step recorded it: enough to publish it, and to publish it again."""
 
     tool_call_id: ToolCallId
     tool_name: str
-    tool_call_card_id: str
+    tool_call_card_id: CardId
     after_execution: AfterExecution
     subject: str
 
     def payload(self) -> bytes:
-        """Exactly the three fields of protocol §5; never arguments."""
-        return self.model_dump_json(include={"tool_call_card_id", "tool_name", "after_execution"}).encode()
+        """What goes out on `subject`."""
+        told = ToolCommandPayload(
+            tool_call_card_id=self.tool_call_card_id, tool_name=self.tool_name, after_execution=self.after_execution
+        )
+        return told.model_dump_json().encode()
 
 
 def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
-from temporalio.client import Client
 
 from activities.models import ModelRouter
 from activities.models.litellm_sdk import TESTED_VERSION
@@ -24,8 +23,11 @@ from ledger.usage import list_profile_models
 from schema.base import Strict
 from schema.errors import ConfigError, TurnstileError
 from turnstile import wiring
+from turnstile.embedded import Endpoints
+from turnstile.engine import connect_engine
 from turnstile.models import real_model, route_models
 from turnstile.settings import Settings
+from turnstile.versions import list_builds
 
 T = TypeVar("T")
 COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
@@ -54,13 +56,14 @@ class _Doctor:
             endpoints = wiring.resolve_endpoints(self.settings, self.data)
         except ConfigError as error:
             return [Check(name="servers", status="warn", says=str(error), hint="`turnstile up` starts all of them")]
-        return list(
-            await asyncio.gather(
-                _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
-                _answers("NATS", lambda: _nats(endpoints.nats_url)),
-                _answers("Temporal", lambda: _temporal(endpoints.temporal_address, endpoints.temporal_namespace)),
-            )
-        )
+        looks = [
+            _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
+            _answers("NATS", lambda: _nats(endpoints.nats_url)),
+            _answers("Temporal", lambda: _temporal(self.settings, endpoints)),
+        ]
+        if self.settings.worker.deployment_name:
+            looks.append(_answers("worker version", lambda: _version(self.settings, endpoints)))
+        return list(await asyncio.gather(*looks))
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those asked about."""
@@ -176,14 +179,31 @@ async def _postgres(url: str) -> Check:
 async def _nats(url: str) -> Check:
     conn = await connect(url, name="turnstile doctor")
     try:
+        await conn.send("$JS.API.INFO", b"")
+        await conn.verify()
         account = await conn.js.account_info()
+    except ConfigError:  # a client's user: it may not ask, and need not
+        return Check(name="NATS", status="ok", says=f"{conn.shown}; this user may not ask about JetStream")
     finally:
         await conn.close()
     return Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")
 
 
-async def _temporal(address: str, namespace: str) -> Check:
-    client = await Client.connect(address, namespace=namespace)
+async def _temporal(settings: Settings, endpoints: Endpoints) -> Check:
+    address, namespace = endpoints.temporal_address, endpoints.temporal_namespace
+    client = await connect_engine(settings.temporal, endpoints)
     info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     await client.count_workflows("WorkflowId = 'none'")
     return Check(name="Temporal", status="ok", says=f"{address}, namespace {namespace}, version {info.server_version}")
+
+
+async def _version(settings: Settings, endpoints: Endpoints) -> Check:
+    """Whether the build that these settings name is the one that runs turns."""
+    worker = settings.worker
+    builds = await list_builds(await connect_engine(settings.temporal, endpoints), worker.deployment_name)
+    current = next((each.build_id for each in builds if each.current), None)
+    told = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
+    if current == worker.build_id:
+        return Check(name="worker version", status="ok", says=told)
+    hint = f"workers of {worker.build_id} wait until `turnstile worker-version set-current {worker.build_id}`"
+    return Check(name="worker version", status="warn", says=told, hint=hint)

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any, cast
 
 from schema.ids import AgentId
-from schema.listeners import BadListener, Listener, Registry
+from schema.listeners import BadListener, Listener, ListenerEntry, Registry
 from schema.payloads import Payload
-from turnstile.yaml_files import ListenerEntry, read_listeners
+from turnstile.yaml_files import read_listeners
 
 _YAML = (".yaml", ".yml")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from schema.base import Strict
 from schema.errors import ConfigError, ModelError
+from schema.listeners import ListenerEntry, ListenerFile
 from schema.profiles import Profile
 from schema.tools import ToolDefinition
 
@@ -22,28 +22,9 @@ def read_profile(file: Path) -> Profile:
     return _read(file, Profile, "profile")
 
 
-class ListenerEntry(Strict):
-    """A listener as YAML has it; payloads and handlers are import paths (`package.module:name`)."""
-
-    name: str
-    description: str
-    payload: str
-    handler: str | None = None
-    agent_id: str | None = None
-    agent: bool = False
-    peers: list[str] = Field(default_factory=list)
-    answers: list[str] = Field(default_factory=list)
-    deadline_seconds: float = 60.0
-    retries: int = 0
-
-
-class _ListenerFile(Strict):
-    listeners: list[ListenerEntry]
-
-
 def read_listeners(file: Path) -> list[ListenerEntry]:
     """The listeners in the file; raises `ConfigError` listing every problem."""
-    return _read(file, _ListenerFile, "file of listeners").listeners
+    return _read(file, ListenerFile, "file of listeners").listeners
 
 
 def read_tool(file: Path) -> ToolDefinition:

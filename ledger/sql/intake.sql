@@ -10,6 +10,14 @@ first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action')
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
+held AS MATERIALIZED (  -- the boxes that are there already: retention passes by what is locked, and is waited for where it came first
+    SELECT b.box_id FROM public.boxes b
+    WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
+            SELECT m.memory_context_box_id FROM state.agent_state_pointers m
+            WHERE m.agent_id = :agent_id AND m.project_id = :project_id AND NOT :has_instruction::boolean)])
+      AND b.tenant_id = :project_id
+    ORDER BY b.box_id FOR KEY SHARE
+),
 plan AS MATERIALIZED (  -- always one row: what the request comes to, and whether it may
     SELECT a.worker_target, coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id,
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
@@ -25,10 +33,9 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN :profile_name::text IS NOT NULL AND p.profile_box_id IS NULL THEN 'unknown_profile'
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
-               WHEN s.source_box_id IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM public.boxes b WHERE b.box_id = s.source_box_id AND b.tenant_id = :project_id) THEN 'unknown_context_box'
-               WHEN :output_box_id::uuid IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM public.boxes b WHERE b.box_id = :output_box_id::uuid AND b.tenant_id = :project_id) THEN 'unknown_output_box'
+               WHEN s.source_box_id IS NOT NULL AND s.source_box_id NOT IN (SELECT held.box_id FROM held) THEN 'unknown_context_box'
+               WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               THEN 'unknown_output_box'
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
                WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
                     SELECT count(*) FROM (

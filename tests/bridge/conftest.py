@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,10 +38,13 @@ class NatsServer:
         path.write_text(text)
         return str(path)
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
         listen = ["-a", "127.0.0.1", "-p", str(self.port), "-sd", self._store, "-js"]
         self._process = subprocess.Popen(
-            [self._binary, *listen, *self._options, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [self._binary, *listen, *self._options, *options],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + 10
         while not self._accepts():

@@ -51,6 +51,25 @@ async def test_login_and_refusals() -> None:
         server.remove()
 
 
+@pytest.mark.parametrize(
+    ("login", "asked", "given", "inbox"),
+    [
+        ("", "", None, "_INBOX."),
+        ("me:p@", "", None, "_INBOX_me."),
+        ("me.too:p@", "", None, "_INBOX."),  # no token: permissions could not name it
+        ("token@", "", None, "_INBOX."),
+        ("me:p@", "?inbox_prefix=_INBOX_us", None, "_INBOX_us."),
+        ("me:p@", "?inbox_prefix=_INBOX_us", "_INBOX_mine", "_INBOX_mine."),
+    ],
+)
+async def test_answers_come_to_an_inbox_of_the_user(
+    server: NatsServer, login: str, asked: str, given: str | None, inbox: str
+) -> None:
+    conn = await connect(server.url.replace("://", f"://{login}") + asked, name="test", inbox_prefix=given)
+    assert conn.nc.new_inbox().startswith(inbox)
+    await conn.close()
+
+
 @pytest.mark.parametrize("url", ["http://x:1", "nats://", "nats://h:port"])
 async def test_a_bad_url_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match=r"nats\.servers"):

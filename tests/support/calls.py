@@ -34,7 +34,7 @@ def tool_command(call: str) -> ToolCommand:
     return ToolCommand(
         tool_call_id=ToolCallId(call),
         tool_name=TOOL,
-        tool_call_card_id=f"{call}-call",
+        tool_call_card_id=CardId(f"{call}-call"),
         after_execution=AfterExecution.SUSPEND,
         subject="cg.v1r4.p1.public.cmd.tool.search.run",
     )

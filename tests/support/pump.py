@@ -14,9 +14,10 @@ from nats.aio.msg import Msg
 from bridge.wire import decode_object
 from ledger.pool import _Counted
 from ledger.queries import Connection, parse
-from ledger.threadviews import MessageLine, list_thread_messages
+from ledger.threadviews import list_thread_messages
 from schema import headers, subjects
 from schema.base import JsonObject
+from schema.described import MessageLine
 from schema.ids import uuid7
 from schema.inbox import SendReply
 from schema.payloads import Payload

@@ -11,10 +11,11 @@ from bridge.wire import decode_object
 from ledger.cards import box_cards
 from ledger.pool import Pool
 from ledger.roster import add_agent, put_profile
-from ledger.views import StepView, TurnView, describe_turn, list_steps
+from ledger.views import StepView, describe_turn, list_steps
 from schema import subjects
 from schema.base import JsonObject
 from schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
+from schema.described import TurnView
 from schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7
 from schema.inbox import EnqueueReply
 from schema.profiles import LlmConfig, Profile

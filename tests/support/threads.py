@@ -20,7 +20,8 @@ from ledger.threads import (
     send_message,
     settle_message,
 )
-from ledger.threadviews import MessageLine, ReplyLine, list_thread_messages, list_thread_replies
+from ledger.threadviews import list_thread_messages, list_thread_replies
+from schema.described import MessageLine, ReplyLine
 from schema.ids import AgentTurnId, BoxId, new_box_id, uuid7
 from schema.threads import MessageId, ThreadAdvanced, ThreadRef, new_thread_id
 from tests.support.agents import CHANNEL, PROJECT, TARGET, rows

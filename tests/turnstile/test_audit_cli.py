@@ -14,7 +14,7 @@ from tests.conftest import Databases
 from tests.support.agents import rows
 from tests.support.healthy import make_healthy
 from tests.turnstile.support import Ran, turnstile
-from turnstile.cli.audit import moment
+from turnstile.cli.moments import moment
 
 
 @dataclass(frozen=True)
@@ -114,15 +114,15 @@ async def test_a_database_without_migrations_is_named(tmp_path: Path, bare_datab
     ("text", "age"), [("90s", 90), ("5m", 300), ("24h", 86_400), ("30d", 2_592_000), ("2w", 1_209_600)]
 )
 def test_an_age_is_so_long_ago(text: str, age: int) -> None:
-    assert abs(datetime.now(UTC) - timedelta(seconds=age) - moment(text)) < timedelta(seconds=5)
+    assert abs(datetime.now(UTC) - timedelta(seconds=age) - moment(text, "--since")) < timedelta(seconds=5)
 
 
 def test_a_time_has_its_zone_or_the_readers() -> None:
-    assert moment("2026-01-02T03:04:05+02:00") == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
-    assert moment("2026-01-02") == datetime(2026, 1, 2).astimezone()
+    assert moment("2026-01-02T03:04:05+02:00", "--since") == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert moment("2026-01-02", "--since") == datetime(2026, 1, 2).astimezone()
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1y", "-1h", "24", "99999999999h", "999999999w", "2999-01-01", "²h"])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
-        moment(text)
+        moment(text, "--since")

@@ -1,6 +1,8 @@
 """`turnstile`: the commands by name, and the errors of the command line itself."""
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -8,16 +10,22 @@ from typer.exceptions import TyperException
 from turnstile.cli import (
     agents,
     audit,
+    bench,
     doctor,
+    health,
     inbox,
     profiles,
+    projects,
+    retention,
     safety,
+    schemas,
     servers,
     threads,
     tools,
     top,
     turns,
     usage,
+    versions,
     watch,
 )
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
@@ -30,23 +38,46 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"turnstile {metadata.version('turnstile')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings."""
+
+
 servers.register(app)
 for name, noun, what in (
+    ("project", projects, "Projects: removing one with all its data."),
     ("profile", profiles, "Profiles: what an agent is."),
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
     ("turn", turns, "Turns: what was asked, and where it stands."),
     ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
+    ("schema", schemas, "The interface, for programs in other languages."),
+    ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
 turns.register(app)
 watch.register(app)
 top.register(app)
 safety.register(app)
+retention.register(app)
 usage.register(app)
 audit.register(app)
+bench.register(app)
 doctor.register(app)
+health.register(app)
 
 
 def main() -> None:

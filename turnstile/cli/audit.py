@@ -8,15 +8,13 @@ import typer
 
 from turnstile.cli.command import command
 from turnstile.cli.errors import REFUSED
+from turnstile.cli.moments import moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     from ledger.audit import Audit, Scope
     from turnstile.cli.session import Session
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def register(root: typer.Typer) -> None:
@@ -40,7 +38,7 @@ async def audit(
     from schema.ids import ProjectId, token
 
     named = None if project is None else ProjectId(token(project, "--project"))
-    scope = Scope(named, None if since is None else moment(since))
+    scope = Scope(named, None if since is None else moment(since, "--since"))
     bounds = Bounds(
         claim_seconds=session.settings.bridge.inbox_processing_timeout_seconds,
         depth_limit=session.settings.protocol.max_recursion_depth,
@@ -55,43 +53,20 @@ async def audit(
         session.exit_code = REFUSED
 
 
-def moment(text: str) -> "datetime":
-    """A time in ISO 8601, in the reader's zone unless it names one, or an age; raises `BadRequest` for all else."""
-    import re
-    from datetime import UTC, datetime, timedelta
-
-    from schema.errors import BadRequest
-
-    now = datetime.now(UTC)
-    try:
-        if age := re.fullmatch(r"([0-9]{1,9})([smhdw])", text):
-            found = now - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
-        else:
-            found = datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise BadRequest(f"--since takes a time as 2026-01-31T12:00 or an age as 24h, got {text[:40]!r}") from None
-    if found > now:
-        raise BadRequest(f"--since must not be in the future, got {text[:40]!r}")
-    return found
-
-
 async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
     import asyncio
-
-    from temporalio.client import Client
 
     from bridge.audit import EngineBounds, audit_engine
     from bridge.engine import await_client
     from schema.errors import ServerUnavailable
     from turnstile import wiring
+    from turnstile.engine import connect_engine
 
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
     patience, address = session.settings.database.patience_seconds, endpoints.temporal_address
     try:
         async with asyncio.timeout(patience):
-            client = await await_client(
-                address, lambda: Client.connect(address, namespace=endpoints.temporal_namespace)
-            )
+            client = await await_client(address, lambda: connect_engine(session.settings.temporal, endpoints))
     except TimeoutError:
         raise ServerUnavailable(f"no answer from Temporal at {address} in {patience:g} s") from None
     async with session.ledger() as pool:

@@ -2,7 +2,8 @@
 
 from ledger.pool import Pool
 from ledger.roster import list_agents
-from ledger.views import TurnView, describe_turn
+from ledger.views import describe_turn
+from schema.described import TurnView
 from schema.errors import Refused
 from schema.ids import AgentId, AgentTurnId, ProjectId
 

@@ -9,13 +9,15 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, JsonValue
 from rich.console import Console, RenderableType
 from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -136,6 +138,28 @@ class Output:
             self._log.info("%s", clean(text))
             return
         self._err.print(Text(clean(text), style="dim"), soft_wrap=True)
+
+    def asks(self, question: str) -> bool:
+        """Whether the one at the terminal says yes; without a terminal nobody does."""
+        if not (sys.stdin.isatty() and self._err.is_terminal):
+            return False
+        return self._err.input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+
+    @contextmanager
+    def progress(self, title: str) -> Generator[Callable[[str], None]]:
+        """A bar beside the result, on a terminal, that moves while the block runs; takes what to say of it."""
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}"),
+            console=self._err,
+            transient=True,
+            disable=not self._err.is_terminal,
+        )
+        with bar:
+            task = bar.add_task(title, total=None, said="")
+            yield lambda said: bar.update(task, said=clean(said))
 
     def failure(self, failure: Failure) -> None:
         """The error that ends the command."""

@@ -44,6 +44,7 @@ def print_migration(out: Output, report: MigrationReport) -> None:
                 "streams": [*report.streams],
                 "consumers": [*report.consumers],
                 "search_attributes": [*report.search_attributes],
+                "roles": [*report.roles],
             }
         )
         return
@@ -52,5 +53,6 @@ def print_migration(out: Output, report: MigrationReport) -> None:
         "streams": ", ".join(report.streams),
         "consumers": ", ".join(report.consumers),
         "search attributes": ", ".join(report.search_attributes),
+        "rights given to": ", ".join(report.roles) or "no roles are named in [database]",
     }
     out.facts("migrated", facts)

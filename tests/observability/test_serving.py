@@ -1,0 +1,70 @@
+"""Whether a process serves: over HTTP beside its metrics, and by `turnstile health`."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.tools.stack import Stack
+from tests.turnstile.support import turnstile
+from turnstile import health
+from turnstile.health import Health
+from turnstile.metrics import serving_metrics
+from turnstile.settings.model import ObservabilitySettings
+
+
+async def look(port: int) -> tuple[int, str]:
+    """Status and body of /health."""
+
+    def get() -> tuple[int, str]:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+
+    return await asyncio.to_thread(get)
+
+
+@pytest.mark.parametrize("role", ["worker", "bridge"])
+async def test_worker_and_bridge_serve(
+    role: str, stack: Stack, told: dict[str, ObservabilitySettings], tmp_path: Path
+) -> None:
+    port = told[role].metrics_port
+    assert await look(port) == (200, "serving\n")
+    ran = await turnstile("health", cwd=tmp_path, TURNSTILE__OBSERVABILITY__METRICS_PORT=str(port))
+    assert (ran.code, ran.out) == (0, "serving\n")
+
+
+async def test_it_is_starting_until_it_serves_and_stuck_where_its_loop_does_not_answer(
+    free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 0.1)
+    port = free_port()
+    state = Health()
+    everywhere = {
+        "TURNSTILE__OBSERVABILITY__METRICS_HOST": "0.0.0.0",  # noqa: S104 -- as in a container
+        "TURNSTILE__OBSERVABILITY__METRICS_PORT": str(port),
+    }
+    async with serving_metrics("127.0.0.1", port, health=state):
+        assert await look(port) == (503, "starting\n")
+        ran = await turnstile("health", "--json", cwd=tmp_path, **everywhere)
+        assert (ran.code, ran.json()) == (1, {"standing": "starting"})
+        state.serves()
+        looking = asyncio.create_task(look(port))
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251 -- a loop that does not answer
+        assert await looking == (503, "stuck\n")
+        assert await look(port) == (200, "serving\n")
+
+
+async def test_nobody_there_and_no_port(free_port: Callable[[], int], tmp_path: Path) -> None:
+    ran = await turnstile("health", cwd=tmp_path, TURNSTILE__OBSERVABILITY__METRICS_PORT=str(free_port()))
+    assert (ran.code, "no answer from a worker or bridge at 127.0.0.1:" in ran.err) == (3, True)
+    ran = await turnstile("health", cwd=tmp_path)
+    assert (ran.code, "metrics_port is 0" in ran.err) == (2, True)

@@ -1,0 +1,230 @@
+"""Everything that Turnstile does, with each process under its own user of NATS and its own role in PostgreSQL.
+
+Whatever a server refused anybody meanwhile fails the test.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import yaml
+
+from bridge.client import BridgeClient
+from bridge.connection import connect
+from ledger.pool import Pool
+from ledger.roster import put_tool
+from schema.base import JsonObject
+from schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
+from schema.tools import ToolDefinition
+from tests.conftest import Databases
+from tests.roles.conftest import BRIDGE, WORKER
+from tests.roles.servers import ROOT, GuardedNats, login_url
+from tests.support.conditions import until
+from tests.support.invariants import assert_invariants
+from tests.support.net import net_of, terminate
+from tests.support.pump import ORGANISM
+from tests.support.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.tenants import CHANNEL, Tenant, turn_of
+from tests.support.tools import calling, definition
+from tests.turnstile.support import turnstile
+from turnstile.embedded import Endpoints
+from turnstile.processes import run_bridge, run_worker
+
+DEMO = ProjectId("demo")
+EXAMPLE = ROOT / "examples" / "tools" / "word_count"
+COUNT = calling(("word_count", {"text": "one two three"}))
+SEARCH = calling("search")
+CONFIG: Config = {
+    **QUICK,
+    "database": {"bridge_role": BRIDGE, "worker_role": WORKER},
+    "pump": {"listeners": [ORGANISM]},
+    "tools": {"suspend_timeout_seconds": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The stack as each role sees it."""
+
+    owner: Stack
+    bridge: Stack
+    client: Tenant
+    operator: BridgeClient
+
+
+@pytest.fixture(scope="module")
+def places(servers: Endpoints, guarded: GuardedNats, logins: str) -> dict[str, Endpoints]:
+    """Where each role logs in."""
+    who = {"admin": "migrate", "bridge": "bridge", "worker": "worker", "client": "migrate", "operator": "migrate"}
+    return {
+        user: servers.model_copy(update={"nats_url": guarded.url_of(user), "database_url": login_url(logins, role)})
+        for user, role in who.items()
+    }
+
+
+@pytest.fixture(scope="module")
+async def cast(
+    places: dict[str, Endpoints], granted: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cast]:
+    """Migrated and declared by their admins; bridge and worker run under their roles."""
+    config = {**CONFIG, "pump": {**CONFIG["pump"], "worker_target": f"pump-{uuid7()}"}}
+    async with open_stack(places["admin"], tmp_path_factory.mktemp("roles"), config) as owner:
+        pool = Pool(places["bridge"].database_url, size=4, name="test-bridge")
+        conns = {user: await connect(places[user].nats_url, name="test") for user in ("bridge", "client", "operator")}
+        bridge = replace(owner, endpoints=places["bridge"], pool=pool, conn=conns["bridge"])
+        worker = replace(owner, endpoints=places["worker"])
+        client = replace(owner, conn=conns["client"])
+        async with running_here(bridge, run_bridge), running_here(worker, run_worker):
+            yield Cast(
+                owner,
+                bridge,
+                Tenant(client, DEMO, BridgeClient(client.conn, DEMO, CHANNEL)),
+                BridgeClient(conns["operator"], DEMO, CHANNEL),
+            )
+        for conn in conns.values():
+            await conn.close()
+        await pool.close()
+
+
+@pytest.fixture(scope="module")
+def word_count(cast: Cast, guarded: GuardedNats) -> Iterator[None]:
+    """The example's process, its consumer made by the admin."""
+    run = [sys.executable, EXAMPLE.with_suffix(".py"), "--project", DEMO]
+    declare = {**os.environ, "NATS_URL": guarded.url_of("admin")}
+    subprocess.run([*run, "--declare"], env=declare, check=True, capture_output=True)
+    process = subprocess.Popen(run, env={**os.environ, "NATS_URL": guarded.url_of("tool")}, stderr=subprocess.PIPE)
+    yield
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "violation" not in told.decode().lower()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_was_refused(cast: Cast, caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """No server refused anybody anything, and protocol §2 holds."""
+    yield
+    told = caplog.text.lower()
+    assert "violation" not in told
+    assert "permission denied" not in told
+    assert "insufficientprivilege" not in told
+    async with cast.owner.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+async def agent_of(cast: Cast, name: str) -> AgentId:
+    """An agent that may use both tools: `search` is nobody's."""
+    count = ToolDefinition.model_validate(yaml.safe_load(EXAMPLE.with_suffix(".yaml").read_text(encoding="utf-8")))
+    for each in (count, definition("search"), definition("slow", options={"suspend_timeout_seconds": 600})):
+        await put_tool(cast.owner.pool, DEMO, each)
+    return await cast.client.agent("player", AgentId(name), allowed_tools=["word_count", "search", "slow"])
+
+
+def script(*steps: JsonObject) -> str:
+    """An instruction for `player`."""
+    return json.dumps({"steps": steps})
+
+
+async def asleep(cast: Cast, turn: AgentTurnId) -> None:
+    """Returns when the turn sleeps."""
+
+    async def suspended() -> bool:
+        return (
+            await cast.client.count(
+                "state.agent_state_head", f"status = 'suspended' AND active_agent_turn_id = '{turn}'"
+            )
+            == 1
+        )
+
+    await until(suspended, 10, "the turn sleeps")
+
+
+async def test_a_turn_with_a_tool(cast: Cast, word_count: None) -> None:
+    agent = await agent_of(cast, "counter")
+    heard: list[str] = []
+    async with cast.client.client.watching(agent, include_chunks=True) as events:
+        turn = turn_of(await cast.client.enqueue(agent, script(COUNT, {"text": "three words"})))
+        async for event in events:
+            heard.append(event.suffix)
+            if event.suffix == "task":
+                break
+    assert {"state", "step", "chunk", "task"} <= set(heard)
+    ended = await cast.client.ended(turn)
+    assert ended.deliverable() == "three words"
+    assert [status for status, *_ in ended.results()] == ["success"]
+    described = await cast.client.client.request("describe", {"agent_turn_id": turn})
+    assert described["status"] == "accepted"
+
+
+async def test_a_durable_command(cast: Cast) -> None:
+    agent = await agent_of(cast, "commanded")
+    async with cast.client.client.watching() as events:
+        await cast.client.client.command("enqueue", {"agent_id": agent, "instruction": script({"text": "hi"})}, uuid7())
+        ack = await anext(event async for event in events if event.suffix == "enqueue_ack")
+    assert ack.payload["status"] == "accepted"
+    await cast.client.ended(AgentTurnId(str(ack.payload["agent_turn_id"])))
+
+
+async def test_a_stop_and_a_timeout(cast: Cast) -> None:
+    agent = await agent_of(cast, "stopped")
+    turn = turn_of(await cast.client.enqueue(agent, script(calling("slow"))))
+    await asleep(cast, turn)
+    await cast.client.client.request("stop", {"agent_turn_id": turn})
+    assert (await cast.client.ended(turn)).view.status == "canceled"
+    late = await cast.client.turn(agent, script(SEARCH, {"text": "nobody answered"}))
+    assert [(status, code) for status, code, _ in late.results()] == [("timeout", "tool_timeout")]
+
+
+async def test_a_conversation(cast: Cast) -> None:
+    """The answer comes as a copy to the client's inbox; the operator sees the chain."""
+    answer = await cast.client.client.send("shouter", {"text": "hi"})
+    assert answer.payload == "<shouted><text>HI</text></shouted>"
+    await cast.client.client.command("send", {"to": "shouter", "payload": {"text": "again"}}, uuid7())
+    shown = await cast.operator.request("thread.describe", {"thread_id": str(answer.thread_id)})
+    assert shown["status"] == "accepted"
+
+
+async def test_the_safety_net(cast: Cast) -> None:
+    """Every rule under the bridge's role, with something to find for those that mend most."""
+    agent = await agent_of(cast, "lost")
+    turn = turn_of(await cast.client.enqueue(agent, script(calling("slow"), {"text": "done"})))
+    await asleep(cast, turn)
+    await terminate(cast.owner, turn)
+    swept = await net_of(cast.bridge).watchdog().once(dry_run=False)
+    assert [each for each in swept if each.failed] == []
+    assert {"engine", "stop", "thread_engine"} <= {each.rule for each in swept}
+    await cast.client.client.request("stop", {"agent_turn_id": turn})
+    assert (await cast.client.ended(turn)).view.status == "canceled"
+
+
+async def test_commands_of_one_who_looks(cast: Cast, places: dict[str, Endpoints], databases: Databases) -> None:
+    """The program as a client whose role in PostgreSQL only reads: `pg_read_all_data`."""
+    agent = await agent_of(cast, "asked")
+    await databases.execute("CREATE ROLE looker LOGIN PASSWORD 'looks' IN ROLE pg_read_all_data")
+    await databases.execute("GRANT CONNECT ON DATABASE turnstile TO looker")
+    address = places["client"].database_url.rpartition("@")[2]
+    seen = {
+        "TURNSTILE__DATABASE__URL": f"postgresql://looker:looks@{address}",
+        "TURNSTILE__NATS__SERVERS": places["client"].nats_url,
+    }
+    config = ("--config", cast.owner.config)
+    try:
+        ran = await turnstile(
+            "enqueue", agent, script({"text": "hello"}), "--wait", *config, cwd=cast.owner.directory, **seen
+        )
+        assert (ran.code, "hello" in ran.out) == (0, True), ran.err
+        asked = [("audit",), ("turn", "list")]
+        done = await asyncio.gather(*(turnstile(*words, *config, cwd=cast.owner.directory, **seen) for words in asked))
+        assert [(each.code, each.err) for each in done] == [(0, "")] * len(asked)
+        checked = await turnstile("doctor", "--json", *config, cwd=cast.owner.directory, **seen)
+        [nats] = [each for each in checked.json() if each["name"] == "NATS"]
+        assert (nats["status"], "may not ask about JetStream" in nats["says"]) == ("ok", True)
+    finally:
+        await databases.execute("REVOKE ALL ON DATABASE turnstile FROM looker")
+        await databases.execute("DROP ROLE looker")

@@ -1,0 +1,196 @@
+"""`deploy/nats/nats.conf`: what each role may do, and what it may not, each tried on a real server."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from bridge.connection import NatsConnection, connect
+from schema.errors import ConfigError
+from tests.roles.servers import USERS, GuardedNats
+
+EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
+VERBS = ("enqueue", "stop", "send")
+
+MAY: dict[str, tuple[str, ...]] = {
+    "admin": (
+        *(f"pub $JS.API.STREAM.{call}.{CMD}" for call in ("CREATE", "INFO", "UPDATE")),
+        *(f"pub $JS.API.CONSUMER.{call}.{CMD}.turnstile_x" for call in ("INFO", "DELETE", "CREATE")),
+        "pub $SRV.PING",
+    ),
+    "bridge": (
+        *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.agent.t.wakeup", "cmd.tool.a.b", "cmd.tool.a.b.c")),
+        *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.sys.bridge.stop", "evt.agent.a.task", "evt.sys.pump.reply")),
+        f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_wakeup_t.cg.v1r4.*.*.cmd.agent.t.wakeup",
+        f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_bridge_verbs.cg.v1r4.*.*.cmd.sys.bridge.*",
+        f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_ui_actions.cg.v1r4.*.*.cmd.sys.ui.action",
+        f"pub $JS.API.CONSUMER.CREATE.{EVT}.turnstile_thread_turns.cg.v1r4.*.*.evt.agent.*.task",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_wakeup_t",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{EVT}.turnstile_thread_turns",
+        f"pub $JS.ACK.{CMD}.turnstile_wakeup_t.1.1.1.1.1",
+        f"pub $JS.ACK.{EVT}.turnstile_thread_turns.1.1.1.1.1",
+        *(f"pub _INBOX_{user}.x" for user in ("client", "operator", "client_other")),
+        "sub cg.v1r4.*.*.req.sys.bridge.> turnstile",
+        "sub $SRV.PING",
+    ),
+    "worker": (
+        *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.agent.t.wakeup", "cmd.tool.a.b", "cmd.sys.bridge.stop")),
+        *(f"pub cg.v1r4.p.c.{rest}" for rest in ("evt.agent.a.task", "evt.sys.pump.reply", "str.agent.a.chunk")),
+        *(f"pub _INBOX_{user}.x" for user in ("client", "operator", "client_other")),
+        f"pub $JS.API.STREAM.INFO.{EVT}",
+    ),
+    "tool": (
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("describe", "report")),
+        "pub cg.v1r4.demo.c.cmd.sys.bridge.report",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
+        f"pub $JS.API.CONSUMER.INFO.{CMD}.{TOOL}",
+        f"pub $JS.ACK.{CMD}.{TOOL}.1.1.1.1.1",
+        "pub cg.v1r4.demo.c.req.tool.text.count.call_1",
+        "sub cg.v1r4.demo.c.req.tool.text.count.call_1",
+    ),
+    "client": (
+        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
+        "pub cg.v1r4.demo.c.req.sys.bridge.describe",
+        "pub cg.v1r4.demo.c.cmd.sys.ui.action",
+        "sub cg.v1r4.demo.*.evt.>",
+        "sub cg.v1r4.demo.c.str.agent.a.chunk",
+    ),
+}
+MAY["operator"] = (*MAY["client"], "pub cg.v1r4.demo.c.req.sys.bridge.thread.describe")
+MAY["client_other"] = tuple(each.replace(".demo.", ".other.") for each in MAY["client"])
+
+NOBODY = (  # but admin, where it is the JetStream API
+    f"pub $JS.API.STREAM.DELETE.{CMD}",
+    f"pub $JS.API.STREAM.PURGE.{EVT}",
+    f"pub $JS.API.STREAM.UPDATE.{CMD}",
+    "pub $JS.API.STREAM.CREATE.mine",
+    f"pub $JS.API.STREAM.MSG.GET.{EVT}",
+    f"pub $JS.API.STREAM.MSG.DELETE.{EVT}",
+    f"pub $JS.API.DIRECT.GET.{EVT}",
+    f"pub $JS.API.CONSUMER.CREATE.{EVT}",
+    f"pub $JS.API.CONSUMER.CREATE.{CMD}.mine",
+    f"pub $JS.API.CONSUMER.CREATE.{EVT}.mine.cg.v1r4.demo.>",
+    f"pub $JS.API.CONSUMER.DURABLE.CREATE.{EVT}.mine",
+    f"pub $JS.API.CONSUMER.DELETE.{CMD}.turnstile_bridge_verbs",
+    f"pub $JS.API.CONSUMER.NAMES.{CMD}",
+    "pub $SYS.REQ.SERVER.PING",
+    "pub anything",
+    "sub >",
+    "sub cg.>",
+    "sub cg.v1r4.*.*.evt.>",
+    "sub cg.v1r4.*.*.cmd.>",
+    "sub $JS.>",
+    "sub $SYS.>",
+    "sub _INBOX.>",
+    "sub *.>",
+)
+MAY_NOT: dict[str, tuple[str, ...]] = {
+    "admin": (
+        *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("cmd.sys.bridge.enqueue", "req.sys.bridge.enqueue")),
+        "pub cg.v1r4.demo.c.evt.agent.a.task",
+    ),
+    "bridge": (
+        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.enqueue" for way in ("req", "cmd")),
+        "pub cg.v1r4.demo.c.str.agent.a.chunk",
+        "sub cg.v1r4.*.*.req.sys.bridge.>",
+        "sub cg.v1r4.*.*.req.sys.bridge.> mine",
+        f"pub $JS.API.CONSUMER.CREATE.{EVT}.turnstile_thread_turns.cg.v1r4.*.*.evt.>",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{EVT}.mine",
+    ),
+    "worker": (
+        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.enqueue" for way in ("req", "cmd")),
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_wakeup_t",
+        f"pub $JS.ACK.{CMD}.turnstile_wakeup_t.1.1.1.1.1",
+        "sub cg.v1r4.demo.c.req.sys.bridge.enqueue",
+        "sub cg.v1r4.demo.c.req.sys.bridge.> turnstile",
+        "sub cg.v1r4.demo.c.cmd.tool.text.count",
+    ),
+    "tool": (
+        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.enqueue" for way in ("req", "cmd")),
+        "pub cg.v1r4.demo.c.req.sys.bridge.stop",
+        *(f"pub cg.v1r4.other.c.req.sys.bridge.{verb}" for verb in ("describe", "report")),
+        "pub cg.v1r4.other.c.cmd.sys.bridge.report",
+        "pub cg.v1r4.demo.c.evt.agent.a.task",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_tool_text_count@other",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_tool_web_fetch@demo",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.turnstile_wakeup_t",
+        f"pub $JS.ACK.{CMD}.turnstile_tool_text_count@other.1.1.1.1.1",
+        f"pub $JS.ACK.{CMD}.turnstile_wakeup_t.1.1.1.1.1",
+        f"pub $JS.API.CONSUMER.CREATE.{CMD}.{TOOL}.cg.v1r4.demo.*.cmd.tool.text.count",
+        "pub cg.v1r4.demo.c.req.tool.web.fetch.call_1",
+        "sub cg.v1r4.other.c.req.tool.text.count.call_1",
+        "sub cg.v1r4.demo.c.cmd.tool.text.count",
+        "sub cg.v1r4.demo.*.evt.>",
+    ),
+    "client": (
+        *(f"pub cg.v1r4.other.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
+        "pub cg.v1r4.other.c.req.sys.bridge.describe",
+        "pub cg.v1r4.other.c.cmd.sys.ui.action",
+        *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.report" for way in ("req", "cmd")),
+        "pub cg.v1r4.demo.c.req.sys.bridge.thread.describe",
+        *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
+        "pub cg.v1r4.demo.c.cmd.tool.text.count",
+        f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
+        f"pub $JS.API.STREAM.INFO.{EVT}",
+        f"pub $JS.ACK.{CMD}.{TOOL}.1.1.1.1.1",
+        "pub $JS.API.INFO",
+        "pub $SRV.PING",
+        "sub cg.v1r4.other.c.evt.>",
+        "sub cg.v1r4.other.*.str.>",
+        "sub cg.v1r4.demo.*.req.>",
+        "sub cg.v1r4.demo.*.cmd.>",
+        "sub cg.v1r4.demo.c.req.sys.bridge.> turnstile",
+    ),
+}
+MAY_NOT["operator"] = tuple(each for each in MAY_NOT["client"] if each not in MAY["operator"])
+MAY_NOT["operator"] += ("pub cg.v1r4.other.c.req.sys.bridge.thread.describe",)
+MAY_NOT["client_other"] = tuple(
+    each.replace(".demo.", ".DEMO.").replace(".other.", ".demo.").replace(".DEMO.", ".other.")
+    for each in MAY_NOT["client"]
+)
+
+
+@pytest.fixture(scope="module", params=USERS)
+async def user(guarded: GuardedNats, request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, NatsConnection]]:
+    """A role, logged in."""
+    name: str = request.param
+    conn = await connect(guarded.url_of(name), name=name)
+    yield name, conn
+    await conn.close()
+
+
+async def allowed(conn: NatsConnection, action: str) -> bool:
+    """Whether the server lets this user do it."""
+    conn.violations.clear()
+    verb, subject, *queue = action.split()
+    async with AsyncExitStack() as stack:
+        if verb == "pub":
+            await conn.send(subject, b"")
+        else:
+            subscription = await conn.subscribe(subject, _ignore, queue="".join(queue))
+            stack.push_async_callback(conn.unsubscribe, subscription)
+        try:
+            await conn.verify()
+        except ConfigError:
+            return False
+    return True
+
+
+async def _ignore(_: object) -> None:
+    return
+
+
+async def test_what_a_role_may(user: tuple[str, NatsConnection]) -> None:
+    name, conn = user
+    refused = [action for action in (*MAY[name], f"sub _INBOX_{name}.x") if not await allowed(conn, action)]
+    assert refused == []
+
+
+async def test_what_a_role_may_not(user: tuple[str, NatsConnection]) -> None:
+    """Nobody hears another's inbox; into a client's only bridges and workers publish, copies of answers."""
+    name, conn = user
+    others = [each for each in USERS if each != name]
+    wrong = [*MAY_NOT[name], *(f"sub _INBOX_{each}.>" for each in others)]
+    wrong += [action for action in NOBODY if name != "admin" or not action.startswith("pub $JS.API.")]
+    wrong += [action for each in others if (action := f"pub _INBOX_{each}.x") not in MAY[name]]
+    assert [action for action in wrong if await allowed(conn, action)] == []

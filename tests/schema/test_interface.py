@@ -1,0 +1,176 @@
+"""The interface documents: what is committed is what the models say, valid, and readable for a stranger."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from schema.asyncapi import document
+from schema.cards import TextContent
+from schema.catalog import ENTRIES
+from schema.inbox import EnqueueRequest, ReportRequest
+from schema.json_schemas import DIALECT, schemas
+from turnstile.interface import ASYNCAPI, differences, files
+
+DIRECTORY = Path(__file__).parents[2] / "docs" / "interface"
+MADE = schemas()
+FILES = files()
+DOCUMENT: Any = yaml.safe_load(FILES[ASYNCAPI])
+
+
+def parts(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object inside, with its place."""
+    if isinstance(value, dict):
+        found = cast("dict[str, Any]", value)
+        yield path, found
+        for name, each in found.items():
+            yield from parts(each, f"{path}/{name}")
+    elif isinstance(value, list):
+        for number, each in enumerate(cast("list[object]", value)):
+            yield from parts(each, f"{path}/{number}")
+
+
+def test_the_committed_documents_are_what_the_models_say() -> None:
+    assert not differences(DIRECTORY), "the interface changed: run `turnstile schema export`, and commit docs/interface"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_schema_is_valid_and_stands_alone(name: str) -> None:
+    made = MADE[name]
+    assert made["$schema"] == DIALECT
+    Draft202012Validator.check_schema(made)
+    for place, each in parts(made):
+        if isinstance(reference := each.get("$ref"), str):
+            assert resolved(made, reference) is not None, place
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_model_and_every_field_is_described(name: str) -> None:
+    """For a reader who has only the document."""
+    undescribed: list[str] = []
+    for place, each in parts(MADE[name]):
+        if "title" in each and "type" in each and "description" not in each:
+            undescribed.append(place)
+        if each.get("type") == "object" and isinstance(fields := each.get("properties"), dict):
+            told = cast("dict[str, dict[str, Any]]", fields)
+            undescribed += [
+                f"{place}: {field}" for field, of in told.items() if "description" not in of and "const" not in of
+            ]
+    assert not undescribed, "give them docstrings"
+    assert not re.search(r"\b_[A-Z]", str(MADE[name])), "a private name"
+
+
+def test_what_strangers_write_has_no_unknown_fields() -> None:
+    for name, made in MADE.items():
+        if name.endswith(("Request", "Command")) or name in {"Profile", "ToolDefinition", "ListenerFile"}:
+            assert made["additionalProperties"] is False, name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("EnqueueRequest", {"agent_id": "a", "instruction": "b"}, None),
+        ("EnqueueRequest", {"agent_id": "a", "instruction": ""}, "not valid under any"),
+        ("EnqueueRequest", {"agent_id": "a", "turn_epoch": 1}, "unexpected"),
+        ("EnqueueCommand", {"agent_id": "a", "request_id": "r"}, None),
+        ("EnqueueRequest", {"agent_id": "a", "request_id": "r"}, "unexpected"),
+        ("ReportRequest", {"tool_call_id": "c", "status": "success"}, None),
+        ("ReportRequest", {"correlation_id": "c", "status": "success"}, None),
+        ("ReportRequest", {"status": "success"}, "not valid under any"),
+        ("ReportRequest", {"tool_call_id": "c", "correlation_id": "c", "status": "success"}, "valid under each"),
+        ("CardContent", {"__type__": "TextContent", "text": "t"}, None),
+        ("CardContent", {"text": "t"}, "not valid under any"),
+        ("ToolCommandPayload", {"tool_call_card_id": "c", "tool_name": "t", "after_execution": "suspend"}, None),
+        (
+            "ToolCommandPayload",
+            {"tool_call_card_id": "c", "tool_name": "t", "after_execution": "suspend", "agent_id": "a"},
+            "unexpected",
+        ),
+    ],
+)
+def test_a_schema_takes_what_the_model_takes(name: str, value: object, fault: str | None) -> None:
+    validator: Any = Draft202012Validator(MADE[name])  # its `validate` is not typed
+    if fault is None:
+        validator.validate(value)
+    else:
+        with pytest.raises(ValidationError, match=fault):
+            validator.validate(value)
+    models = {"EnqueueRequest": EnqueueRequest, "ReportRequest": ReportRequest}
+    if name in models:
+        if fault is None:
+            models[name].model_validate(value)
+        else:
+            with pytest.raises(ValueError, match=name):
+                models[name].model_validate(value)
+
+
+def test_docstrings_below_fields_and_members_become_descriptions() -> None:
+    content: Any = MADE["CardContent"]
+    assert content["$defs"][TextContent.__name__]["properties"]["text"]["description"] == "The text."
+    reply: Any = MADE["ReplyEvent"]
+    assert "`ended`: A handler returned nothing." in reply["$defs"]["EndReason"]["description"]
+    assert reply["properties"]["from"]["description"] == "The listener that answered; null if none did."
+
+
+# The structure of the AsyncAPI document: its own schema is in no Python package that is kept well.
+
+
+def resolved(whole: object, reference: str) -> Any:
+    """What a reference names: in this document, or in a file of the directory."""
+    file, _, place = reference.partition("#/")
+    if file:
+        assert file in FILES, reference
+        return MADE[file.removeprefix("schemas/").removesuffix(".json")]
+    found: Any = whole
+    for part in place.split("/"):
+        found = found[part]
+    return found
+
+
+def test_asyncapi_has_what_its_specification_requires() -> None:
+    assert document() == DOCUMENT
+    assert DOCUMENT["asyncapi"] == "3.0.0"
+    assert {"title", "version"} <= set(DOCUMENT["info"])
+    assert set(DOCUMENT) == {"asyncapi", "info", "defaultContentType", "channels", "operations", "components"}
+    for section in (DOCUMENT["channels"], DOCUMENT["operations"], *DOCUMENT["components"].values()):
+        assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in section)
+
+
+def test_asyncapi_refers_only_to_what_is_there() -> None:
+    for place, each in parts(DOCUMENT):
+        if isinstance(reference := each.get("$ref"), str):
+            assert resolved(DOCUMENT, reference) is not None, place
+            assert set(each) == {"$ref"}, place
+
+
+def test_a_channel_of_asyncapi_names_its_parameters_and_messages() -> None:
+    for name, channel in DOCUMENT["channels"].items():
+        assert {"address", "messages"} <= set(channel)
+        address = channel["address"] or ""
+        assert (channel["address"] is None) == name.endswith(".reply") or name == "evt.sys.pump.reply"
+        assert re.findall(r"\{(\w+)\}", address) == list(channel.get("parameters", {}))
+        for message in channel["messages"].values():
+            assert resolved(DOCUMENT, message["$ref"])["name"] == name
+
+
+def test_an_operation_of_asyncapi_uses_messages_of_its_channel() -> None:
+    for name, operation in DOCUMENT["operations"].items():
+        role, action, _ = name.split(".", 2)
+        assert action == operation["action"]
+        assert action in {"send", "receive"}
+        assert [tag["name"] for tag in operation["tags"]] == [role]
+        for each in (operation, *([operation["reply"]] if "reply" in operation else [])):
+            channel = each["channel"]["$ref"]
+            assert all(message["$ref"].startswith(f"{channel}/messages/") for message in each["messages"])
+
+
+def test_every_entry_is_sent_and_received_in_asyncapi() -> None:
+    actions: dict[str, set[str]] = {}
+    for operation in DOCUMENT["operations"].values():
+        actions.setdefault(operation["channel"]["$ref"], set()).add(operation["action"])
+    assert actions == {f"#/channels/{entry.name}": {"send", "receive"} for entry in ENTRIES}

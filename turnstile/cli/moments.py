@@ -1,0 +1,30 @@
+"""Moments as people give them: a time, or an age."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def moment(text: str, option: str) -> "datetime":
+    """A time in ISO 8601, in the reader's zone unless it names one, or an age; raises `BadRequest` for all else."""
+    import re
+    from datetime import UTC, datetime, timedelta
+
+    from schema.errors import BadRequest
+
+    now = datetime.now(UTC)
+    try:
+        if age := re.fullmatch(r"([0-9]{1,9})([smhdw])", text):
+            found = now - timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+        else:
+            found = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{option} takes a time as 2026-01-31T12:00 or an age as 24h, got {text[:40]!r}") from None
+    if found > now:
+        raise BadRequest(f"{option} must not be in the future, got {text[:40]!r}")
+    return found
