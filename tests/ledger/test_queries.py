@@ -67,6 +67,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
     "confirm_in_hand": {"agent_turn_id"},
+    "count_project_threads": {"found"},
     "count_box_cards": {"found"},
     "count_live_threads": {"found"},
     "count_project_rows": {"found"},
