@@ -1,6 +1,6 @@
 """Doorbells: messages that say "look at the inbox" (protocol §5, §6), handed to the claims at once.
 
-They are never held up by a claim, so that one behind ten thousand of another project's is heard in a second or two.
+They are never held up by a claim, so that one behind ten thousand of another project's is heard at once.
 Always acknowledged, whatever comes of the claim: the watchdog's poll is the truth, so a lost or refused doorbell costs
 seconds and no turn. One that cannot be read is terminated and counted.
 """
