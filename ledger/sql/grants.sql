@@ -1,5 +1,5 @@
 -- What bridges and workers may do in the ledger, where they have roles of their own (docs/security.md). Neither changes a
--- card, box, step or edge; neither deletes, but for workers that have signed on for the last time.
+-- card, what a box holds, a step or an edge; neither deletes, but for workers that have signed on for the last time.
 
 -- name: find_roles :many
 -- Which of these roles are there, and which is the one that owns the ledger.
