@@ -42,8 +42,10 @@ plan AS MATERIALIZED (  -- always one row
     SELECT CASE
                WHEN NOT EXISTS (SELECT FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
                THEN 'unknown_agent'
-               WHEN :memory_box_id::uuid NOT IN (SELECT held.box_id FROM held) THEN 'unknown_context_box'
-               WHEN :output_box_id::uuid NOT IN (SELECT held.box_id FROM held) THEN 'unknown_output_box'
+               WHEN :memory_box_id::uuid IS NOT NULL AND :memory_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               THEN 'unknown_context_box'
+               WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
+               THEN 'unknown_output_box'
                WHEN EXISTS (SELECT FROM held JOIN state.agent_state_head busy ON busy.output_box_id = held.box_id
                             WHERE busy.agent_id <> :agent_id OR busy.project_id <> :project_id) THEN 'output_box_busy'
                ELSE 'accepted'

@@ -31,6 +31,7 @@ from ledger import (
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
 from schema import described
+from schema.boxes import AgentBoxes
 from schema.threads import ThreadRef
 from schema.tools import ToolRow
 from schema.turns import Ring
@@ -45,6 +46,7 @@ PAGE = {"last", "found"}
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     # the model that reads a query's rows, or the columns that its function reads
     "add_agent": {"verdict", "worker_target"},
+    "agent_boxes": AgentBoxes,
     "add_card": NOTHING,
     "add_message": NOTHING,
     "add_reply": NOTHING,
@@ -109,6 +111,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_roles": {"role", "found", "is_owner"},
     "find_thread": described.ThreadLine,
     "finish_turn": turns.FinishedTurn,
+    "fork_box": {"verdict"},
     "get_card": CARD,
     "has_migrations": {"found"},
     "holder_of": {"holder"},
@@ -166,6 +169,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "release_claims": {"inbox_id"},
     "release_stale_claims": AGENT_KEY,
     "remove_tool": {"tool_name"},
+    "replace_boxes": set(AgentBoxes.model_fields) | {"verdict"},
     "report_call": {
         *("verdict", "inbox_id", "agent_id", "agent_turn_id", "turn_epoch", "wait_status", "channel_id"),
         *("worker_target", "context_headers"),
