@@ -151,7 +151,7 @@ async def test_a_box_that_another_agents_turn_writes_is_busy(agents: Pool) -> No
     turn = await lease(agents, BOB)
     for pointer in ("memory_context_box_id", "last_output_box_id"):
         with refused("output_box_busy"):
-            await replace(agents, **{pointer: turn.output_box_id})
+            await replace(agents, ALICE, **{pointer: turn.output_box_id})
     assert await value(agents, "SELECT count(*) FROM state.agent_state_pointers") == 0
     assert (await replace(agents, BOB, memory_context_box_id=turn.output_box_id)).memory_context_box_id
     await begin(agents, turn)
@@ -165,14 +165,14 @@ async def test_what_replaces_nothing_says_why_in_order(agents: Pool) -> None:
     with refused("unknown_agent"):
         await replace(agents, AgentId("nobody"), **given)
     with refused("unknown_context_box"):
-        await replace(agents, **given)
+        await replace(agents, ALICE, **given)
     with refused("unknown_output_box"):
-        await replace(agents, **given | {"memory_context_box_id": busy})
+        await replace(agents, ALICE, **given | {"memory_context_box_id": busy})
     with refused("output_box_busy"):
-        await replace(agents, **dict.fromkeys(given, busy))
-    for boxes in ({}, {"last_output_box_id": None}):
+        await replace(agents, ALICE, **dict.fromkeys(given, busy))
+    for nothing_named in ({}, {"last_output_box_id": None}):
         with pytest.raises(ValidationError, match="is needed"):
-            await replace(agents, **boxes)
+            BoxReplaceRequest.model_validate({"agent_id": ALICE, **nothing_named})
     assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == AgentBoxes()
     with refused("unknown_agent"):
         await agents.run(lambda conn: agent_boxes(conn, PROJECT, AgentId("nobody")))

@@ -101,7 +101,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "describe_call": described.CallView,
     "describe_turn": described.TurnView,
     "dispatch_next": lease.Lease,
-    "end_message": threads._Ended,
+    "end_message": hops._Ended,
     "enqueue_turn": {
         *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
