@@ -28,9 +28,9 @@ from tests.support.tenants import ALICE, Tenant
         ("box_replace", {"agent_id": ALICE, "last_output_box_id": new_box_id()}, "unknown_output_box"),
     ],
 )
-async def test_what_is_refused(tenant: Tenant, verb: str, arguments: JsonObject, code: str) -> None:
-    await tenant.agent("echo")
-    reply = await tenant.client.request(verb, arguments)
+async def test_what_is_refused(apart: Tenant, verb: str, arguments: JsonObject, code: str) -> None:
+    await apart.agent("echo")
+    reply = await apart.client.request(verb, arguments)
     assert (reply["status"], reply["error_code"]) == ("rejected", code)
 
 
