@@ -1,16 +1,17 @@
-"""`box_fork` and `box_replace` from the outside (protocol §6): what is refused, and commands whose bridge dies."""
+"""`box_fork` and `box_replace` from the outside (protocol §6): what is refused, and a command that comes twice."""
 
-import signal
 from pathlib import Path
 
 import pytest
 
+from bridge.publisher import NatsPublisher
+from bridge.service import VerbRequest
+from bridge.verbs import Verbs
+from bridge.wire import encode
 from schema.base import JsonObject
-from schema.faults import Fault
-from schema.ids import new_box_id, uuid7
-from tests.support.invariants import assert_invariants
-from tests.support.process import Processes
-from tests.support.tenants import ALICE, Tenant
+from schema.faults import Fault, FaultStruckError
+from schema.ids import new_box_id
+from tests.support.tenants import ALICE, CHANNEL, Tenant
 
 
 @pytest.mark.parametrize(
@@ -28,36 +29,31 @@ from tests.support.tenants import ALICE, Tenant
         ("box_replace", {"agent_id": ALICE, "last_output_box_id": new_box_id()}, "unknown_output_box"),
     ],
 )
-async def test_what_is_refused(apart: Tenant, verb: str, arguments: JsonObject, code: str) -> None:
-    await apart.agent("echo")
-    reply = await apart.client.request(verb, arguments)
+async def test_what_is_refused(tenant: Tenant, verb: str, arguments: JsonObject, code: str) -> None:
+    await tenant.agent("echo")
+    reply = await tenant.client.request(verb, arguments)
     assert (reply["status"], reply["error_code"]) == ("rejected", code)
 
 
-async def test_a_command_is_done_once_though_its_bridge_dies(
-    apart: Tenant, processes: Processes, tmp_path: Path
+async def test_a_command_that_fails_after_its_commit_is_done_once(
+    tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bridge dies between the commit and the ack, so both commands come again."""
-    written = (await apart.run("echo")).view.output_box_id
-    bridge = processes.bridge
-    await bridge.stop()
-    points = (Fault.BOX_FORKED, Fault.BOX_REPLACED)
-    armed = ",".join(f"{point}=kill" for point in points)
-    bridge.env = {"TURNSTILE_FAULTS": armed, "TURNSTILE_FAULTS_DIR": str(tmp_path)}
-    commands = {"box_fork": {"box_id": written}, "box_replace": {"agent_id": ALICE, "memory_context_box_id": written}}
-    async with apart.client.watching() as events:
-        for (verb, arguments), point in zip(commands.items(), points, strict=True):
-            await bridge.start()
-            await apart.client.command(verb, JsonObject(arguments), uuid7())
-            assert await bridge.died() == -signal.SIGKILL
-            assert (tmp_path / point).exists()
-        bridge.env = {}
-        await bridge.start()
-        acks = (event async for event in events if event.suffix in {"box_fork_ack", "box_replace_ack"})
-        told = {ack.suffix: ack.payload for ack in [await anext(acks), await anext(acks)]}
-    forks = await apart.rows("SELECT box_id::text AS box FROM boxes WHERE $1::text::uuid = ANY (parent_ids)", written)
-    fork, replaced = told["box_fork_ack"], told["box_replace_ack"]
+    """What fails between the commit and the ack comes again, as the same command."""
+    written = (await tenant.run("echo")).view.output_box_id
+    verbs = Verbs(tenant.pool, NatsPublisher(tenant.stack.conn), depth_limit=20).handlers()
+    monkeypatch.setenv("TURNSTILE_FAULTS", f"{Fault.BOX_FORKED}=throw,{Fault.BOX_REPLACED}=throw")
+    monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
+    commands: dict[str, JsonObject] = {
+        "box_fork": {"box_id": written},
+        "box_replace": {"agent_id": ALICE, "memory_context_box_id": written},
+    }
+    answers: dict[str, JsonObject] = {}
+    for verb, arguments in commands.items():
+        request = VerbRequest(verb, tenant.project, CHANNEL, encode(arguments), {}, "command", "1-2")
+        with pytest.raises(FaultStruckError):
+            await verbs[verb](request)
+        answers[verb] = (await verbs[verb](request)).model_dump()
+    forks = await tenant.rows("SELECT box_id::text AS box FROM boxes WHERE $1::text::uuid = ANY (parent_ids)", written)
+    fork = answers["box_fork"]
     assert (fork["status"], fork["duplicate"], [fork["box_id"]]) == ("accepted", True, [row["box"] for row in forks])
-    assert (replaced["status"], replaced["memory_context_box_id"]) == ("accepted", written)
-    async with apart.pool.connection() as conn:
-        await assert_invariants(conn)
+    assert answers["box_replace"]["memory_context_box_id"] == written
