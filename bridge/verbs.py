@@ -5,6 +5,7 @@ into the reply with its code.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from bridge.service import VerbHandler, VerbRequest
@@ -35,6 +36,7 @@ from schema.inbox import (
     StopReply,
     StopRequest,
 )
+from schema.limits import UNLIMITED, Admission, rate_limited
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus
 from schema.telemetry import SILENT, Telemetry
@@ -43,10 +45,19 @@ from schema.telemetry import SILENT, Telemetry
 class Verbs:
     """The verbs over one ledger."""
 
-    def __init__(self, pool: Pool, publisher: Publisher, *, depth_limit: int, telemetry: Telemetry = SILENT) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        publisher: Publisher,
+        *,
+        depth_limit: int,
+        admission: Admission = UNLIMITED,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
         self._pool = pool
         self._publisher = publisher
         self._depth_limit = depth_limit
+        self._admission = admission
         self._telemetry = telemetry
 
     def handlers(self) -> Mapping[str, VerbHandler]:
@@ -66,6 +77,8 @@ class Verbs:
         _same(request, headers.AGENT_ID, wanted.agent_id)
         if wanted.correlation_id is None and request.command_id is not None:
             wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
+        if request.wait_seconds and wanted.correlation_id is None:
+            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
         done = await enqueue(
             self._pool,
             request.project_id,
@@ -74,6 +87,7 @@ class Verbs:
             request.headers,
             depth_limit=self._depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
+            admission=replace(self._admission, wait_seconds=request.wait_seconds),
         )
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:

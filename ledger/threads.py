@@ -13,8 +13,9 @@ from ledger.queries import Connection, query
 from schema import headers
 from schema.base import Tolerant
 from schema.cards import CardType, Role, TextContent, make_card
-from schema.errors import Refused
+from schema.errors import Limited, Refused
 from schema.ids import AgentTurnId, CardId, ProjectId
+from schema.limits import rate_limited
 from schema.threads import (
     MessageId,
     MessageKind,
@@ -41,6 +42,8 @@ class ThreadLimits:
     max_depth: int = 20
     max_open: int = 100
     """Messages in flight at once."""
+    max_open_threads: int = 0
+    """Threads of one project that have messages in flight; 0 is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Send:
     correlation_id: str
     request_digest: str
     reply_to: str | None = None
+    wait_seconds: float = 0.0
+    """The project is over its rate until then: only a repeat is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class LockedThread(ThreadRef):
 
     requester: str
     message_count: int
+    status: str
 
 
 class _Earlier(ThreadRef):
@@ -89,10 +95,15 @@ class _Look(Tolerant):
 
 
 async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Sent:
-    """Put a message from outside on its way; raises `Refused` (correlation_conflict, unknown_thread, busy)."""
+    """Put a message from outside on its way.
+
+    Raises `Refused` (correlation_conflict, unknown_thread) and `Limited` (rate_limited, busy, threads_full).
+    """
     if (earlier := await _repeated(conn, send)) is not None:
         return earlier
-    thread = await _join(conn, send, limits) if send.joins else await _add_thread(conn, send)
+    if send.wait_seconds > 0:
+        raise rate_limited(send.wait_seconds)
+    thread = await _join(conn, send, limits) if send.joins else await _add_thread(conn, send, limits)
     thread_id = thread.thread_id
     row = await query("top_segment").opt(conn, thread_id=thread_id, listener=send.to)
     segment = row["segment_id"] if row is not None else await add_segment(conn, thread_id, None, send.to, None)
@@ -142,17 +153,29 @@ async def lock_thread(conn: Connection, thread: ThreadRef) -> LockedThread | Non
 
 
 async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
-    """The requester's own thread, locked; raises `Refused` (unknown_thread, busy)."""
+    """The requester's own thread, locked; raises `Refused` (unknown_thread) and `Limited` (busy, threads_full)."""
     thread = await lock_thread(conn, send.thread)
     if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
         raise Refused("unknown_thread", "there is no such thread of yours")
     found = (await query("count_open_messages").one(conn, thread_id=thread.thread_id))["found"]
     if found >= limits.max_open or thread.message_count >= limits.max_messages:
-        raise Refused("busy", f"the thread has {found} messages in flight, {thread.message_count} in all")
+        raise Limited("busy", f"the thread has {found} messages in flight, {thread.message_count} in all")
+    if thread.status != "open":
+        await _make_room(conn, send.thread.project_id, limits)
     return ThreadRef.model_validate(thread.model_dump())
 
 
-async def _add_thread(conn: Connection, send: Send) -> ThreadRef:
+async def _make_room(conn: Connection, project: ProjectId, limits: ThreadLimits) -> None:
+    """Raises `Limited` (threads_full); as many as are sent at once may pass it."""
+    if not limits.max_open_threads:
+        return
+    counted = await query("count_project_threads").one(conn, project_id=project, row_limit=limits.max_open_threads)
+    if counted["found"] >= limits.max_open_threads:
+        raise Limited("threads_full", "the project has too many open threads: again when some have been answered")
+
+
+async def _add_thread(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
+    await _make_room(conn, send.thread.project_id, limits)
     await query("add_thread").many(
         conn,
         thread_id=send.thread.thread_id,

@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 from turnstile.cli import (
     agents,
     audit,
+    bench,
     doctor,
     health,
     inbox,
@@ -74,6 +75,7 @@ safety.register(app)
 retention.register(app)
 usage.register(app)
 audit.register(app)
+bench.register(app)
 doctor.register(app)
 health.register(app)
 
