@@ -12,6 +12,7 @@ from bridge.service import VerbHandler, VerbRequest
 from bridge.stopping import stop_turn
 from bridge.telling import SENDER, tell
 from bridge.wire import decode_object
+from ledger.boxes import fork_box, replace_boxes
 from ledger.cards import get_card
 from ledger.intake import enqueue
 from ledger.lease import Lease
@@ -20,10 +21,12 @@ from ledger.sweep import reject
 from ledger.views import describe_turn
 from ledger.waiting import describe_call, report
 from schema import headers
+from schema.boxes import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
 from schema.described import DescribeReply
 from schema.errors import BadRequest, Refused
 from schema.events import Message, StateEvent
 from schema.faults import Fault, hit
+from schema.ids import forked_box_id, new_box_id
 from schema.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -59,7 +62,14 @@ class Verbs:
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
-        return {"enqueue": self.enqueue, "report": self.report, "stop": self.stop, "describe": self.describe}
+        return {
+            "enqueue": self.enqueue,
+            "report": self.report,
+            "stop": self.stop,
+            "describe": self.describe,
+            "box_fork": self.box_fork,
+            "box_replace": self.box_replace,
+        }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Make a turn; a command that is delivered twice makes one."""
@@ -129,6 +139,23 @@ class Verbs:
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
         return await stop_turn(self._pool, self._publisher, request.project_id, wanted, self._telemetry)
+
+    async def box_fork(self, request: VerbRequest) -> BoxForkReply:
+        """Copy a box; a command that is delivered twice makes one copy."""
+        wanted = request.parse(BoxForkRequest)
+        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        new_box = forked_box_id(request.project_id, name) if name else new_box_id()
+        made = await self._pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
+        hit(Fault.BOX_FORKED)
+        return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
+
+    async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
+        """Set the boxes that an agent's pointers name."""
+        wanted = request.parse(BoxReplaceRequest)
+        _same(request, headers.AGENT_ID, wanted.agent_id)
+        boxes = await self._pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
+        hit(Fault.BOX_REPLACED)
+        return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
