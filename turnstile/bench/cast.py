@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ledger.pool import Pool
 from ledger.roster import add_agent, put_profile, put_tool
+from schema import subjects
 from schema.base import JsonObject
 from schema.ids import AgentId, ProjectId
 from schema.profiles import LlmConfig, Profile
@@ -20,7 +21,7 @@ _WORD = "word "
 LATER = ToolDefinition(
     tool_name="bench_later",
     description="Answers later.",
-    target_subject="cg.v1r4.{project_id}.{channel_id}.cmd.tool.bench.later",
+    target_subject=subjects.tool_target("bench", "later"),
 )
 
 

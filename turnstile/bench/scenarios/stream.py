@@ -3,6 +3,7 @@
 import time
 from itertools import pairwise
 
+from schema import subjects
 from turnstile.bench.asking import CHANNEL
 from turnstile.bench.bars import Bars
 from turnstile.bench.cast import CHUNKS_PER_SECOND
@@ -25,7 +26,7 @@ async def run_stream(place: Place, bars: Bars) -> Result:
     async with staged(
         place, "stream", "bench_stream", plan.streams, sections={"worker": {"max_concurrency": slots}}, warm=False
     ) as stage:
-        subject = f"cg.v1r4.{stage.project}.{CHANNEL}.str.agent.{stage.agents[0]}.chunk"
+        subject = subjects.agent_chunk(stage.project, CHANNEL, stage.agents[0])
         subscription = await place.conn.subscribe(subject, heard)
         before = await stage.read()
         with bars.bar("stream", 1) as advance:
