@@ -97,7 +97,7 @@ async def test_tool_turns_have_histories_that_know_no_content(place: Place, bars
     result = await RUNNERS[Scenario.TOOL](place, bars)
     check_turns(result)
     assert (result.value("history slope, 1 to 500 kB of context") or 0) < 0.2
-    assert (result.value("database round trips a turn") or 0) > 5
+    assert (result.value("database round trips a turn") or 0) > 0
 
 
 async def test_a_queue_and_many_agents(place: Place, bars: Bars) -> None:

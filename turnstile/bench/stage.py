@@ -22,7 +22,7 @@ from schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.bench.asking import Asker, asking
 from turnstile.bench.cast import hire
 from turnstile.bench.children import TURNSTILE, Child, child
-from turnstile.bench.figures import Figure, percentile, ratio, spread
+from turnstile.bench.figures import Figure, ratio, spread
 from turnstile.bench.place import Place, Section
 from turnstile.bench.proc import cpu_seconds, peak_memory_mb, tree_cpu_seconds
 from turnstile.bench.tool import READY
@@ -132,16 +132,15 @@ class Stage:
             Figure(name="peak memory", value=self.peak_mb, unit="MB"),
         ]
 
-    async def history(self, turns: Sequence[AgentTurnId]) -> tuple[float, float]:
-        """Events and bytes of a turn's history; the medians of the first few of these turns."""
-        events, size = list[float](), list[float]()
+    async def histories(self, turns: Sequence[AgentTurnId]) -> list[tuple[float, float]]:
+        """Events and bytes of the histories of the first few of these turns."""
+        found: list[tuple[float, float]] = []
         for turn in turns[:_HISTORY_SAMPLE]:
             handle = self.place.temporal.get_workflow_handle(turn_workflow_id(turn))
             await handle.result()
             about = (await handle.describe()).raw_description.workflow_execution_info
-            events.append(about.history_length)
-            size.append(about.history_size_bytes)
-        return percentile(events, 0.5), percentile(size, 0.5)
+            found.append((about.history_length, about.history_size_bytes))
+        return found
 
 
 def usage_figures(values: Mapping[str, float]) -> list[Figure]:
