@@ -25,7 +25,7 @@ from activities.steps import StepActivities
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection, connect
 from bridge.doorbells import Doorbells
-from bridge.engine import await_client, declare_search_attributes
+from bridge.engine import await_client, declare_search_attributes, ensure_readable
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
@@ -177,6 +177,7 @@ async def _open(
     plugin = turnstile_plugin(*activities)
     client = await _client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
+    await ensure_readable(client, served_targets(settings))
     return pool, conn, client, telemetry
 
 
@@ -344,6 +345,7 @@ async def open_servers(
                 conn = await stack.enter_async_context(_nats(endpoints, name))
                 client = await _client(settings, endpoints, turnstile_plugin())
                 await declare_search_attributes(client)
+                await ensure_readable(client, served_targets(settings))
         except TimeoutError:
             raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
         yield pool, conn, client

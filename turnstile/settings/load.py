@@ -19,7 +19,7 @@ from schema.errors import ConfigError
 from turnstile.settings.model import ENV_PREFIX, Settings
 
 DEFAULT_FILE = Path("config.toml")
-_SECRET = {("database", "url"), ("nats", "servers")}
+_SECRET = {("database", "url"), ("nats", "servers"), ("temporal", "codec_keys")}
 
 
 def load_settings(path: Path | None = None) -> Settings:
