@@ -203,12 +203,12 @@ class UiActions:
     async def _record(self, pressed: _Pressed, error: TurnstileError) -> None:
         request, blank = pressed.request, pressed.blank
         source = f"command:{request.headers.get(headers.SENDER, 'client')}".replace("\0", "")
-        # what does not fit a schema is quoted to whoever sent it, and to nobody else
-        why = "the arguments do not fit the tool" if error.code == "invalid_arguments" else str(error)
         ids = {} if blank is None else {"action_id": blank.action_id, "agent_id": blank.agent_id}
         told = {name: each.replace("\0", "") for name, each in ids.items()}
         await self._pool.run(
-            lambda conn: reject(conn, request.project_id, source, error.code, f"{VERB}: {why}".replace("\0", ""), told)
+            lambda conn: reject(
+                conn, request.project_id, source, error.code, f"{VERB}: {error}".replace("\0", ""), told
+            )
         )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from google.protobuf import json_format
 from google.protobuf.message import Message
-from temporalio.api.common.v1 import Payload, Payloads, SearchAttributes
+from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.history.v1 import History, HistoryEvent
 from temporalio.client import WorkflowHistory
 
@@ -22,6 +22,7 @@ from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.invariants import assert_invariants
 from tests.support.organism import Order
+from tests.support.payloads import payloads_in
 from tests.support.pump import calling_in, pump_config
 from tests.support.stack import Config, Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant, turn_of
@@ -60,18 +61,6 @@ async def stack(
         async with opened.pool.connection() as conn:
             await assert_invariants(conn)
     await databases.drop(name)
-
-
-def payloads_in(message: Message) -> Iterator[Payload]:
-    """Every payload of a message but those of search attributes."""
-    if isinstance(message, Payload):
-        yield message
-    if isinstance(message, Payload | SearchAttributes):
-        return
-    for _, value in message.ListFields():
-        for each in value.values() if hasattr(value, "values") else value if hasattr(value, "extend") else [value]:
-            if isinstance(each, Message):
-                yield from payloads_in(each)
 
 
 def without_search_attributes(message: Message) -> bytes:
