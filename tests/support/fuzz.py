@@ -151,7 +151,7 @@ class Dice:
         return {
             name: self._value(each, defs, depth + 1)
             for name, each in schema.get("properties", {}).items()
-            if name in required or (depth < 4 and self.chance(0.3))
+            if name in required or (depth < 4 and self.chance(0.15))
         }
 
     def _text(self, schema: dict[str, Any]) -> str:
@@ -232,7 +232,7 @@ class Dice:
     def payload(self, model: type[BaseModel]) -> bytes:
         """A message for a model: right, bent, or no such thing."""
         value = self.valid(model)
-        return self.encoded(value if self.chance(0.25) else self.bent(value))
+        return self.encoded(value if self.chance(0.4) else self.bent(value))
 
     def headers(self) -> dict[str, str]:
         """Some headers."""
