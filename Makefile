@@ -4,7 +4,7 @@
 #   make demo-pump  the same with listeners, which talk to each other
 #   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
 #   make check    lint, format, types, import rules
-#   make bench    turns/s, time to stop, the cost of sleeping
+#   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
@@ -50,7 +50,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/turnstile bench $(ARGS)
 
 chaos: $(STAMP)
 	$(BIN)/python -m chaos $(ARGS)

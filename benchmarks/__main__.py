@@ -1,13 +1,13 @@
-"""All measurements, one after the other: `python -m benchmarks`."""
+"""What upkeep costs, one after the other: `python -m benchmarks`."""
 
 import asyncio
 
-from benchmarks import audit, retention, stops, suspended, turns
+from benchmarks import audit, retention
 
 
 def main() -> None:
     """Run each with its defaults."""
-    for measurement in (turns, stops, suspended, audit, retention):
+    for measurement in (audit, retention):
         asyncio.run(measurement.main())
 
 

@@ -75,6 +75,16 @@ class NatsConnection:
         """Bytes a message may have, so that it never closes the connection."""
         return self.nc.max_payload - _HEADROOM
 
+    @property
+    def messages_out(self) -> int:
+        """Messages sent since the start, requests and acknowledgements included."""
+        return self.nc.stats["out_msgs"]
+
+    @property
+    def messages_in(self) -> int:
+        """Messages received since the start."""
+        return self.nc.stats["in_msgs"]
+
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after every reconnect, disconnect and close; returns what ends that."""
         self._listeners.add(changed)

@@ -11,9 +11,9 @@ from functools import partial
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
+from bridge.claims import Claims
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.pull import ContinuousPull
-from bridge.starter import Starter
 from bridge.streams import declare_wakeups, wakeup_consumer
 from ledger.lease import AgentKey
 from schema import headers, subjects
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class Doorbells:
     """Hears the doorbells of one worker target."""
 
-    def __init__(self, conn: NatsConnection, starter: Starter, worker_target: str) -> None:
-        self._starter = starter
+    def __init__(self, conn: NatsConnection, claims: Claims, worker_target: str) -> None:
+        self._claims = claims
         ensure = partial(declare_wakeups, conn, worker_target)
         self._pull = ContinuousPull(conn, subjects.CMD_STREAM, wakeup_consumer(worker_target), ensure)
         self.undecodable = 0
@@ -50,7 +50,7 @@ class Doorbells:
             except NATS_TROUBLE as error:
                 log.debug("a doorbell was not acknowledged: %s", type(error).__name__)
         try:
-            await self._starter.claim(agents, "doorbell")
+            await self._claims.claim(agents, "doorbell")
         except ServerUnavailable as error:
             log.warning("doorbells are left to the watchdog: %s", error)
 

@@ -84,7 +84,7 @@ class Reconciler:
         self._client = client
         self._starter = starter
         self._publisher = publisher
-        self._targets = tuple(worker_targets)
+        self._targets = worker_targets
 
     async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[TurnInHand]:
         """Turns in hand without an open workflow; those leased and never started are the rule 'dispatched's."""
@@ -153,6 +153,8 @@ class Reconciler:
     async def _visible(self) -> list[AgentTurnId]:
         """The turns whose workflow is open, as far as visibility knows."""
         await ensure_engine(self._client)
+        if not self._targets:
+            return []  # a standby, which serves nothing else
         queues = ", ".join(f"'{options.task_queue(target)}'" for target in self._targets)
         listed = self._client.list_workflows(
             f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",

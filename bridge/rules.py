@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from bridge.claims import Claims
 from bridge.reconciler import Reconciler
-from bridge.starter import Starter
 from bridge.stopping import fence_stopped
 from bridge.telling import SENDER, tell
 from ledger import sweep
@@ -61,22 +61,25 @@ class Rule(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules with what they work on: settings and clients."""
+class LedgerRules:
+    """The rules that ledger and NATS suffice for, with what they work on."""
 
     pool: Pool
-    starter: Starter
+    starter: Claims
     publisher: Publisher
-    reconciler: Reconciler
     worker_targets: Sequence[str]
+    """What is served now; targets of one process come and go (protocol §8)."""
     times: WatchdogTimes
+    telemetry: Telemetry = SILENT
     more: Sequence[Rule[Any]] = ()
     """Rules of what stands on the kernel."""
-    telemetry: Telemetry = SILENT
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
-        times, engine = self.times, self.reconciler
+        return [*self._by_ledger(), *self.more]
+
+    def _by_ledger(self) -> list[Rule[Any]]:
+        times = self.times
         return [
             self._rows("claims", sweep.release_stale_claims, times.inbox_processing_timeout, self._claim),
             self._rows("dispatched_retry", sweep.retry_dispatched, times.dispatched_retry, self._claim),
@@ -87,29 +90,7 @@ class Rules:
             Rule("stranded", self._stranded, self._dispatch),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
-            Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
-            Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
-            *self._reaps(),
-            *self.more,
         ]
-
-    def _reaps(self) -> list[Rule[Any]]:
-        engine, times = self.reconciler, self.times
-        silent = Rule(
-            "running_reap",
-            lambda run: engine.list_silent(run, older_seconds=times.active_reap),
-            engine.reap_silent,
-            times.engine_interval,
-        )
-        if not times.dispatched_timeout:
-            return [silent]
-        undispatched = Rule(
-            "dispatched_reap",
-            lambda run: engine.list_undispatched(run, older_seconds=times.dispatched_timeout),
-            engine.reap_undispatched,
-            times.engine_interval,
-        )
-        return [undispatched, silent]
 
     def _rows(
         self,
@@ -159,3 +140,39 @@ class Rules:
             return 0
         await self.pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
         return len(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules(LedgerRules):
+    """All rules of a bridge, those that ask the engine too."""
+
+    reconciler: Reconciler
+
+    def all(self) -> list[Rule[Any]]:
+        """In the order in which they look."""
+        engine, times = self.reconciler, self.times
+        return [
+            *self._by_ledger(),
+            Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
+            Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
+            *self._reaps(),
+            *self.more,
+        ]
+
+    def _reaps(self) -> list[Rule[Any]]:
+        engine, times = self.reconciler, self.times
+        silent = Rule(
+            "running_reap",
+            lambda run: engine.list_silent(run, older_seconds=times.active_reap),
+            engine.reap_silent,
+            times.engine_interval,
+        )
+        if not times.dispatched_timeout:
+            return [silent]
+        undispatched = Rule(
+            "dispatched_reap",
+            lambda run: engine.list_undispatched(run, older_seconds=times.dispatched_timeout),
+            engine.reap_undispatched,
+            times.engine_interval,
+        )
+        return [undispatched, silent]

@@ -1,14 +1,11 @@
-"""Claims, and the workflows they start (protocol §6, claim): where inbox and Temporal meet.
+"""Claimed turns as workflows (protocol §6, claim): where inbox and Temporal meet.
 
 A claim whose workflow cannot be started is given back with a delay at once, so that Temporal's absence costs nothing
 but time. Many agents are claimed by one statement and started concurrently. Ids only enter Temporal.
 """
 
-import asyncio
 import logging
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio.client import Client
@@ -16,42 +13,25 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from bridge.endings import end_by_force
+from bridge.claims import Claims
 from bridge.engine import declare_search_attributes
-from bridge.telling import SENDER, tell
-from ledger.lease import AgentKey, Claim, claim_inbox, release_claims
+from ledger.lease import Claim
 from ledger.pool import Pool
-from ledger.views import locate_turn
-from schema.events import Address, InboxProgress
 from schema.faults import Fault, hit
-from schema.ids import AgentTurnId
 from schema.logs import about
 from schema.ports import Publisher
-from schema.states import TurnStatus
-from schema.telemetry import SILENT, Metric, Telemetry
+from schema.telemetry import SILENT, Telemetry
 from schema.turns import TurnInput, TurnRef
 from workflows import options
 from workflows.agent_turn import AgentTurn
 
 log = logging.getLogger(__name__)
-CLAIM_LIMIT = 64
 RELEASE_DELAY_SECONDS = 1.0
 _RPC_TIMEOUT = timedelta(seconds=5)
 
 
-@dataclass(slots=True)
-class ClaimCounts:
-    """What became of claimed rows, for metrics."""
-
-    started: int = 0
-    signalled: int = 0
-    settled: int = 0
-    released: int = 0
-    by_reason: dict[str, int] = field(default_factory=dict[str, int])
-
-
-class Starter:
-    """Claims due rows for the served worker targets and starts their turns."""
+class Starter(Claims):
+    """Starts the workflows of claimed turns, and rings at them."""
 
     def __init__(
         self,
@@ -63,56 +43,11 @@ class Starter:
         heartbeat_timeout_seconds: float = 10.0,
         telemetry: Telemetry = SILENT,
     ) -> None:
-        self._pool = pool
+        super().__init__(pool, publisher, worker_targets, telemetry)
         self._client = client
-        self._publisher = publisher
-        self._worker_targets = tuple(worker_targets)
         self._heartbeat_timeout = heartbeat_timeout_seconds
-        self._telemetry = telemetry
-        self.counts = ClaimCounts()
 
-    async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
-        """Take what is due for these agents and start it; raises `ServerUnavailable` while the ledger is away."""
-        wanted = list(dict.fromkeys(agents))
-        while wanted:
-            claims = await self._pool.run(
-                lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
-            )
-            hit(Fault.CLAIM_TAKEN)
-            self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
-            bells: dict[AgentTurnId | None, list[Claim]] = {}
-            for claim in claims:
-                self._telemetry.meter.count(Metric.CLAIMS, verdict=claim.verdict)
-                if claim.verdict == "signal":
-                    bells.setdefault(claim.agent_turn_id, []).append(claim)
-            await asyncio.gather(*map(self._settle, claims), *map(self._signal, bells.values()))
-            wanted = _unfinished(claims)
-
-    async def _settle(self, claim: Claim) -> None:
-        with about(
-            project_id=claim.project_id,
-            agent_id=claim.agent_id,
-            agent_turn_id=claim.agent_turn_id,
-            turn_epoch=claim.turn_epoch,
-        ):
-            await self._settle_one(claim)
-
-    async def _settle_one(self, claim: Claim) -> None:
-        match claim.verdict:
-            case "start":
-                await self._start(claim)
-            case "signal":
-                pass  # rung together with the others of its turn
-            case "consumed" | "skipped" | "deferred":
-                self.counts.settled += 1
-                await self._tell(claim, claim.last_error or claim.verdict)
-            case "error":
-                self.counts.settled += 1
-                log.error("inbox row %s breaks the protocol: marked error", claim.inbox_id)
-                await self._tell(claim, "protocol_violation")
-                await self._fence(claim)
-
-    async def _signal(self, claims: list[Claim]) -> None:
+    async def ring(self, claims: list[Claim]) -> None:
         """Ring once at the workflow of the turn that these rows are for; it applies them together (§7.5, greedy batch).
 
         Signals need a running workflow, never make one.
@@ -127,9 +62,10 @@ class Starter:
                 self.counts.signalled += len(claims)
             except (RPCError, OSError) as error:
                 log.warning("turn %s: could not be rung (%s): given back", turn.agent_turn_id, type(error).__name__)
-                await self._release(claims, RELEASE_DELAY_SECONDS)
+                await self.release(claims, RELEASE_DELAY_SECONDS)
 
-    async def _start(self, claim: Claim) -> None:
+    async def start_claimed(self, claim: Claim) -> None:
+        """Start its workflow, or give the row back."""
         turn = claim.turn()
         try:
             await self.start(turn)
@@ -138,10 +74,10 @@ class Starter:
         except WorkflowAlreadyStartedError:
             # Completed, yet the ledger has it in hand: the rule 'engine' starts it again, or what ended it shows soon.
             log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
-            await self._release([claim], 10 * RELEASE_DELAY_SECONDS)
+            await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
         except (RPCError, OSError) as error:
             log.warning("turn %s: could not be started (%s): given back", turn.agent_turn_id, type(error).__name__)
-            await self._release([claim], RELEASE_DELAY_SECONDS)
+            await self.release([claim], RELEASE_DELAY_SECONDS)
 
     async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> None:
         """Start the turn's workflow, or find it running; raises what the client raises."""
@@ -180,45 +116,6 @@ class Starter:
             request_eager_start=True,
             rpc_timeout=_RPC_TIMEOUT,
         )
-
-    async def _release(self, claims: Sequence[Claim], delay: float) -> None:
-        self.counts.released += len(claims)
-        self._telemetry.meter.count(Metric.CLAIMS_RELEASED, len(claims))
-        rows = [claim.inbox_id for claim in claims]
-        await self._pool.run(lambda conn: release_claims(conn, rows, delay_seconds=delay))
-
-    async def _fence(self, claim: Claim) -> None:
-        """A turn that an illegal row names gets its outcome, if an agent has it in hand."""
-        turn_id = claim.agent_turn_id
-        if turn_id is None:
-            return
-        turn = await self._pool.run(lambda conn: locate_turn(conn, claim.project_id, turn_id))
-        if turn is None or turn.agent_id != claim.agent_id:
-            return  # an illegal row of one agent never ends another's turn
-        reason = "its inbox row broke the protocol"
-        await end_by_force(
-            *(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason),
-            telemetry=self._telemetry,
-        )
-
-    async def _tell(self, claim: Claim, reason: str) -> None:
-        address = Address(
-            project_id=claim.project_id,
-            channel_id=claim.channel_id,
-            agent_id=claim.agent_id,
-            agent_turn_id=claim.agent_turn_id,
-            turn_epoch=claim.turn_epoch or 0,
-            context=claim.context_headers,
-            sender=SENDER,
-        )
-        progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
-        await tell(self._publisher, address.inbox_progress(progress))
-
-
-def _unfinished(claims: Sequence[Claim]) -> list[AgentKey]:
-    """Agents that may have more rows than one claim takes."""
-    taken = Counter((claim.project_id, claim.agent_id) for claim in claims)
-    return [agent for agent, count in taken.items() if count >= CLAIM_LIMIT]
 
 
 def _details(turn: TurnRef) -> str:

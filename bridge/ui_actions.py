@@ -24,7 +24,7 @@ from bridge.service import VerbRequest, read_request
 from bridge.streams import UI_ACTIONS_CONSUMER, declare_ui_actions
 from bridge.telling import SENDER
 from bridge.verbs import dispatched
-from bridge.wire import decode_object, encode
+from bridge.wire import decode_object, encode, headers_of
 from ledger.actions import ActionTurn, find_action
 from ledger.intake import enqueue_action
 from ledger.lease import Lease
@@ -77,7 +77,7 @@ def read_action(msg: Msg) -> _Pressed:
         payload = decode_object(msg.data)
     except BadRequest as error:
         return _Pressed(request, None, error)
-    given = dict(msg.headers or {})
+    given = headers_of(msg)
     payload.setdefault("agent_id", given.get(headers.AGENT_ID))
     blank = _blank(payload)
     try:

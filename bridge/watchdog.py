@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from bridge.rules import Rule, Rules
+from bridge.rules import LedgerRules, Rule
 from ledger.lease import AgentKey
 from ledger.pool import Pool
 from ledger.recovery import record_repairs, take_duty
@@ -37,12 +37,12 @@ class Swept:
 class Watchdog:
     """Runs the rules at every tick. Holds counters, and when it last asked whose turn a rule is."""
 
-    def __init__(self, pool: Pool, rules: Rules) -> None:
+    def __init__(self, pool: Pool, rules: LedgerRules) -> None:
         self._pool = pool
         self._rules = rules.all()
         self._meter = rules.telemetry.meter
         self._poll_interval = rules.times.poll_interval
-        self._served = ",".join(sorted(rules.worker_targets))
+        self._targets = rules.worker_targets
         self._asked: dict[str, float] = {}
         self.repairs: Counter[str] = Counter()
         """What was mended here, by rule."""
@@ -95,7 +95,7 @@ class Watchdog:
         if now - self._asked.get(rule.name, -rule.every) < rule.every:
             return False
         self._asked[rule.name] = now
-        duty = f"{rule.name}: {self._served}"
+        duty = f"{rule.name}: {','.join(sorted(self._targets))}"
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
     async def _sweep(self, rule: Rule[Any]) -> Swept:

@@ -35,7 +35,7 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "60000",
     "timezone": "UTC",
 }
-_LOST = (
+LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
@@ -47,7 +47,7 @@ _LOST = (
     OSError,
     TimeoutError,
 )
-_REFUSED = (
+REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.exceptions.ClientConfigurationError,
@@ -123,7 +123,7 @@ class Pool:
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), timeout=5)
-            except (TimeoutError, *_LOST):
+            except (TimeoutError, *LOST):
                 pool.terminate()
 
     async def _opened(self) -> _RawPool:
@@ -152,9 +152,9 @@ class Pool:
             try:
                 pool = await self._opened()
                 conn = await stack.enter_async_context(pool.acquire(timeout=30))
-            except _REFUSED as error:
+            except REFUSED as error:
                 raise self._refused(error) from None
-            except _LOST as error:
+            except LOST as error:
                 raise ServerUnavailable(f"no answer from {self.server}: {error}") from error
             yield conn
 
@@ -182,9 +182,9 @@ class Pool:
                 if again > 50:
                     raise
                 await asyncio.sleep(random.uniform(0, min(0.001 * 2**again, 0.05)))  # noqa: S311 -- jitter, not a secret
-            except _REFUSED as error:
+            except REFUSED as error:
                 raise self._refused(error) from None
-            except _LOST as error:
+            except LOST as error:
                 lost += 1
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
@@ -216,7 +216,7 @@ class Pool:
                     async with conn.transaction():
                         answers.append(await transition(conn))
                         raise _Rehearsed
-        except _LOST as error:
+        except LOST as error:
             raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
         return answers[0]
 

@@ -52,3 +52,9 @@ class ServerUnavailable(TurnstileError):
     """Postgres, NATS or Temporal does not answer."""
 
     code: str = "server_unavailable"
+
+
+class TargetHeld(TurnstileError):
+    """A worker target that belongs to one process is held by another (protocol §8)."""
+
+    code: str = "target_held"

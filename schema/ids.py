@@ -9,6 +9,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NewType
 
@@ -26,6 +27,9 @@ BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+EXCLUSIVE_PREFIX = "svc1_"
+"""A worker target that begins so belongs to one process (protocol §8)."""
 
 
 def uuid7() -> str:
@@ -52,6 +56,17 @@ def token(value: str, name: str) -> str:
     if not _TOKEN.match(value):
         raise BadRequest(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -, got {value[:60]!r}")
     return value
+
+
+def is_exclusive(worker_target: str) -> bool:
+    """Whether one process at a time serves it."""
+    return worker_target.startswith(EXCLUSIVE_PREFIX)
+
+
+def split_targets(worker_targets: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Those that any number of processes serve, and those that belong to one."""
+    targets = list(worker_targets)
+    return [each for each in targets if not is_exclusive(each)], [each for each in targets if is_exclusive(each)]
 
 
 def box_id(value: str, name: str) -> BoxId:

@@ -73,6 +73,11 @@ def agent_event(project: ProjectId, channel: ChannelId, agent: AgentId, suffix: 
     return _build(project, channel, "evt", "agent", token(agent, "agent_id"), suffix)
 
 
+def task_events_filter(project: ProjectId, channel: ChannelId) -> str:
+    """The `task` events of all agents of a channel."""
+    return _build(project, channel, "evt", "agent", "*", "task")
+
+
 def agent_events_filter(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
     """All events of one agent."""
     return _build(project, channel, "evt", "agent", token(agent, "agent_id"), "*")

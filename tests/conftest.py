@@ -69,7 +69,7 @@ def fuzz_report(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Those lines, where more than the usual cases were wanted."""
-    if (lines := config.stash.get(FUZZED, [])) and config.getoption("--fuzz-cases") != FUZZ_CASES:
+    if (lines := config.stash.get(FUZZED, list[str]())) and config.getoption("--fuzz-cases") != FUZZ_CASES:
         terminalreporter.section("fuzzing")
         for line in lines:
             terminalreporter.line(line)

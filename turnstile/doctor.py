@@ -29,6 +29,7 @@ from turnstile.embedded import Endpoints
 from turnstile.engine import connect_engine
 from turnstile.models import real_model, route_models
 from turnstile.settings import Settings
+from turnstile.versions import list_builds
 
 T = TypeVar("T")
 COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
@@ -57,13 +58,14 @@ class _Doctor:
             endpoints = wiring.resolve_endpoints(self.settings, self.data)
         except ConfigError as error:
             return [Check(name="servers", status="warn", says=str(error), hint="`turnstile up` starts all of them")]
-        return list(
-            await asyncio.gather(
-                _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
-                _answers("NATS", lambda: _nats(endpoints.nats_url)),
-                _answers("Temporal", lambda: _temporal(self.settings, endpoints)),
-            )
-        )
+        looks = [
+            _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
+            _answers("NATS", lambda: _nats(endpoints.nats_url)),
+            _answers("Temporal", lambda: _temporal(self.settings, endpoints)),
+        ]
+        if self.settings.worker.deployment_name:
+            looks.append(_answers("worker version", lambda: _version(self.settings, endpoints)))
+        return list(await asyncio.gather(*looks))
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those asked about."""
@@ -202,3 +204,15 @@ async def _temporal(settings: Settings, endpoints: Endpoints) -> Check:
     sealed = f", payloads encrypted by {settings.temporal.codec}" if settings.temporal.codec else ""
     says = f"{address}, namespace {namespace}, version {info.server_version}{sealed}"
     return Check(name="Temporal", status="ok", says=says)
+
+
+async def _version(settings: Settings, endpoints: Endpoints) -> Check:
+    """Whether the build that these settings name is the one that runs turns."""
+    worker = settings.worker
+    builds = await list_builds(await connect_engine(settings.temporal, endpoints), worker.deployment_name)
+    current = next((each.build_id for each in builds if each.current), None)
+    told = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
+    if current == worker.build_id:
+        return Check(name="worker version", status="ok", says=told)
+    hint = f"workers of {worker.build_id} wait until `turnstile worker-version set-current {worker.build_id}`"
+    return Check(name="worker version", status="warn", says=told, hint=hint)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -78,6 +78,15 @@ MEANINGS: dict[Metric, Meaning] = {
 }
 
 Look = Callable[[], Awaitable[Backlog]]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a process has exchanged with its servers since it began."""
+
+    round_trips: int
+    messages_out: int
+    messages_in: int
 
 
 class PrometheusMeter:
@@ -172,6 +181,25 @@ class BacklogCollector(Collector):
         return rows, lag, threads
 
 
+class TrafficCollector(Collector):
+    """What this process has exchanged with Postgres and NATS since it began, read from where it is counted anyway."""
+
+    def __init__(self, read: Callable[[], Traffic]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Family]:
+        """Two counters."""
+        traffic = self._read()
+        trips = CounterMetricFamily(
+            "turnstile_database_round_trips", "Statements sent to Postgres, each of which waits for its answer"
+        )
+        trips.add_metric([], traffic.round_trips)
+        messages = CounterMetricFamily("turnstile_nats_messages", "Messages to and from NATS", labels=["direction"])
+        messages.add_metric(["out"], traffic.messages_out)
+        messages.add_metric(["in"], traffic.messages_in)
+        return trips, messages
+
+
 @asynccontextmanager
 async def serving_metrics(
     host: str,
@@ -179,6 +207,7 @@ async def serving_metrics(
     *,
     wide_labels: Sequence[WideLabel] = (),
     look: Look | None = None,
+    traffic: Callable[[], Traffic] | None = None,
     health: Health | None = None,
 ) -> AsyncGenerator[PrometheusMeter]:
     """A meter served at `http://host:port/metrics` until the block ends, and beside it `health`.
@@ -186,6 +215,8 @@ async def serving_metrics(
     Raises `ConfigError` if the port is taken.
     """
     meter = PrometheusMeter(wide_labels)
+    if traffic is not None:
+        meter.registry.register(TrafficCollector(traffic))
     if look is not None:
         meter.registry.register(BacklogCollector(look, asyncio.get_running_loop()))
     try:

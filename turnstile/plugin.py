@@ -12,12 +12,19 @@ from temporalio.client import Client
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
-from temporalio.worker import PollerBehaviorSimpleMaximum, ReplayerConfig, UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import (
+    PollerBehaviorSimpleMaximum,
+    ReplayerConfig,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerDeploymentConfig,
+)
 
 from activities.interceptors import ContentGuard
 from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
+from schema.ids import is_exclusive
 from turnstile.converters import DATA_CONVERTER, with_codec
 from workflows import options
 from workflows.agent_turn import AgentTurn
@@ -91,12 +98,14 @@ def turn_workers(
     max_concurrency: int,
     max_cached_turns: int = 500,
     handlers_target: str | None = None,
+    deployment: WorkerDeploymentConfig | None = None,
     activities: Sequence[Callable[..., Any]] = (),
     workflows: Sequence[type] = (),
 ) -> list[Worker]:
     """One worker per target, on a client that has the plugin with activities; more of either may be added.
 
-    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process.
+    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process. `deployment` says
+    which build these are, where worker versions are on.
     """
     pollers = {
         target: PollerBehaviorSimpleMaximum(maximum=_HANDLERS_POLLERS if target == handlers_target else _POLLERS)
@@ -108,6 +117,7 @@ def turn_workers(
             task_queue=options.task_queue(target),
             activities=activities,
             workflows=workflows,
+            deployment_config=deployment,
             max_concurrent_activities=max_concurrency,
             # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
             max_cached_workflows=max_cached_turns,
@@ -117,7 +127,8 @@ def turn_workers(
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
             max_heartbeat_throttle_interval=timedelta(seconds=2),
             default_heartbeat_throttle_interval=timedelta(seconds=2),
-            graceful_shutdown_timeout=timedelta(seconds=5),
+            # A target of one process is let go of at once: the next holder waits no longer than that (protocol §8).
+            graceful_shutdown_timeout=timedelta(seconds=0 if is_exclusive(target) else 5),
         )
         for target in worker_targets
     ]

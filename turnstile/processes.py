@@ -5,17 +5,14 @@ something it cannot mend has happened, never half.
 """
 
 import asyncio
-import contextlib
 import logging
-import socket
-import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from temporalio.client import Client
-from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker
 
 from activities.asking import StepLimits
@@ -23,13 +20,13 @@ from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from bridge.commands import DurableCommands
-from bridge.connection import NatsConnection, connect
+from bridge.connection import NatsConnection
 from bridge.doorbells import Doorbells
-from bridge.engine import await_client, declare_search_attributes, ensure_readable
+from bridge.engine import declare_search_attributes, ensure_readable
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
-from bridge.rules import Rules, WatchdogTimes
+from bridge.rules import Rules
 from bridge.sending import PumpVerbs
 from bridge.service import VerbService
 from bridge.starter import Starter
@@ -51,28 +48,29 @@ from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
 from ledger.grants import grant
-from ledger.migrate import MigrationError, migrate, pending
+from ledger.migrate import migrate
 from ledger.pool import Pool
-from ledger.sweep import touch_worker
 from schema import subjects
-from schema.errors import ConfigError, ServerUnavailable
+from schema.errors import ServerUnavailable
+from schema.ids import split_targets
 from schema.listeners import Registry
 from schema.ports import Publisher
 from schema.telemetry import SILENT
+from turnstile.connections import instance_name, open_client, open_nats, open_pool, open_servers, watchdog_times
 from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
-from turnstile.engine import connect_engine
+from turnstile.exclusive import Alone
 from turnstile.health import Health
 from turnstile.models import real_model, route_models, warm_up
-from turnstile.plugin import turn_workers, turnstile_plugin, turnstile_runtime
+from turnstile.plugin import turn_workers, turnstile_plugin
+from turnstile.presence import sign_on
 from turnstile.settings import Settings
 from turnstile.telemetry import Telemetry, sdk_metrics_address, telling
+from turnstile.versions import deployment_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Ready = Callable[[], None]
-_WAIT_SECONDS = 0.5
-_SIGN_ON_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +86,13 @@ class MigrationReport:
 
 async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationReport:
     """Bring database and roles up to date and declare streams, consumers and search attributes; idempotent."""
+    database = endpoints.database_url
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(_pool(settings, endpoints, 2, "turnstile-migrate", migrated=False))
+        pool = await stack.enter_async_context(open_pool(settings, database, 2, "turnstile-migrate", migrated=False))
         applied = await migrate(pool)
         named = settings.database
         roles = await grant(pool, bridge_role=named.bridge_role, worker_role=named.worker_role)
-        conn = await stack.enter_async_context(_nats(endpoints, "turnstile-migrate"))
+        conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate"))
         await declare_streams(conn, gone_seconds=0)
         await declare_commands(conn)
         await declare_thread_turns(conn)
@@ -101,7 +100,7 @@ async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationRepo
             await declare_wakeups(conn, target)
         if settings.bridge.ui_actions:
             await declare_ui_actions(conn)
-        client = await _client(settings, endpoints, turnstile_plugin())
+        client = await open_client(settings, endpoints, turnstile_plugin())
         attributes = await declare_search_attributes(client)
     consumers = [
         COMMANDS_CONSUMER,
@@ -113,28 +112,48 @@ async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationRepo
 
 
 async def run_worker(
-    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
+    settings: Settings,
+    endpoints: Endpoints,
+    stop: asyncio.Event,
+    *,
+    ready: Ready | None = None,
+    standby: bool = True,
 ) -> None:
-    """Run turns of `[worker].worker_targets` until `stop`."""
-    await _run(settings, endpoints, stop, ready, worker=True, bridge=False)
+    """Run turns of `[worker].worker_targets` until `stop`.
+
+    Raises `TargetHeld` if one that belongs to one process is another's and this is no `standby` (protocol §8).
+    """
+    await _run(settings, endpoints, stop, ready, worker=True, bridge=False, standby=standby)
 
 
 async def run_bridge(
-    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
+    settings: Settings,
+    endpoints: Endpoints,
+    stop: asyncio.Event,
+    *,
+    ready: Ready | None = None,
+    standby: bool = True,
 ) -> None:
-    """Serve doorbells, verbs and the safety net until `stop`."""
-    await _run(settings, endpoints, stop, ready, worker=False, bridge=True)
+    """Serve doorbells, verbs and the safety net until `stop`; raises `TargetHeld` as `run_worker` does."""
+    await _run(settings, endpoints, stop, ready, worker=False, bridge=True, standby=standby)
 
 
 async def run_both(
     settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
 ) -> None:
     """Worker and bridge in one process on one Temporal client, so that turns start eagerly here."""
-    await _run(settings, endpoints, stop, ready, worker=True, bridge=True)
+    await _run(settings, endpoints, stop, ready, worker=True, bridge=True, standby=True)
 
 
 async def _run(
-    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, ready: Ready | None, *, worker: bool, bridge: bool
+    settings: Settings,
+    endpoints: Endpoints,
+    stop: asyncio.Event,
+    ready: Ready | None,
+    *,
+    worker: bool,
+    bridge: bool,
+    standby: bool,
 ) -> None:
     health = Health()
     async with AsyncExitStack() as stack:
@@ -142,25 +161,42 @@ async def _run(
         if opened is None:
             return
         pool, conn, client, telemetry = opened
-        running: list[asyncio.Task[None]] = []
+        alone = Alone(endpoints.database_url, client.identity, standby)
         async with asyncio.TaskGroup() as group:
             if worker:
-                targets = served_targets(settings)
-                workers = turn_workers(
-                    client,
-                    targets,
-                    max_concurrency=settings.worker.max_concurrency,
-                    max_cached_turns=settings.worker.max_cached_turns,
-                    handlers_target=settings.pump.worker_target,
-                )
-                running += [group.create_task(_work(each, stop)) for each in workers]
-                running.append(group.create_task(_sign_on(pool, client.identity, targets, stop)))
+                _start_workers(settings, pool, client, alone, stop, group)
             if bridge:
-                running += await _bridge(settings, pool, conn, client, telemetry, stop, group)
-            running.append(group.create_task(_watch_connection(conn, stop)))
+                await _start_bridge(settings, pool, conn, client, telemetry, alone, stop, group)
+            group.create_task(_watch_connection(conn, stop))
             health.serves()
             if ready is not None:
                 ready()
+
+
+def _start_workers(
+    settings: Settings, pool: Pool, client: Client, alone: Alone, stop: asyncio.Event, group: asyncio.TaskGroup
+) -> None:
+    """One Temporal worker per target; for those of one process, whenever they are ours."""
+
+    async def work(targets: Sequence[str], stop: asyncio.Event) -> None:
+        workers = turn_workers(
+            client,
+            targets,
+            max_concurrency=settings.worker.max_concurrency,
+            max_cached_turns=settings.worker.max_cached_turns,
+            handlers_target=settings.pump.worker_target,
+            deployment=deployment_of(settings.worker),
+        )
+        async with asyncio.TaskGroup() as working:
+            for each in workers:
+                working.create_task(_work(each, stop))
+            working.create_task(sign_on(pool, client.identity, targets, stop))
+
+    shared, exclusive = split_targets(served_targets(settings))
+    if shared:
+        group.create_task(work(shared, stop))
+    for target in exclusive:
+        group.create_task(alone.serve("worker", target, stop, partial(work, [target])))
 
 
 async def _open(
@@ -168,14 +204,14 @@ async def _open(
 ) -> tuple[Pool, NatsConnection, Client, Telemetry]:
     """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
     registry = pump_registry(settings) if worker else None
-    name = _instance(worker=worker, bridge=bridge)
+    name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
-    pool = await stack.enter_async_context(_pool(settings, endpoints, size, name))
-    conn = await stack.enter_async_context(_nats(endpoints, name))
-    telemetry = await stack.enter_async_context(telling(settings, pool, health, worker=worker, bridge=bridge))
+    pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))
+    conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
+    telemetry = await stack.enter_async_context(telling(settings, pool, conn, health, worker=worker, bridge=bridge))
     activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
-    client = await _client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
+    client = await open_client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
     await ensure_readable(client, served_targets(settings))
     return pool, conn, client, telemetry
@@ -194,19 +230,21 @@ async def _unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> 
     return None if task.cancelled() else task.result()
 
 
-async def _bridge(
+async def _start_bridge(
     settings: Settings,
     pool: Pool,
     conn: NatsConnection,
     client: Client,
     telemetry: Telemetry,
+    alone: Alone,
     stop: asyncio.Event,
     group: asyncio.TaskGroup,
-) -> list[asyncio.Task[None]]:
-    targets = settings.worker.worker_targets
+) -> None:
+    shared, exclusive = split_targets(settings.worker.worker_targets)
+    served = list(shared)  # and those of one process while they are ours: claims and rules look at it each time
     publisher = NatsPublisher(conn)
     # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
-    rules = safety_rules(settings, pool, NatsPublisher(conn, give_up_seconds=0), client, telemetry)
+    rules = safety_rules(settings, served, pool, NatsPublisher(conn, give_up_seconds=0), client, telemetry)
     await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
@@ -216,18 +254,30 @@ async def _bridge(
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
-    watchdog = Watchdog(pool, rules)
     actions = UiActions(conn, pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
     await service.start()
     await conn.verify()
+
+    async def serve_alone(target: str, ending: asyncio.Event) -> None:
+        served.append(target)
+        async with asyncio.TaskGroup() as hearing:
+            hearing.create_task(Doorbells(conn, rules.starter, target).run(ending))
+            try:
+                await ending.wait()
+            finally:
+                served.remove(target)
+
     jobs = [
         commands.run(stop),
-        watchdog.run(stop),
+        Watchdog(pool, rules).run(stop),
         ThreadTurns(conn, pool, threads).run(stop),
+        _serve(service, stop),
         *([actions.run(stop)] if settings.bridge.ui_actions else []),
-        *(Doorbells(conn, rules.starter, each).run(stop) for each in targets),
+        *(Doorbells(conn, rules.starter, each).run(stop) for each in shared),
+        *(alone.serve("bridge", each, stop, partial(serve_alone, each)) for each in exclusive),
     ]
-    return [group.create_task(job) for job in jobs] + [group.create_task(_serve(service, stop))]
+    for job in jobs:
+        group.create_task(job)
 
 
 async def _serve(service: VerbService, stop: asyncio.Event) -> None:
@@ -238,17 +288,6 @@ async def _serve(service: VerbService, stop: asyncio.Event) -> None:
 async def _work(worker: Worker, stop: asyncio.Event) -> None:
     async with worker:
         await stop.wait()
-
-
-async def _sign_on(pool: Pool, instance: str, worker_targets: Sequence[str], stop: asyncio.Event) -> None:
-    """Say in `state.workers`, now and then, that this worker serves its targets."""
-    while not stop.is_set():
-        try:
-            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets))
-        except ServerUnavailable as error:
-            log.warning("not signed on: %s", error)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
 
 
 async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
@@ -291,23 +330,17 @@ def _activities(
 
 
 def safety_rules(
-    settings: Settings, pool: Pool, publisher: Publisher, client: Client, telemetry: Telemetry = SILENT
+    settings: Settings,
+    targets: Sequence[str],
+    pool: Pool,
+    publisher: Publisher,
+    client: Client,
+    telemetry: Telemetry = SILENT,
 ) -> Rules:
-    """The rules of the safety net, as they are set, for the served targets."""
-    targets, bridge = settings.worker.worker_targets, settings.bridge
+    """The rules of the safety net, as they are set, for these targets, which may come and go."""
     heartbeat = settings.worker.activity_heartbeat_timeout_seconds
     starter = Starter(pool, client, publisher, targets, heartbeat_timeout_seconds=heartbeat, telemetry=telemetry)
-    times = WatchdogTimes(
-        poll_interval=bridge.poll_interval_seconds,
-        inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,
-        pending_wakeup=bridge.pending_wakeup_seconds,
-        dispatched_retry=bridge.dispatched_retry_seconds,
-        dispatched_timeout=bridge.dispatched_timeout_seconds,
-        active_reap=bridge.active_reap_seconds,
-        engine_interval=bridge.engine_interval_seconds,
-        stop_grace=bridge.stop_grace_seconds,
-        command_retry=bridge.command_retry_seconds,
-    )
+    times = watchdog_times(settings.bridge)
     reconciler = Reconciler(pool, client, starter, publisher, targets, telemetry)
     threads = ThreadRules(
         pool,
@@ -319,92 +352,15 @@ def safety_rules(
         times.engine_interval,
         telemetry,
     )
-    return Rules(pool, starter, publisher, reconciler, targets, times, threads.all(), telemetry)
+    return Rules(pool, starter, publisher, targets, times, telemetry, reconciler=reconciler, more=threads.all())
 
 
 @asynccontextmanager
 async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
-    """The rules on connections of their own, for a command that runs them; raises as `open_servers` does."""
-    async with open_servers(settings, endpoints, "turnstile-watchdog") as (pool, conn, client):
-        yield pool, safety_rules(settings, pool, NatsPublisher(conn), client)
+    """The rules on connections of their own, for a command that runs them; raises as `open_servers` does.
 
-
-@asynccontextmanager
-async def open_servers(
-    settings: Settings, endpoints: Endpoints, name: str
-) -> AsyncGenerator[tuple[Pool, NatsConnection, Client]]:
-    """All three servers, for a command that needs them.
-
-    Raises `ServerUnavailable` if not all answer within `[database].patience_seconds`.
+    They leave targets that belong to one process to that process (protocol §8).
     """
-    patience = settings.database.patience_seconds
-    async with AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(patience):
-                pool = await stack.enter_async_context(_pool(settings, endpoints, 4, name))
-                conn = await stack.enter_async_context(_nats(endpoints, name))
-                client = await _client(settings, endpoints, turnstile_plugin())
-                await declare_search_attributes(client)
-                await ensure_readable(client, served_targets(settings))
-        except TimeoutError:
-            raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
-        yield pool, conn, client
-
-
-@asynccontextmanager
-async def _pool(
-    settings: Settings, endpoints: Endpoints, size: int, name: str, *, migrated: bool = True
-) -> AsyncGenerator[Pool]:
-    """A pool on a server that answers, is new enough and, unless this is `migrate`, has our tables."""
-    pool = Pool(endpoints.database_url, size=size, name=name, patience=settings.database.patience_seconds)
-    try:
-        await _await_database(pool)
-        if migrated and (missing := await pending(pool)):
-            raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
-        yield pool
-    finally:
-        await pool.close()
-
-
-async def _await_database(pool: Pool) -> None:
-    waits = 0
-    while True:
-        try:
-            await pool.open()
-        except ServerUnavailable as error:
-            if waits % 10 == 0:
-                log.warning("waiting for PostgreSQL: %s", error)
-            waits += 1
-            await asyncio.sleep(_WAIT_SECONDS)
-        else:
-            return
-
-
-@asynccontextmanager
-async def _nats(endpoints: Endpoints, name: str) -> AsyncGenerator[NatsConnection]:
-    conn = await connect(endpoints.nats_url, name=name)
-    try:
-        yield conn
-    finally:
-        await conn.drain()
-
-
-async def _client(
-    settings: Settings, endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None
-) -> Client:
-    try:
-        runtime = turnstile_runtime(metrics_address)
-    except ValueError as error:
-        told = f"[observability].temporal_metrics_port: {metrics_address} cannot be served ({error})"
-        raise ConfigError(told) from None
-
-    async def open_client() -> Client:
-        identity = _instance(worker=True, bridge=True)
-        return await connect_engine(settings.temporal, endpoints, plugins=[plugin], runtime=runtime, identity=identity)
-
-    return await await_client(endpoints.temporal_address, open_client)
-
-
-def _instance(*, worker: bool, bridge: bool) -> str:
-    role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
-    return f"{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    shared, _ = split_targets(settings.worker.worker_targets)
+    async with open_servers(settings, endpoints, "turnstile-watchdog") as (pool, conn, client):
+        yield pool, safety_rules(settings, shared, pool, NatsPublisher(conn), client)

@@ -3,11 +3,12 @@
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from bridge.connection import NatsConnection
 from ledger.monitor import measure_backlog
 from ledger.pool import Pool
 from schema.telemetry import SILENT, Telemetry
 from turnstile.health import Health
-from turnstile.metrics import serving_metrics
+from turnstile.metrics import Traffic, serving_metrics
 from turnstile.settings import Settings
 from turnstile.tracing import otlp_tracer
 
@@ -16,7 +17,7 @@ __all__ = ["Telemetry", "sdk_metrics_address", "telling"]
 
 @asynccontextmanager
 async def telling(
-    settings: Settings, pool: Pool, health: Health, *, worker: bool, bridge: bool
+    settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool
 ) -> AsyncGenerator[Telemetry]:
     """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.
 
@@ -35,6 +36,7 @@ async def telling(
                 wide_labels=told.metrics_labels,
                 look=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
                 health=health,
+                traffic=lambda: Traffic(pool.round_trips, conn.messages_out, conn.messages_in),
             )
             meter = await stack.enter_async_context(serving)
         yield Telemetry(tracer, meter)

@@ -1,5 +1,5 @@
 -- What bridges and workers may do in the ledger, where they have roles of their own (docs/security.md). Neither changes a
--- card, box, step or edge; neither deletes, but for workers that have signed on for the last time.
+-- card, what a box holds, a step or an edge; neither deletes, but for workers that have signed on for the last time.
 
 -- name: find_roles :many
 -- Which of these roles are there, and which is the one that owns the ledger.
@@ -12,7 +12,7 @@ FROM unnest(:roles::text[]) AS wanted (role);
 -- is locked wants the right to update some column: the one that is named is computed, so that none can be.
 WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
-    ('public.boxes', 'SELECT, INSERT', 'SELECT, INSERT'),
+    ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- to lock one that is named
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles', 'SELECT', 'SELECT'),
     ('resource.project_agents', 'SELECT', 'SELECT'),

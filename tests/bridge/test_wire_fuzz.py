@@ -45,7 +45,8 @@ from turnstile.yaml_files import read_listeners, read_profile, read_tool
 
 CONTENTS = [TextContent, JsonContent, ToolCallContent, ToolResultContent, FieldsSchemaContent, ToolContent]
 ACK = "$JS.ACK.cg_cmd_v1r4.consumer.1.7.7.1795328637551839220.0"
-SECONDS = 0.5
+SECONDS, FILE_SECONDS = 0.5, 5.0
+"""Of CPU, for what anybody may send; and for a file of the operator's own."""
 GROWTH_BYTES = 12_000_000
 
 
@@ -190,7 +191,8 @@ def test_any_input_is_read_or_one_error(
             tally.count(kind, outcome(READERS[kind][1], dice, tmp_path))
         except Exception as error:
             raise AssertionError(f"case {number} of {kind}") from error
-        assert time.process_time() - begun < SECONDS, f"case {number} of {kind}"
+        limit = FILE_SECONDS if kind in {"YAML file", "settings"} else SECONDS
+        assert time.process_time() - begun < limit, f"case {number} of {kind}"
         if number == cases // 2:
             before = resident_bytes()
     grown = resident_bytes() - before

@@ -54,7 +54,7 @@ async def test_what_starts_before_the_servers_waits_for_each(own_servers: Embedd
         await both.bridge.launch()
         for name, shown in names:
             for process in (both.worker, both.bridge):
-                await process.until_it_says(f"waiting for {shown} at ")
+                await process.until_it_says(f"waiting for {shown}")
                 assert "serves" not in process.says()
             await own_servers.restart(name)
         for process in (both.worker, both.bridge):

@@ -212,7 +212,7 @@ async def test_messages_and_rows_of_any_kind(
     assert len(acks) == sender.commands
     assert recorded == sender.refused_reports
     assert await tenant.count("state.rejections", "error_code IS NULL OR error = ''") == 0
-    assert {each.payload["status"] for each in pressed} <= {"accepted", "busy", "rejected", "done"}
+    assert {str(each.payload["status"]) for each in pressed} <= {"accepted", "busy", "rejected", "done"}
     assert after - before < GROWTH_BYTES
     for process in (processes.worker, processes.bridge):
         assert "Traceback" not in process.says()

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "turnstile.json"
 PAGE = ROOT / "docs" / "observability.md"
 GAUGES = {"turnstile_inbox_rows", "turnstile_inbox_lag_seconds", "turnstile_threads_open"}
+TRAFFIC = {"turnstile_database_round_trips_total", "turnstile_nats_messages_total"}
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -76,6 +77,10 @@ async def test_worker_and_bridge_tell_their_figures(stack: Stack, told: dict[str
         assert value(bridge, "verb_seconds_count", verb=verb) >= 1
     assert value(bridge, "tool_reports_total", status="success") >= 1
     assert value(bridge, "inbox_lag_seconds") < 60
+    for role in (worker, bridge):
+        assert value(role, "database_round_trips_total") >= 3
+        for direction in ("out", "in"):
+            assert value(role, "nats_messages_total", direction=direction) >= 2
     assert "# TYPE turnstile_inbox_rows gauge" in text
     assert agent not in text
     assert 'project="' not in text
@@ -169,7 +174,7 @@ async def test_the_lag_is_that_of_the_served_targets(pool: Pool) -> None:
 
 def exported() -> set[str]:
     """The names of all series that worker, bridge and tools can export."""
-    names = set(GAUGES)
+    names = GAUGES | TRAFFIC
     for metric, meaning in MEANINGS.items():
         name = f"turnstile_{metric}"
         names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if meaning.buckets else {f"{name}_total"}
@@ -200,6 +205,8 @@ def test_the_alerts_ask_for_what_is_exported() -> None:
 
 def test_the_page_has_every_metric_and_setting() -> None:
     page = PAGE.read_text()
-    missing = [name for name in (*GAUGES, *(f"turnstile_{each}" for each in Metric)) if f"`{name}" not in page]
+    missing = [
+        name for name in (*GAUGES, *TRAFFIC, *(f"turnstile_{each}" for each in Metric)) if f"`{name}" not in page
+    ]
     missing += [name for name in ObservabilitySettings.model_fields if f"`{name}`" not in page]
     assert missing == []

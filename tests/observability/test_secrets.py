@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,6 +24,7 @@ from pydantic import SecretStr
 
 from bridge.tool_service import ToolService
 from schema import subjects
+from schema.base import JsonObject
 from schema.ids import AgentId
 from tests.models.openai_stub import OpenAIStub
 from tests.models.provider_stub import API_KEY, Fault, Said
@@ -205,7 +206,7 @@ class Run:
             assert (await self.tenant.ended(turn, timeout=90)).view.status == ("success" if name == "bob" else "failed")
         agent = await self.tenant.agent("buggy", AgentId("eve"), system_prompt_template=prompt)
         await self.tenant.turn(agent, CONTENT["instruction"])
-        self.stub.replies = [Said(text=(answer,))]
+        self.stub.replies[:] = [Said(text=(answer,))]
 
     async def tools(self, service: ToolService) -> None:
         """Calls that are answered, fail, time out and are stopped in their sleep; an env value is an argument."""
@@ -225,14 +226,15 @@ class Run:
 
     async def actions(self) -> None:
         """A button that is pressed and answered, and ones that are refused."""
-        args = {"q": CONTENT["tool argument"]}
+        args: JsonObject = {"q": CONTENT["tool argument"]}
+        wrong: JsonObject = {"q": [CONTENT["tool argument"]]}
         async with hand_of(self.tenant, allowed("press"), agent=AgentId("gus")) as hand:
             async with self.tenant.client.ui_action(hand.agent, "press", args) as waiter:
                 self.found.add("replies", await waiter.next())
                 [command] = await hand.heard()
                 await hand.report(command.call, CONTENT["tool result"])
                 self.found.add("replies", await waiter.last(20))
-            for tool, given in (("press", {"q": [CONTENT["tool argument"]]}), ("nosuch", args)):
+            for tool, given in (("press", wrong), ("nosuch", args)):
                 async with self.tenant.client.ui_action(hand.agent, tool, given) as waiter:
                     self.found.add("replies", await waiter.last(20))
         await raw(self.tenant, json.dumps({"args": args, "agent_id": [CONTENT["tool argument"]]}).encode())
@@ -379,7 +381,8 @@ async def messages(stack: Stack, found: Gathered) -> None:
                 place = "commands of clients"
             elif subject.endswith(".evt.sys.pump.reply"):
                 place = "answers of listeners"
-            found.add(place, f"{subject} {message.headers} {(message.data or b'').decode('utf-8', 'replace')}")
+            told = cast("dict[str, str]", message.headers or {})  # pyright: ignore[reportUnknownMemberType] -- nats-py: a bare Dict
+            found.add(place, f"{subject} {told} {(message.data or b'').decode('utf-8', 'replace')}")
             sequence = int(message.seq or 0) + 1
 
 

@@ -183,23 +183,22 @@ class Dice:
 
     def odd(self) -> Any:
         """A value of any type, often one that nobody thought of."""
+        nested: list[Any] = [
+            {},
+            {"": {}},
+            {"a": 1},
+            {"$ref": "#"},
+            {"type": "object"},
+            [[]],
+            [None] * 5_000,
+            self._deep(),
+        ]
         return self.pick.choice(
             [
-                *(
-                    None,
-                    [],
-                    {},
-                    [[]],
-                    {"": {}},
-                    [None] * 5_000,
-                    {"a": 1},
-                    {"$ref": "#"},
-                    {"type": "object"},
-                    self._deep(),
-                ),
+                *(None, self.pick.choice(IDS)),
+                *nested,
                 *self.pick.sample(TEXTS, 4),
                 *self.pick.sample(NUMBERS, 3),
-                self.pick.choice(IDS),
             ]
         )
 

@@ -85,7 +85,8 @@ class Net:
 
 def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE) -> Net:
     """The net of a bridge more."""
-    rules = safety_rules(stack.settings, stack.pool, NatsPublisher(stack.conn), stack.temporal)
+    targets = stack.settings.worker.worker_targets
+    rules = safety_rules(stack.settings, targets, stack.pool, NatsPublisher(stack.conn), stack.temporal)
     return Net(replace(rules, times=times))
 
 

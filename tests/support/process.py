@@ -25,6 +25,8 @@ class TurnstileProcess:
         self.log = config.with_name(f"{role}.log")
         self.env: dict[str, str] = {}
         """What the next life has in its environment beside the test's own."""
+        self.options: tuple[str, ...] = ()
+        """What its next command line ends with."""
         self._config = config
         self._hatchery = hatchery
         self._process: asyncio.subprocess.Process | Hatched | None = None
@@ -41,7 +43,7 @@ class TurnstileProcess:
         assert self._process is None
         self.log.touch()
         self._read = self.log.stat().st_size
-        words, environment = (self.role, "--config", self._config), {**os.environ, **self.env}
+        words, environment = (self.role, "--config", self._config, *self.options), {**os.environ, **self.env}
         if self._hatchery is not None:
             self._process = await self._hatchery.spawn(words, environment, self.log)
             return

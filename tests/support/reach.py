@@ -12,10 +12,19 @@ from ledger.queries import all_queries
 ROOT = Path(__file__).parents[2]
 WORKER = ("activities", "turnstile/models.py")
 BRIDGE = ("bridge", "turnstile/telemetry.py")
-SHARED = {"touch_worker": "worker", "pending": "both", "Pool": "both"}
-"""What `turnstile/processes.py`, which is both, uses of the ledger by itself."""
-_ELSEWHERE = {"bridge/audit.py"}
-"""Part of `turnstile audit`, not of a bridge."""
+PROCESSES = tuple(f"turnstile/{name}.py" for name in ("processes", "connections", "presence", "exclusive"))
+SHARED = {
+    "touch_worker": "worker",
+    "pending": "both",
+    "Pool": "both",
+    "Hold": "both",
+    "Held": "both",
+    "PACE": "both",
+    "try_hold": "both",
+}
+"""What the modules of `turnstile` that make up both processes use of the ledger by themselves."""
+_ELSEWHERE = {"bridge/audit.py", "bridge/removal.py"}
+"""Parts of `turnstile audit` and `turnstile project remove`, not of a bridge."""
 
 
 def queries_of(process: str) -> set[str]:
@@ -34,8 +43,8 @@ def queries_of(process: str) -> set[str]:
 
 
 def used_by_processes() -> set[str]:
-    """What `turnstile/processes.py` uses of the ledger; `SHARED` and `migrate` have to name all of it."""
-    return _imported(ROOT / "turnstile" / "processes.py")
+    """What the modules of `PROCESSES` use of the ledger; `SHARED` and `migrate` have to name all of it."""
+    return {name for path in PROCESSES for name in _imported(ROOT / path)}
 
 
 def _files(paths: Iterable[str]) -> list[Path]:
@@ -65,13 +74,17 @@ def _ledger() -> dict[str, tuple[set[str], set[str]]]:
     """Every function and class of the ledger: the names that it mentions, and the queries."""
     known = all_queries().keys()
     found: dict[str, tuple[set[str], set[str]]] = {}
+
+    def named(name: str, path: Path) -> str:
+        return f"{path.stem}.{name}" if name.startswith("_") else name  # what is private is its module's own
+
     for path in _files(["ledger"]):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names, queries = found.setdefault(node.name, (set(), set()))
+                names, queries = found.setdefault(named(node.name, path), (set(), set()))
                 for each in ast.walk(node):
                     if isinstance(each, ast.Name):
-                        names.add(each.id)
+                        names.add(named(each.id, path))
                     elif isinstance(each, ast.Constant) and each.value in known:
                         queries.add(str(each.value))
     return found

@@ -117,3 +117,8 @@ def test_a_bad_variable_is_named(name: str, value: str, told: str, monkeypatch: 
     with pytest.raises(ConfigError) as refused:
         load_settings()
     assert told in str(refused.value)
+
+
+def test_worker_versions_are_set_whole() -> None:
+    [problem] = [each for each in problems_of('[worker]\nbuild_id = "3f2a"\n') if "build_id" in each]
+    assert "deployment_name and build_id are set together, or neither" in problem

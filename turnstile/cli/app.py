@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 from turnstile.cli import (
     agents,
     audit,
+    bench,
     doctor,
     health,
     inbox,
@@ -24,6 +25,7 @@ from turnstile.cli import (
     top,
     turns,
     usage,
+    versions,
     watch,
 )
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
@@ -63,6 +65,7 @@ for name, noun, what in (
     ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
     ("schema", schemas, "The interface, for programs in other languages."),
+    ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
 turns.register(app)
@@ -72,6 +75,7 @@ safety.register(app)
 retention.register(app)
 usage.register(app)
 audit.register(app)
+bench.register(app)
 doctor.register(app)
 health.register(app)
 

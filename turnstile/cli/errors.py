@@ -33,6 +33,9 @@ _HINTS = {
     "not_migrated": "`turnstile migrate` brings it up to date",
     "interface_outdated": "`turnstile schema export` writes the documents anew",
     "model_unknown": "scripted models are the built-in ones and those of the files in [model].scripts",
+    "unknown_build": "start a worker of that build first; `turnstile worker-version list` shows who has polled",
+    "missing_targets": "its workers must poll for these first; --ignore-missing goes on without",
+    "target_held": "without --no-standby it waits until the target is free",
     "no_bridge": "start `turnstile bridge` or `turnstile up`; `enqueue --direct` does without",
     "server_unavailable": "see that it runs and that its address is right; `enqueue --direct` needs the database alone",
 }

@@ -31,7 +31,7 @@ async def remove(
     from schema.errors import BadRequest
     from schema.ids import ProjectId, token
     from turnstile import wiring
-    from turnstile.processes import open_servers
+    from turnstile.connections import open_servers
 
     named = ProjectId(token(project, "PROJECT"))
     if not (yes or dry_run or session.out.asks(f"Remove all data of project {named}, for good?")):

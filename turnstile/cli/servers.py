@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schema.ids import split_targets
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
+
+_NoStandby = Annotated[
+    bool, typer.Option("--no-standby", help="End if another process has a svc1_ target, instead of waiting for it.")
+]
 
 
 def register(root: typer.Typer) -> None:
@@ -80,25 +85,40 @@ async def migrate(session: "Session") -> None:
     print_migration(session.out, report)
 
 
-async def worker(session: "Session") -> None:
+async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
     """Run turns: a Temporal worker for the settings' worker_targets."""
     from turnstile import wiring
     from turnstile.processes import run_worker
 
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
-    targets = ", ".join(session.settings.worker.worker_targets)
+    told = _serves(session.settings.worker.worker_targets)
     await run_worker(
-        session.settings, endpoints, session.stop, ready=lambda: session.out.remark(f"worker serves {targets}")
+        session.settings,
+        endpoints,
+        session.stop,
+        ready=lambda: session.out.remark(f"worker serves {told}"),
+        standby=not no_standby,
     )
 
 
-async def bridge(session: "Session") -> None:
+async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
     """Answer requests and ring for turns: doorbells, verbs and the safety net."""
     from turnstile import wiring
     from turnstile.processes import run_bridge
 
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
-    targets = ", ".join(session.settings.worker.worker_targets)
+    told = _serves(session.settings.worker.worker_targets)
     await run_bridge(
-        session.settings, endpoints, session.stop, ready=lambda: session.out.remark(f"bridge serves {targets}")
+        session.settings,
+        endpoints,
+        session.stop,
+        ready=lambda: session.out.remark(f"bridge serves {told}"),
+        standby=not no_standby,
     )
+
+
+def _serves(worker_targets: list[str]) -> str:
+    """What is served from now on, and what is once its lock is ours."""
+    shared, exclusive = split_targets(worker_targets)
+    told = ", ".join(shared) or "nothing yet"
+    return f"{told}; when it is free: {', '.join(exclusive)}" if exclusive else told

@@ -49,6 +49,8 @@ def _read(file: Path, *, required: bool) -> dict[str, Any]:
         if required:
             raise ConfigError(f"{file}: no such file") from None
         return {}
+    except RecursionError:
+        raise ConfigError(f"{file}: not valid TOML: nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except OSError as error:

@@ -144,6 +144,14 @@ class WorkerSettings(Strict):
     activity_heartbeat_timeout_seconds: Annotated[float, Field(ge=1, le=300, allow_inf_nan=False)] = 10.0
     database_pool_size: int = Field(default=10, ge=1, le=1000)
     box_cache_mb: int = Field(default=64, ge=0, le=65_536)
+    deployment_name: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
+    build_id: str = Field(default="", pattern=r"^[A-Za-z0-9._+-]{0,128}$")
+
+    @model_validator(mode="after")
+    def _versions_whole(self) -> Self:
+        if bool(self.deployment_name) != bool(self.build_id):
+            raise ValueError("deployment_name and build_id are set together, or neither")
+        return self
 
 
 class BridgeSettings(Strict):

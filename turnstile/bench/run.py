@@ -1,0 +1,78 @@
+"""A run: the scenarios one after the other in a temporary directory, and what all of them came to."""
+
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schema.base import JsonObject, Strict
+from turnstile.bench.bars import Bars
+from turnstile.bench.figures import Result
+from turnstile.bench.place import Place, open_place
+from turnstile.bench.plan import Plan, Scenario
+from turnstile.bench.proc import load_average, machine, require_proc
+from turnstile.bench.scenarios.fanout import run_fanout
+from turnstile.bench.scenarios.growth import run_growth
+from turnstile.bench.scenarios.load import run_load
+from turnstile.bench.scenarios.stop import run_stop
+from turnstile.bench.scenarios.stream import run_stream
+from turnstile.bench.scenarios.suspended import run_suspended
+from turnstile.bench.scenarios.turn import run_tool, run_turn
+from turnstile.settings import Settings
+
+RUNNERS: Mapping[Scenario, Callable[[Place, Bars], Awaitable[Result]]] = {
+    Scenario.TURN: run_turn,
+    Scenario.TOOL: run_tool,
+    Scenario.FANOUT: run_fanout,
+    Scenario.STREAM: run_stream,
+    Scenario.STOP: run_stop,
+    Scenario.LOAD: run_load,
+    Scenario.GROWTH: run_growth,
+    Scenario.SUSPENDED: run_suspended,
+}
+
+
+class Report(Strict):
+    """A whole run, as its JSON file has it."""
+
+    began_at: datetime
+    seconds: float
+    machine: JsonObject
+    load_before: float
+    load_after: float
+    generator_cpu_seconds: float
+    """What this process used, which shares the cores with what it measures."""
+    embedded: list[str]
+    plan: JsonObject
+    results: list[Result]
+
+    def result(self, scenario: str) -> Result | None:
+        """A scenario's, if it ran."""
+        return next((result for result in self.results if result.scenario == scenario), None)
+
+
+async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenario], bars: Bars) -> Report:
+    """Run them in the order of `Scenario`; raises `BenchError`, `ConfigError`, and what `EmbeddedServers` raises."""
+    require_proc()
+    began_at, began, before = datetime.now(UTC), time.monotonic(), load_average()
+    cpu, results = time.process_time(), list[Result]()
+    with tempfile.TemporaryDirectory(prefix="turnstile-bench-") as name:
+        bars.say("starting servers")
+        async with open_place(settings, plan, Path(name)) as place:
+            for scenario in (each for each in Scenario if each in scenarios):
+                bars.say(scenario)
+                results.append(await RUNNERS[scenario](place, bars))
+            embedded = [*place.servers.embedded]
+    return Report(
+        began_at=began_at,
+        seconds=round(time.monotonic() - began, 1),
+        machine=machine(),
+        load_before=before,
+        load_after=load_average(),
+        generator_cpu_seconds=round(time.process_time() - cpu, 2),
+        embedded=embedded,
+        plan=asdict(plan),
+        results=results,
+    )

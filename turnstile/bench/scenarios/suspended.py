@@ -1,0 +1,89 @@
+"""`suspended`: many turns asleep on tools that do not answer, what they cost, and how soon some of them are woken."""
+
+import asyncio
+import time
+
+from ledger.measure import count_suspended, list_waiting_calls
+from schema.base import JsonObject
+from schema.ids import AgentId, AgentTurnId, ToolCallId
+from turnstile.bench.bars import Bars
+from turnstile.bench.children import BenchError
+from turnstile.bench.figures import Figure, Result, spread
+from turnstile.bench.place import Place, Section
+from turnstile.bench.proc import resident_mb
+from turnstile.bench.stage import Stage, staged, usage_figures
+
+_PATIENT: dict[str, Section] = {
+    "tools": {"suspend_timeout_seconds": 3600.0},
+    "bridge": {"command_retry_seconds": 3600.0},
+}
+_IN_FLIGHT = 64
+_LOOK_SECONDS = 0.5
+
+
+async def run_suspended(place: Place, bars: Bars) -> Result:
+    """Put them to sleep, look at what that costs, wake a hundred."""
+    plan = place.plan
+    wake = min(plan.wake, plan.asleep)
+    async with staged(place, "suspended", "bench_later", plan.asleep, sections=_PATIENT, warm=False) as stage:
+        empty = resident_mb(stage.pids())
+        began = time.perf_counter()
+        await _suspend(stage, bars)
+        seconds = time.perf_counter() - began
+        asleep = resident_mb(stage.pids())
+        await stage.look_idle()
+        before, began = await stage.read(), time.perf_counter()
+        took = await _wake(stage, wake)
+        woken = time.perf_counter() - began
+        values = stage.used((await stage.read()).since(before), wake)
+    figures = [
+        Figure(name="turns put to sleep", value=plan.asleep / seconds, unit="/s"),
+        Figure(name="memory for each that sleeps", value=(asleep - empty) * 1000 / plan.asleep, unit="kB"),
+        Figure(
+            name="CPU of worker and bridge while all sleep",
+            value=stage.idle.kernel_cpu() / stage.idle.at * 100,
+            unit="%",
+        ),
+        Figure(name="turns woken", value=wake / woken, unit="/s"),
+        *spread("report to task event", took),
+        *usage_figures(values),
+        *await stage.common(plan.asleep),
+    ]
+    return Result(scenario="suspended", figures=tuple(figures))
+
+
+async def _suspend(stage: Stage, bars: Bars) -> None:
+    """A turn of every agent, until all are asleep."""
+    gate, count = asyncio.Semaphore(_IN_FLIGHT), len(stage.agents)
+
+    async def one(agent: AgentId) -> None:
+        async with gate:
+            await stage.asker.enqueue(agent)
+
+    with bars.bar("suspended: turns go to sleep", count) as advance:
+        asking = asyncio.gather(*map(one, stage.agents))
+        seen, quiet = 0, 0.0
+        while seen < count:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = await stage.place.pool.run(lambda conn: count_suspended(conn, stage.project))
+            advance(now - seen)
+            quiet = quiet + _LOOK_SECONDS if now == seen else 0.0
+            if quiet > 60:
+                raise BenchError(f"{now} of {count} turns fell asleep, and no more for a minute")
+            seen = now
+        await asking
+
+
+async def _wake(stage: Stage, count: int) -> list[float]:
+    """Answer that many calls at once; ms from each report to the turn's `task` event."""
+    calls = await stage.place.pool.run(lambda conn: list_waiting_calls(conn, stage.project, count))
+
+    async def one(call: ToolCallId, turn: AgentTurnId) -> float:
+        report: JsonObject = {"tool_call_id": call, "status": "success", "result": {"ok": True}}
+        began = time.perf_counter()
+        reply = await stage.asker.client.request("report", report, timeout=60)
+        if reply["status"] != "accepted":
+            raise BenchError(f"a report was not accepted: {reply}")
+        return (await stage.asker.wait(turn) - began) * 1000
+
+    return list(await asyncio.gather(*(one(call.tool_call_id, call.agent_turn_id) for call in calls)))
