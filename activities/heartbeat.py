@@ -15,15 +15,18 @@ BEAT_SECONDS = 0.5
 
 @asynccontextmanager
 async def beating(details: Callable[[], object] | None = None) -> AsyncGenerator[None]:
-    """Heartbeat with `details` while the block runs, and once when it fails; the SDK throttles what is sent."""
+    """Heartbeat with `details` while the block runs, and once when it fails; the SDK throttles what is sent.
+
+    Its start is a sign of life as well, so a short block sends none: to the engine each is a write.
+    """
 
     def beat() -> None:
         activity.heartbeat(*(() if details is None else (details(),)))
 
     async def beat_on() -> None:
         while True:
-            beat()
             await asyncio.sleep(BEAT_SECONDS)
+            beat()
 
     task = asyncio.create_task(beat_on(), name="heartbeat")
     try:

@@ -38,19 +38,10 @@ from activities.threadfigures import (
     tell_message,
     tell_replies,
 )
+from ledger.hops import BegunMessage, Effect, await_turn, begin_message, own_box, settle_message
 from ledger.intake import Enqueued, enqueue
 from ledger.pool import Pool
-from ledger.threads import (
-    SHOWN,
-    BegunMessage,
-    Effect,
-    ThreadLimits,
-    await_turn,
-    begin_message,
-    look_at_thread,
-    own_box,
-    settle_message,
-)
+from ledger.threads import SHOWN, ThreadLimits, look_at_thread
 from ledger.threadviews import ThreadTurn, list_ended_messages, list_replies, mark_replied
 from schema import headers
 from schema.errors import Refused, ServerUnavailable

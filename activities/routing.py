@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pydantic import JsonValue, ValidationError
 
-from ledger.threads import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from ledger.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
 from schema.base import JsonObject
 from schema.cards import JsonContent, TextContent, read_content
 from schema.documents import BadPayload, read_root, repaired

@@ -7,29 +7,26 @@ but a bounded cache of box contents. It returns ids and codes only.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pydantic import JsonValue
 from temporalio import activity
 
-from activities.actions import action_call, action_ended, wanted_call
+from activities.actions import action_call, wanted_call
 from activities.asking import Attempts, Question, StepLimits, ask
 from activities.cancellation import is_stopped
 from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide, partial_thought
-from activities.figures import tell_begun, tell_calls, tell_step, timing, turn_stats
+from activities.figures import tell_begun, tell_calls, tell_step, turn_stats
 from activities.heartbeat import beating
-from activities.messages import build_messages
+from activities.inhand import StepInHand
 from activities.models.answer import ModelAnswer
 from activities.outgoing import Place
-from activities.resume import Termination, termination
+from activities.recall import recall
+from activities.resume import Termination
 from activities.settle import STOPPED, end_stopped, tell_applied
 from activities.telling import Teller
-from activities.toolspecs import wanted_fields
-from activities.turnconfig import Pinned, TurnConfig, pin
+from activities.turnconfig import Pinned, pin
 from ledger.cards import BoxCache
 from ledger.pool import Pool
 from ledger.turns import (
@@ -47,30 +44,13 @@ from ledger.waiting import apply_reports
 from schema.base import JsonObject
 from schema.cards import Card, CardUnreadable
 from schema.errors import ModelError, Refused, StaleTurn
-from schema.events import Message
 from schema.faults import Fault, hit
-from schema.ids import CardId, InboxId, StepId, step_id
+from schema.ids import InboxId
 from schema.logs import about
 from schema.ports import Model, ModelMessage, Publisher
 from schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
 from schema.telemetry import SILENT, Telemetry
-from schema.tools import ToolCommand
-from schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepStale, StepSuspends, TurnRef
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step in hand. `attempts` fills as the model is asked."""
-
-    turn: TurnRef
-    number: int
-    begun: BegunStep
-    teller: Teller
-    started: datetime
-    clock: float
-    attempts: Attempts
+from schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepSuspends, TurnRef
 
 
 class StepActivities:
@@ -105,14 +85,14 @@ class StepActivities:
             try:
                 begun = await self._begin(given)
             except StaleTurn:
-                return await self._recall(given.turn, given.step)
+                return await recall(self._pool, self._publisher, given.turn, given.step, self._telemetry)
             hit(Fault.STEP_BEGUN)
             teller = Teller(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
-            step = _Step(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts)
+            step = StepInHand(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts)
             try:
                 return await self._run(step)
             except StaleTurn:
-                return await self._recall(given.turn, step.number)
+                return await recall(self._pool, self._publisher, given.turn, step.number, self._telemetry)
             except asyncio.CancelledError:
                 if not await is_stopped():
                     raise
@@ -136,10 +116,10 @@ class StepActivities:
         hit(Fault.REPORTS_APPLIED)
         await tell_applied(self._pool, self._publisher, turn, done)
 
-    async def _run(self, step: _Step) -> StepResult:
+    async def _run(self, step: StepInHand) -> StepResult:
         head = step.begun.head
         tell_begun(self._telemetry, step.turn, head)
-        if (ended := _termination(step)) is not None:
+        if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
         acts = head.message_type is MessageType.UI_ACTION
         await self._open(step, "executing_tool" if acts else "thinking")
@@ -147,9 +127,9 @@ class StepActivities:
             return await self._act(step)
         pinned: Pinned | None = None
         try:
-            _check_attempts(head.step_attempt, self._limits)
+            step.check_attempts(self._limits)
             pinned = pin(step.turn, step.begun, self._limits.max_steps)
-            asked, messages = _prepare(step, pinned, self._limits.suspend_timeout_seconds)
+            asked, messages = step.prepare(pinned, self._limits.suspend_timeout_seconds)
             answer = await self._ask(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
@@ -157,27 +137,29 @@ class StepActivities:
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
-    async def _open(self, step: _Step, doing: str) -> None:
+    async def _open(self, step: StepInHand, doing: str) -> None:
         head = step.begun.head
-        opening = [step.teller.step(_key(step), StepPhase.STARTED, {"attempt": head.step_attempt})]
+        opening = [step.teller.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
         if step.number == 1:
             opening.insert(0, step.teller.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
         await step.teller.tell(*opening)
 
-    async def _act(self, step: _Step) -> StepResult:
+    async def _act(self, step: StepInHand) -> StepResult:
         """A UI action's only step, which asks no model: the named tool is called (protocol §7.10)."""
         head = step.begun.head
-        place = Place(step.turn, _key(step), head.parent_step_id or "", self._limits.suspend_timeout_seconds)
+        place = Place(step.turn, step.key, head.parent_step_id or "", self._limits.suspend_timeout_seconds)
         try:
-            _check_attempts(head.step_attempt, self._limits)
+            step.check_attempts(self._limits)
             sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
         except (Refused, ModelError, CardUnreadable) as error:
             # Its words may quote the arguments, and an outcome holds no content.
             return await self._fail(step, None, error.code, "the tool could not be called")
         decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
-        return await self._suspend(step, decision, decision.cards, _metadata(step, None))
+        return await self._suspend(step, decision, decision.cards, step.metadata(None))
 
-    async def _ask(self, step: _Step, pinned: Pinned, asked: Asked, messages: tuple[ModelMessage, ...]) -> ModelAnswer:
+    async def _ask(
+        self, step: StepInHand, pinned: Pinned, asked: Asked, messages: tuple[ModelMessage, ...]
+    ) -> ModelAnswer:
         head = step.begun.head
         question = Question(
             turn=step.turn.agent_turn_id,
@@ -199,9 +181,9 @@ class StepActivities:
             self._telemetry,
         )
 
-    async def _commit(self, step: _Step, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
+    async def _commit(self, step: StepInHand, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
         cards = (*pinned.cards, *decision.cards)
-        metadata = _metadata(step, pinned) | {"finish_reason": answer.finish_reason}
+        metadata = step.metadata(pinned) | {"finish_reason": answer.finish_reason}
         match decision:
             case Continue():
                 return await self._continue(step, cards, metadata)
@@ -224,36 +206,36 @@ class StepActivities:
                 )
                 return await self._finish(step, ending, cards, metadata, StepStatus.COMPLETED)
 
-    async def _fail(self, step: _Step, pinned: Pinned | None, code: str, message: str) -> StepResult:
+    async def _fail(self, step: StepInHand, pinned: Pinned | None, code: str, message: str) -> StepResult:
         """The turn ends as failed, with what there is."""
         cards = () if pinned is None else pinned.cards
         fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.FAILED, message)
-        metadata = _metadata(step, pinned) | {"error_code": code}
+        metadata = step.metadata(pinned) | {"error_code": code}
         ending = Ending(TurnStatus.FAILED, fallback.card_id, code, message, None, turn_stats(step.number, metadata))
         return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.FAILED)
 
-    async def _continue(self, step: _Step, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
-        record = _record(step, cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
+    async def _continue(self, step: StepInHand, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
+        record = step.record(cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
         done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED)
         if done.result == "done":
             self._told(step, record)
-        await step.teller.tell(_completed(step.teller, step.number, done.step_metadata))
+        await step.teller.tell(step.teller.completed(step.number, done.step_metadata))
         hit(Fault.STEP_PUBLISHED)
         return StepContinues(step=step.number)
 
     async def _suspend(
-        self, step: _Step, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
+        self, step: StepInHand, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
     ) -> StepResult:
         """command_intent (protocol §6): committed with the suspended head, published after."""
         sent: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in decision.commands]}
-        record = _record(step, cards, metadata | sent, StepStatus.COMPLETED, decision)
+        record = step.record(cards, metadata | sent, StepStatus.COMPLETED, decision)
         done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._told(step, record)
             tell_calls(self._telemetry, step.turn, step.begun.head, record)
-        await self._tell_suspended(step.teller, step.number, done.step_metadata, done.updated_at)
+        await step.teller.tell(*step.teller.suspended(step.number, done.step_metadata, done.updated_at))
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
             step=step.number,
@@ -262,21 +244,7 @@ class StepActivities:
             deadline=done.resume_deadline,
         )
 
-    async def _tell_suspended(self, teller: Teller, number: int, recorded: JsonObject, updated_at: datetime) -> None:
-        """The commands, and what happened; a repeat publishes the commands again under the same message ids."""
-        commands = [ToolCommand.model_validate(each) for each in _listed(recorded.get("commands"))]
-        key = step_id(teller.turn.agent_turn_id, number)
-        waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
-        await teller.tell(
-            *(teller.address.tool_command(command, key) for command in commands),
-            teller.state(
-                HeadStatus.SUSPENDED, updated_at, current_tool=commands[0].tool_name if commands else "", **waits
-            ),
-            teller.step(key, StepPhase.EXECUTING, {"tools": [command.tool_name for command in commands]}),
-            _completed(teller, number, recorded),
-        )
-
-    async def _terminate(self, step: _Step, ended: Termination) -> StepResult:
+    async def _terminate(self, step: StepInHand, ended: Termination) -> StepResult:
         """A tool's answer ends the turn: no model is asked, no step is made."""
         head = step.begun.head
         stats: JsonObject = {"steps": head.step_count}
@@ -285,12 +253,12 @@ class StepActivities:
         await step.teller.finished(self._pool, done, None)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
-    async def _stop(self, step: _Step) -> StepResult:
+    async def _stop(self, step: StepInHand) -> StepResult:
         """The turn was stopped in this step: what the model had said becomes a card, then the turn ends (§6, stop)."""
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
         fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.CANCELED, "the turn was stopped")
-        metadata = _metadata(step, None) | {"error_code": STOPPED}
+        metadata = step.metadata(None) | {"error_code": STOPPED}
         ending = Ending(
             TurnStatus.CANCELED,
             fallback.card_id,
@@ -305,13 +273,13 @@ class StepActivities:
             # The step had been committed when the stop came: end the turn after it.
             ended = await end_stopped(self._pool, self._publisher, step.turn, self._telemetry)
             if ended.outcome is None:
-                return await self._recall(step.turn, step.number)
+                return await recall(self._pool, self._publisher, step.turn, step.number, self._telemetry)
             return StepEnds(step=ended.step, outcome=ended.outcome)
 
     async def _finish(
-        self, step: _Step, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
+        self, step: StepInHand, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
     ) -> StepResult:
-        record = _record(step, cards, metadata | {"next": "end"}, status)
+        record = step.record(cards, metadata | {"next": "end"}, status)
         fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
         done = await self._pool.run(
             lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
@@ -319,103 +287,10 @@ class StepActivities:
         if done.result == "done":
             self._told(step, record)
         recorded = done.step_metadata or record.metadata
-        await step.teller.finished(self._pool, done, _completed(step.teller, step.number, recorded))
+        await step.teller.finished(self._pool, done, step.teller.completed(step.number, recorded))
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
 
-    def _told(self, step: _Step, record: StepRecord) -> None:
+    def _told(self, step: StepInHand, record: StepRecord) -> None:
         """Tell of a step that this attempt has committed: so each is told once."""
         seconds = time.monotonic() - step.clock
         tell_step(self._telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))
-
-    async def _recall(self, turn: TurnRef, step: int) -> StepResult:
-        """The gate did not open for this step: answer what is recorded, and publish only that (protocol §7)."""
-        found = await self._pool.run(lambda conn: recall_step(conn, turn, step))
-        number = found.step or step
-        recorded = found.step_metadata
-        teller = Teller(self._publisher, turn, found.context_headers, self._telemetry)
-        if recorded is not None and recorded.get("next") == "end" and (done := found.finished()) is not None:
-            await teller.finished(self._pool, done, _completed(teller, number, recorded))
-            return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
-        if not found.gate:
-            return StepStale(step=number, head_status=found.head_status)
-        if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
-            if recorded is not None and recorded.get("next") == "suspend":
-                await self._tell_suspended(teller, number, recorded, found.updated_at)
-            # A step that found no record was not begun: the turn still sleeps in the one before it.
-            asleep = number if recorded is not None else max(0, number - 1)
-            return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
-        if recorded is not None:
-            await teller.tell(_completed(teller, number, recorded))
-            return StepContinues(step=number)
-        raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: the head is elsewhere, at {found.head_status}")
-
-
-def _key(step: _Step) -> StepId:
-    return step_id(step.turn.agent_turn_id, step.number)
-
-
-def _termination(step: _Step) -> Termination | None:
-    """The end that the answers to the last step's calls make, if they do."""
-    head, output = step.begun.head, step.begun.output
-    if head.message_type is MessageType.UI_ACTION:
-        return action_ended(step.turn, head, output)
-    if not head.answered:
-        return None
-    tools = {} if head.turn_config is None else TurnConfig.model_validate(head.turn_config).tools
-    return termination(step.turn, head.answered, output, tools)
-
-
-def _check_attempts(attempt: int, limits: StepLimits) -> None:
-    if attempt > limits.max_step_attempts:
-        raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
-
-
-def _prepare(step: _Step, pinned: Pinned, suspend_seconds: float) -> tuple[Asked, tuple[ModelMessage, ...]]:
-    turn, begun = step.turn, step.begun
-    wanted = wanted_fields(begun.context)
-    for card in wanted.unreadable:
-        log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
-    own = [card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id]
-    memory = [card for card in begun.output if card.metadata.agent_turn_id != turn.agent_turn_id]
-    messages = build_messages(pinned.system_prompt, memory, begun.context, own)
-    parent = begun.head.parent_step_id or ""
-    return Asked(turn, step.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
-
-
-def _metadata(step: _Step, pinned: Pinned | None) -> JsonObject:
-    head, metadata = step.begun.head, step.attempts.metadata()
-    first_token = step.attempts.records[-1]["first_token_ms"] if step.attempts.records else None
-    metadata["timing"] = timing(head, time.monotonic() - step.clock, first_token)
-    if step.number == 1 and pinned is not None:
-        metadata["turn_config"] = pinned.config.model_dump(mode="json")
-    return metadata
-
-
-def _record(
-    step: _Step, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus, sent: Suspend | None = None
-) -> StepRecord:
-    known = {card.card_id for card in step.begun.context}
-    kept = [card.card_id for card in cards if card.card_id in known]
-    new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards if card.card_id not in known]}
-    commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
-    made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
-    calls = made or [command.tool_call_id for command in commands]  # a UI action has no thought that says them
-    return StepRecord(
-        step.number, metadata | new_cards, cards, calls, step.started, status, commands, wait_seconds, kept
-    )
-
-
-def _listed(value: JsonValue) -> list[JsonValue]:
-    return value if isinstance(value, list) else []
-
-
-def _completed(teller: Teller, number: int, recorded: JsonObject) -> Message:
-    failed = "error_code" in recorded
-    ids = recorded.get("new_card_ids")
-    shown = {name: recorded[name] for name in ("timing", "finish_reason", "error_code") if name in recorded}
-    return teller.step(
-        step_id(teller.turn.agent_turn_id, number),
-        StepPhase.FAILED if failed else StepPhase.COMPLETED,
-        shown,
-        [CardId(str(each)) for each in ids] if isinstance(ids, list) else [],
-    )

@@ -17,10 +17,11 @@ from schema.base import JsonObject
 from schema.errors import ServerUnavailable
 from schema.events import Address, Message, StateEvent, StepEvent, TaskEvent
 from schema.faults import Fault, hit
-from schema.ids import CardId, StepId
+from schema.ids import CardId, StepId, step_id
 from schema.ports import Publisher
 from schema.states import HeadStatus, StepPhase
 from schema.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
+from schema.tools import ToolCommand
 from schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,33 @@ class Teller:
             new_card_ids=cards or [],
         )
         return self.address.step(event)
+
+    def completed(self, number: int, recorded: JsonObject) -> Message:
+        """The `step` event of a step that is over, from what its commit recorded."""
+        failed = "error_code" in recorded
+        ids = recorded.get("new_card_ids")
+        shown = {name: recorded[name] for name in ("timing", "finish_reason", "error_code") if name in recorded}
+        return self.step(
+            step_id(self.turn.agent_turn_id, number),
+            StepPhase.FAILED if failed else StepPhase.COMPLETED,
+            shown,
+            [CardId(str(each)) for each in ids] if isinstance(ids, list) else [],
+        )
+
+    def suspended(self, number: int, recorded: JsonObject, updated_at: datetime) -> list[Message]:
+        """The commands, and what happened; a repeat has the commands again, under the same message ids."""
+        sent = recorded.get("commands")
+        commands = [ToolCommand.model_validate(each) for each in sent] if isinstance(sent, list) else []
+        key = step_id(self.turn.agent_turn_id, number)
+        waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
+        return [
+            *(self.address.tool_command(command, key) for command in commands),
+            self.state(
+                HeadStatus.SUSPENDED, updated_at, current_tool=commands[0].tool_name if commands else "", **waits
+            ),
+            self.step(key, StepPhase.EXECUTING, {"tools": [command.tool_name for command in commands]}),
+            self.completed(number, recorded),
+        ]
 
     async def tell(self, *messages: Message) -> None:
         """Publish what nobody waits for."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from ledger.threads import BegunMessage, Effect, Iterate, Respond, Settled
+from ledger.hops import BegunMessage, Effect, Iterate, Respond, Settled
 from ledger.threadviews import ThreadReply
 from schema import headers
 from schema.ids import AgentTurnId

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from benchmarks import audit, retention
+from benchmarks import audit, fairness, retention
 
 
 def main() -> None:
     """Run each with its defaults."""
-    for measurement in (audit, retention):
+    for measurement in (audit, fairness, retention):
         asyncio.run(measurement.main())
 
 

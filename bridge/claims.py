@@ -7,7 +7,7 @@ own tasks (`bridge.inbox_service`). Many agents are claimed by one statement and
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +26,8 @@ from schema.telemetry import SILENT, Metric, Telemetry
 
 log = logging.getLogger(__name__)
 CLAIM_LIMIT = 64
+START_LIMIT = 64
+"""Agents of one statement: what it starts is in flight at once."""
 
 
 @dataclass(slots=True)
@@ -61,8 +63,9 @@ class Claims(ABC):
 
     async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
         """Take what is due for these agents and start it; raises `ServerUnavailable` while the ledger is away."""
-        wanted = list(dict.fromkeys(agents))
-        while wanted:
+        waiting = deque(dict.fromkeys(agents))
+        while waiting:
+            wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
             claims = await self._pool.run(
                 lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
@@ -74,7 +77,7 @@ class Claims(ABC):
                 if claim.verdict == "signal":
                     bells.setdefault(claim.agent_turn_id, []).append(claim)
             await asyncio.gather(*map(self._settle, claims), *map(self.ring, bells.values()))
-            wanted = _unfinished(claims)
+            waiting.extend(_unfinished(claims))
 
     async def _settle(self, claim: Claim) -> None:
         with about(

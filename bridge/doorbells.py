@@ -1,5 +1,6 @@
-"""Doorbells: messages that say "look at the inbox" (protocol §5, §6), folded by agent into one claim.
+"""Doorbells: messages that say "look at the inbox" (protocol §5, §6), handed to the claims at once.
 
+They are never held up by a claim, so that one behind ten thousand of another project's is heard at once.
 Always acknowledged, whatever comes of the claim: the watchdog's poll is the truth, so a lost or refused doorbell costs
 seconds and no turn. One that cannot be read is terminated and counted.
 """
@@ -11,13 +12,13 @@ from functools import partial
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from bridge.claims import Claims
+from bridge.claimqueue import ClaimQueue
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.pull import ContinuousPull
 from bridge.streams import declare_wakeups, wakeup_consumer
 from ledger.lease import AgentKey
 from schema import headers, subjects
-from schema.errors import BadRequest, ServerUnavailable
+from schema.errors import BadRequest
 from schema.events import Wakeup
 from schema.ids import AgentId, token
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 class Doorbells:
     """Hears the doorbells of one worker target."""
 
-    def __init__(self, conn: NatsConnection, claims: Claims, worker_target: str) -> None:
+    def __init__(self, conn: NatsConnection, claims: ClaimQueue, worker_target: str) -> None:
         self._claims = claims
         ensure = partial(declare_wakeups, conn, worker_target)
         self._pull = ContinuousPull(conn, subjects.CMD_STREAM, wakeup_consumer(worker_target), ensure)
@@ -49,10 +50,7 @@ class Doorbells:
                 await message.term()
             except NATS_TROUBLE as error:
                 log.debug("a doorbell was not acknowledged: %s", type(error).__name__)
-        try:
-            await self._claims.claim(agents, "doorbell")
-        except ServerUnavailable as error:
-            log.warning("doorbells are left to the watchdog: %s", error)
+        self._claims.offer(agents, "doorbell")
 
 
 def _agent(message: Msg) -> AgentKey:

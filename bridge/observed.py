@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from bridge.service import VerbHandler, VerbRequest
 from schema import headers
-from schema.errors import ServerUnavailable, TurnstileError
+from schema.errors import Limited, ServerUnavailable, TurnstileError
 from schema.inbox import Reply, ReportRequest
+from schema.limits import SIZE_LIMITS
 from schema.logs import about
 from schema.states import ReplyStatus
 from schema.telemetry import Attribute, Metric, Span, Telemetry
@@ -54,8 +55,14 @@ async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry
     except ServerUnavailable as error:
         code = error.code
         raise
+    except Limited as error:
+        status, code = "busy", error.code
+        telemetry.meter.count(Metric.LIMITED, limit=error.code)
+        raise
     except TurnstileError as error:
         status, code = "rejected", error.code
+        if code in SIZE_LIMITS:
+            telemetry.meter.count(Metric.LIMITED, limit=code)
         raise
     else:
         busy = isinstance(reply, Reply) and reply.status is ReplyStatus.BUSY

@@ -1,10 +1,10 @@
 """Sends what committed transitions say: `schema.ports.Publisher` on JetStream (protocol §5, §6).
 
 A required message is sent again under the same message id, so a repeat is stored once, until it is acknowledged or
-some ten seconds are over. Best-effort ones are sent once; their loss is counted and logged. Where the server says that
-no stream takes a message, the streams are declared again, whoever deleted them, and it is sent anew. Order is kept
-within a call on its first sending. A message that would close the connection is never sent. Costs one round trip a
-call.
+some ten seconds are over. Where the server says that no stream takes it, the streams are declared again, whoever
+deleted them, and it is sent anew. Best-effort messages are sent once and not waited for: the stream stores them all the
+same. Order is kept within a call on its first sending. A message that would close the connection is never sent. Costs
+one round trip a call with a required message, else none.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Sent(Enum):
-    STORED = auto()
+    DONE = auto()
+    """Stored, or best effort and on its way."""
     UNKNOWN = auto()
     """Not acknowledged: it may be stored."""
     REFUSED = auto()
@@ -50,7 +51,7 @@ class PublisherCounts:
     duplicates: int = 0
     retried: int = 0
     unconfirmed: int = 0
-    """Best-effort messages buffered while disconnected."""
+    """Best-effort messages, also those that wait in the buffer of a lost connection."""
     lost: int = 0
     emitted: int = 0
 
@@ -117,10 +118,8 @@ class NatsPublisher:
                 sent[number] = found
         missing: list[Message] = []
         for message, found in zip(messages, sent, strict=True):
-            if message.required and found is not _Sent.STORED:
+            if message.required and found is not _Sent.DONE:
                 missing.append(message)
-            elif found is _Sent.HOMELESS:
-                self._lose(message, "no stream takes it")
         return missing
 
     async def _send_each(self, messages: list[Message]) -> list[_Sent]:
@@ -130,11 +129,7 @@ class NatsPublisher:
 
     async def _send(self, message: Message) -> _Sent:
         try:
-            if not self._conn.connected.is_set():
-                return await self._buffer(message)
-            ack = await self._conn.store(
-                message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS
-            )
+            return await (self._store(message) if message.required else self._pass_on(message))
         except (BadSubjectError, BadHeaderError) as error:
             if message.required:
                 raise BadRequest(f"a message on {message.subject[:120]!r} cannot be sent: {error}") from None
@@ -146,19 +141,22 @@ class NatsPublisher:
             if not message.required:
                 self._lose(message, error)
             return _Sent.UNKNOWN
+
+    async def _pass_on(self, message: Message) -> _Sent:
+        """While disconnected into the buffer, which goes out with the reconnect."""
+        await self._conn.send(message.subject, message.payload, headers=message.headers)
+        self.counts.unconfirmed += 1
+        return _Sent.DONE
+
+    async def _store(self, message: Message) -> _Sent:
+        if not self._conn.connected.is_set():  # an acknowledgement would take its full timeout now
+            if self._give_up:
+                await self._conn.send(message.subject, message.payload, headers=message.headers)
+            return _Sent.UNKNOWN
+        ack = await self._conn.store(message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS)
         self.counts.stored += 1
         self.counts.duplicates += bool(ack.duplicate)
-        return _Sent.STORED
-
-    async def _buffer(self, message: Message) -> _Sent:
-        """An acknowledgement would take its full timeout now; the buffer goes out with the reconnect."""
-        if message.required and not self._give_up:
-            return _Sent.UNKNOWN
-        await self._conn.send(message.subject, message.payload, headers=message.headers)
-        if message.required:
-            return _Sent.UNKNOWN
-        self.counts.unconfirmed += 1
-        return _Sent.STORED
+        return _Sent.DONE
 
     async def _declared(self) -> bool:
         """Declare the streams, at once for all who ask; False where that fails, or failed a moment ago."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -156,13 +157,21 @@ class Reconciler:
         if not self._targets:
             return []  # a standby, which serves nothing else
         queues = ", ".join(f"'{options.task_queue(target)}'" for target in self._targets)
-        listed = self._client.list_workflows(
-            f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
+        request = ListWorkflowExecutionsRequest(
+            namespace=self._client.namespace,
+            query=f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
             page_size=1000,
-            rpc_timeout=_RPC_TIMEOUT,
         )
+        found: list[AgentTurnId] = []
         try:
-            return [options.turn_of(flow.id) async for flow in listed]
+            while True:  # by the raw call: the client's own would decode search attributes that nobody reads
+                page = await self._client.workflow_service.list_workflow_executions(
+                    request, retry=True, timeout=_RPC_TIMEOUT
+                )
+                found += [options.turn_of(each.execution.workflow_id) for each in page.executions]
+                if not page.next_page_token:
+                    return found
+                request.next_page_token = page.next_page_token
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
 

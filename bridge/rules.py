@@ -2,13 +2,14 @@
 
 What a rule finds, it finds by one statement on live rows that is safe with many bridges at once and touches only served
 worker targets; where it changes rows, that is the claim (`SKIP LOCKED`). Finding takes how to run a statement, so that
-a dry run finds the same and leaves no trace. A claim follows at once: turns move on while NATS is away.
+a dry run finds the same and leaves no trace. A claim follows without a doorbell: turns move on while NATS is away.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from bridge.claimqueue import ClaimQueue
 from bridge.claims import Claims
 from bridge.reconciler import Reconciler
 from bridge.stopping import fence_stopped
@@ -27,6 +28,9 @@ from schema.turns import TurnRef
 
 T = TypeVar("T")
 ROW_LIMIT = 500
+RETRY_LIMIT = 32
+"""Turns that nobody began, rung for again at one look. Most of them wait for a worker in a long queue, where another
+ring is only work; what a crash can lose at once is no more than the starts in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ class LedgerRules:
     telemetry: Telemetry = SILENT
     more: Sequence[Rule[Any]] = ()
     """Rules of what stands on the kernel."""
+    queue: ClaimQueue | None = None
+    """Where a bridge claims: a rule then waits for no start, and a flood keeps no other rule from looking."""
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -82,7 +88,7 @@ class LedgerRules:
         times = self.times
         return [
             self._rows("claims", sweep.release_stale_claims, times.inbox_processing_timeout, self._claim),
-            self._rows("dispatched_retry", sweep.retry_dispatched, times.dispatched_retry, self._claim),
+            self._rows("dispatched_retry", sweep.retry_dispatched, times.dispatched_retry, self._claim, RETRY_LIMIT),
             self._rows("resume", sweep.retry_resumes, times.dispatched_retry, self._claim),
             self._rows("suspended", sweep.list_overdue, times.overdue, self._time_out),
             self._rows("stop", sweep.list_stops_overdue, times.stop_grace, self._fence),
@@ -98,15 +104,18 @@ class LedgerRules:
         statement: Callable[..., Awaitable[Sequence[T]]],
         older_seconds: float,
         mend: Callable[[Sequence[T]], Awaitable[int]],
+        row_limit: int = ROW_LIMIT,
     ) -> Rule[T]:
         """A rule whose rows one statement finds by their age."""
 
         async def find(conn: Connection) -> Sequence[T]:
-            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=ROW_LIMIT)
+            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
         return Rule(name, lambda run: run(find), mend)
 
     async def _claim(self, agents: Sequence[AgentKey]) -> int:
+        if self.queue is not None:
+            return self.queue.offer(agents, "watchdog")
         await self.starter.claim(agents, "watchdog")
         return len(agents)
 

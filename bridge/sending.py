@@ -23,6 +23,7 @@ from schema.errors import BadRequest, Refused
 from schema.faults import Fault, hit
 from schema.ids import uuid7
 from schema.inbox import SendReply, SendRequest, ThreadDescribeRequest
+from schema.limits import rate_limited
 from schema.logs import about
 from schema.states import ReplyStatus
 from schema.threads import MessageId, ThreadRef, new_thread_id
@@ -49,6 +50,8 @@ class PumpVerbs:
         """Put a message on its way; one that is delivered twice goes once."""
         wanted = request.parse(SendRequest)
         wanted.check_size()
+        if request.wait_seconds and wanted.correlation_id is None and request.command_id is None:
+            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
         command = self._command(request, wanted)
         sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
         hit(Fault.THREAD_SENT)
@@ -103,4 +106,5 @@ class PumpVerbs:
             correlation_id=correlation,
             request_digest=digest.hexdigest(),
             reply_to=wanted.reply_to,
+            wait_seconds=request.wait_seconds,
         )

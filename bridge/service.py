@@ -1,8 +1,9 @@
 """The bridge's verbs over request/reply, discoverable as the NATS micro service `turnstile` (protocol §5, §6).
 
-Each request is a task of its own; at most `concurrency` run, four times as many wait, and the next hears `busy`. A
-request that could only be answered outside a reply inbox is dropped unrun: its answer would land in somebody's
-events. Draining answers everything accepted before it. Costs one subscription for all verbs and nine for discovery.
+Each request is a task of its own; at most `concurrency` run, of one project four times as many wait, and the next hears
+`busy`. There are places for two such projects, so that another's request finds one. A request that could only be
+answered outside a reply inbox is dropped unrun: its answer would land in somebody's events. Draining answers
+everything accepted before it. Costs one subscription for all verbs and nine for discovery.
 """
 
 import asyncio
@@ -11,8 +12,10 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 from nats.aio.msg import Msg
@@ -25,13 +28,16 @@ from bridge.limitedlog import LimitedLog
 from bridge.wire import decode_object, encode, headers_of
 from schema import headers, subjects
 from schema.base import JsonObject
-from schema.errors import BadRequest, ServerUnavailable, TurnstileError
+from schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
 from schema.ids import ChannelId, ProjectId
+from schema.telemetry import SILENT, Meter, Metric
 
 SERVICE = "turnstile"
 REPLY_INBOX = re.compile(r"(_INBOX[A-Za-z0-9_-]*|_R_)\.[A-Za-z0-9_.-]+\Z")
 _WAITING_PER_SLOT = 4
 _SHOWN_FAULTS = 5
+_PROJECT_TOKEN = 2
+_PROJECTS = 2
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
@@ -49,6 +55,8 @@ class VerbRequest:
     source: Literal["request", "command"]
     command_id: str | None = None
     """The same for every delivery of one durable command, and of no other; a verb can make itself idempotent by it."""
+    wait_seconds: float = 0.0
+    """The project is over its rate until then: only a repeat is answered."""
 
     def parse(self, model: type[Model]) -> Model:
         """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
@@ -82,7 +90,14 @@ class Answer:
 
 
 def rejected(error: TurnstileError) -> JsonObject:
-    """The reply that says what was wrong with a request."""
+    """The reply that says what was wrong with a request, or which limit it came to."""
+    if isinstance(error, Limited):
+        return {
+            "status": "busy",
+            "error_code": error.code,
+            "error": str(error),
+            **({} if error.retry_after is None else {"retry_after_seconds": error.retry_after}),
+        }
     return {"status": "rejected", "error_code": error.code, "error": str(error)}
 
 
@@ -145,6 +160,7 @@ class VerbService:
         *,
         concurrency: int = 64,
         unavailable: tuple[type[Exception], ...] = (),
+        meter: Meter = SILENT.meter,
         version: str = "0.1.0",
     ) -> None:
         self.dropped = 0
@@ -154,6 +170,8 @@ class VerbService:
         self._most = concurrency * (1 + _WAITING_PER_SLOT)
         self._unavailable = unavailable
         self._tasks: set[asyncio.Task[None]] = set()
+        self._meter = meter
+        self._of_project: Counter[str] = Counter()
         self._subscriptions: list[Subscription] = []
         self._log = LimitedLog(logger)
         self.card = ServiceCard(
@@ -195,13 +213,23 @@ class VerbService:
         if not REPLY_INBOX.match(msg.reply):
             self.dropped += 1
             self._log.warning("reply", "a request on %s has no proper reply inbox and is dropped", msg.subject)
-        elif len(self._tasks) >= self._most:
+            return
+        project = msg.subject.split(".")[_PROJECT_TOKEN]
+        if max(self._of_project[project], len(self._tasks) // _PROJECTS) >= self._most:
+            self._meter.count(Metric.LIMITED, limit="overloaded")
             told = f"{len(self._tasks)} requests are waiting; try again"
             await self._send(msg.reply, encode({"status": "busy", "error_code": "overloaded", "error": told}))
         else:
             task = asyncio.create_task(self._serve(msg))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._of_project[project] += 1
+            task.add_done_callback(partial(self._served, project))
+
+    def _served(self, project: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._of_project[project] -= 1
+        if not self._of_project[project]:
+            del self._of_project[project]
 
     async def _serve(self, msg: Msg) -> None:
         async with self._slots:

@@ -1,7 +1,7 @@
 """Claimed turns as workflows (protocol §6, claim): where inbox and Temporal meet.
 
 A claim whose workflow cannot be started is given back with a delay at once, so that Temporal's absence costs nothing
-but time. Many agents are claimed by one statement and started concurrently. Ids only enter Temporal.
+but time. Ids only enter Temporal, and of each workflow its project, which takes turns with the others at the workers.
 """
 
 import logging
@@ -111,6 +111,7 @@ class Starter(Claims):
             id_conflict_policy=options.TURN_ID_CONFLICT,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=attributes,
+            priority=options.priority(turn.project_id),
             static_summary=f"{turn.agent_id} in {turn.project_id}",
             static_details=_details(turn),
             request_eager_start=True,

@@ -79,6 +79,7 @@ class ThreadStarter:
             id_conflict_policy=options.TURN_ID_CONFLICT,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=attributes,
+            priority=options.priority(thread.project_id),
             static_summary=f"conversation in {thread.project_id}",
             start_signal="wake",
             start_signal_args=[list(messages)],

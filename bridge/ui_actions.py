@@ -23,6 +23,7 @@ from bridge.observed import observed
 from bridge.service import VerbRequest, read_request
 from bridge.streams import UI_ACTIONS_CONSUMER, declare_ui_actions
 from bridge.telling import SENDER
+from bridge.throttle import Throttle
 from bridge.verbs import dispatched
 from bridge.wire import decode_object, encode, headers_of
 from ledger.actions import ActionTurn, find_action
@@ -33,11 +34,12 @@ from ledger.sweep import reject
 from schema import headers, subjects
 from schema.actions import ActionAck, UiAction
 from schema.base import JsonObject
-from schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
+from schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from schema.events import Address, Message
 from schema.faults import Fault, hit
 from schema.ids import AgentId, new_box_id, step_id, token, uuid7
 from schema.inbox import EnqueueReply
+from schema.limits import UNLIMITED, Admission, rate_limited
 from schema.ports import Publisher
 from schema.states import ActionStatus, ReplyStatus
 from schema.telemetry import SILENT, Metric, Telemetry
@@ -120,6 +122,8 @@ class UiActions:
         publisher: Publisher,
         *,
         depth_limit: int,
+        admission: Admission = UNLIMITED,
+        throttle: Throttle | None = None,
         telemetry: Telemetry = SILENT,
         concurrency: int = 64,
     ) -> None:
@@ -128,6 +132,8 @@ class UiActions:
         self._pool = pool
         self._publisher = publisher
         self._depth_limit = depth_limit
+        self._admission = admission
+        self._throttle = throttle
         self._telemetry = telemetry
         self._act = observed({VERB: self._acted}, telemetry)[VERB]
         self._log = LimitedLog(logger)
@@ -166,6 +172,8 @@ class UiActions:
             acted = Acted.model_validate(await self._act(request))
         except ServerUnavailable:
             raise
+        except Limited as error:
+            return _told(pressed, Acted(status=ReplyStatus.BUSY, error_code=error.code, error=str(error)))
         except TurnstileError as error:
             return await self._refused(pressed, error)
         return _told(pressed, acted)
@@ -176,6 +184,8 @@ class UiActions:
         project, channel = request.project_id, request.channel_id
         tool, turn = await self._pool.run(lambda conn: find_action(conn, project, action))
         if turn is None:
+            if self._throttle is not None and (wait := self._throttle.take(project)):
+                raise rate_limited(wait)
             _check(request, action, tool)
             done = await enqueue_action(
                 self._pool,
@@ -185,6 +195,7 @@ class UiActions:
                 request.headers,
                 depth_limit=self._depth_limit,
                 sender=request.headers.get(headers.SENDER, "client")[:128],
+                admission=self._admission,
             )
             hit(Fault.ENQUEUE_COMMITTED)
             if not done.reply.duplicate:

@@ -5,12 +5,14 @@ into the reply with its code.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from bridge.service import VerbHandler, VerbRequest
 from bridge.stopping import stop_turn
 from bridge.telling import SENDER, tell
 from bridge.wire import decode_object
+from ledger.boxes import fork_box, replace_boxes
 from ledger.cards import get_card
 from ledger.intake import enqueue
 from ledger.lease import Lease
@@ -19,10 +21,12 @@ from ledger.sweep import reject
 from ledger.views import describe_turn
 from ledger.waiting import describe_call, report
 from schema import headers
+from schema.boxes import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
 from schema.described import DescribeReply
 from schema.errors import BadRequest, Refused
 from schema.events import Message, StateEvent
 from schema.faults import Fault, hit
+from schema.ids import forked_box_id, new_box_id
 from schema.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -32,6 +36,7 @@ from schema.inbox import (
     StopReply,
     StopRequest,
 )
+from schema.limits import UNLIMITED, Admission, rate_limited
 from schema.ports import Publisher
 from schema.states import HeadStatus, ReplyStatus
 from schema.telemetry import SILENT, Telemetry
@@ -40,15 +45,31 @@ from schema.telemetry import SILENT, Telemetry
 class Verbs:
     """The verbs over one ledger."""
 
-    def __init__(self, pool: Pool, publisher: Publisher, *, depth_limit: int, telemetry: Telemetry = SILENT) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        publisher: Publisher,
+        *,
+        depth_limit: int,
+        admission: Admission = UNLIMITED,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
         self._pool = pool
         self._publisher = publisher
         self._depth_limit = depth_limit
+        self._admission = admission
         self._telemetry = telemetry
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
-        return {"enqueue": self.enqueue, "report": self.report, "stop": self.stop, "describe": self.describe}
+        return {
+            "enqueue": self.enqueue,
+            "report": self.report,
+            "stop": self.stop,
+            "describe": self.describe,
+            "box_fork": self.box_fork,
+            "box_replace": self.box_replace,
+        }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Make a turn; a command that is delivered twice makes one."""
@@ -56,6 +77,8 @@ class Verbs:
         _same(request, headers.AGENT_ID, wanted.agent_id)
         if wanted.correlation_id is None and request.command_id is not None:
             wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
+        if request.wait_seconds and wanted.correlation_id is None:
+            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
         done = await enqueue(
             self._pool,
             request.project_id,
@@ -64,6 +87,7 @@ class Verbs:
             request.headers,
             depth_limit=self._depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
+            admission=replace(self._admission, wait_seconds=request.wait_seconds),
         )
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
@@ -115,6 +139,23 @@ class Verbs:
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
         return await stop_turn(self._pool, self._publisher, request.project_id, wanted, self._telemetry)
+
+    async def box_fork(self, request: VerbRequest) -> BoxForkReply:
+        """Copy a box; a command that is delivered twice makes one copy."""
+        wanted = request.parse(BoxForkRequest)
+        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        new_box = forked_box_id(request.project_id, name) if name else new_box_id()
+        made = await self._pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
+        hit(Fault.BOX_FORKED)
+        return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
+
+    async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
+        """Set the boxes that an agent's pointers name."""
+        wanted = request.parse(BoxReplaceRequest)
+        _same(request, headers.AGENT_ID, wanted.agent_id)
+        boxes = await self._pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
+        hit(Fault.BOX_REPLACED)
+        return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"

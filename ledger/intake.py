@@ -20,7 +20,7 @@ from schema import headers
 from schema.actions import UiAction
 from schema.base import JsonObject, Tolerant
 from schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
-from schema.errors import BadRequest, Refused
+from schema.errors import BadRequest, Limited, Refused
 from schema.headers import ContextHeaders
 from schema.ids import (
     AgentId,
@@ -35,6 +35,7 @@ from schema.ids import (
     uuid7,
 )
 from schema.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest
+from schema.limits import PROJECT_FULL_FOR_CHILDREN, UNLIMITED, Admission, rate_limited
 from schema.states import MessageType, ReplyStatus, TurnStatus
 
 _REFUSALS = {
@@ -46,6 +47,10 @@ _REFUSALS = {
     "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
     "unknown_context_box": "context_box_id names no box of this project",
     "unknown_output_box": "output_box_id names no box of this project",
+}
+_LIMITS = {
+    "queue_full": "too many turns wait for the agent: again when some have ended",
+    "project_full": "the project has too many turns queued and in hand: again when some have ended",
 }
 
 
@@ -70,6 +75,7 @@ class Enqueue:
     inbox_id: InboxId
     new_context_box_id: BoxId
     new_output_box_id: BoxId
+    admission: Admission = UNLIMITED
     action: UiAction | None = None
     """What a `ui_action` turn is to do; `request` then names its agent, correlation and metadata only."""
 
@@ -96,11 +102,15 @@ async def enqueue(
     *,
     depth_limit: int,
     sender: str,
+    admission: Admission = UNLIMITED,
 ) -> Enqueued:
-    """Make a turn of `request`; raises `BadRequest` or `Refused` with the code that the reply names."""
+    """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code that the reply names.
+
+    `queue_full` is exact. `project_full` may be passed by as many turns as are enqueued at once.
+    """
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
-    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender)
+    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender, admission)
 
 
 async def enqueue_action(
@@ -112,6 +122,7 @@ async def enqueue_action(
     *,
     depth_limit: int,
     sender: str,
+    admission: Admission = UNLIMITED,
 ) -> Enqueued:
     """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
 
@@ -120,7 +131,7 @@ async def enqueue_action(
     if action.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
     request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
-    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender)
+    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender, admission)
 
 
 async def _enqueue(
@@ -132,6 +143,7 @@ async def _enqueue(
     action: UiAction | None,
     depth_limit: int,
     sender: str,
+    admission: Admission,
 ) -> Enqueued:
     command = Enqueue(
         project_id=project,
@@ -143,6 +155,7 @@ async def _enqueue(
         inbox_id=InboxId(uuid7()),
         new_context_box_id=new_box_id(),
         new_output_box_id=new_box_id(),
+        admission=admission,
         action=action,
     )
     cards = _cards(command, sender)
@@ -168,6 +181,10 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         header_depth=headers.depth(command.context_headers),
         parent_turn_id=command.context_headers.get(headers.PARENT_TURN_ID),
         depth_limit=command.depth_limit,
+        over_rate=command.admission.wait_seconds > 0,
+        max_queued_turns=command.admission.max_queued_turns,
+        max_live_turns=command.admission.max_live_turns,
+        child_share=PROJECT_FULL_FOR_CHILDREN,
         profile_name=request.profile_name,
         has_instruction=request.instruction is not None or action is not None,
         context_box_id=request.context_box_id,
@@ -198,6 +215,10 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             )
         case "context_is_output":
             raise BadRequest("context_box_id and output_box_id must differ: a turn never writes what it reads")
+        case "rate_limited":
+            raise rate_limited(command.admission.wait_seconds)
+        case "queue_full" | "project_full" as limit:
+            raise Limited(limit, _LIMITS[limit])
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 
-from schema import actions, cards, envelopes, events, inbox
+from schema import actions, boxes, cards, envelopes, events, inbox
 from schema.described import DescribeReply, ThreadDescribeReply
 from schema.entries import Entry, Role, Transport
 from schema.listeners import ListenerFile
@@ -87,6 +87,8 @@ VERBS = (
     Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
+    Verb("box_fork", "Copy a box.", "6", boxes.BoxForkRequest, boxes.BoxForkReply, _CLIENT),
+    Verb("box_replace", "Set an agent's boxes.", "6", boxes.BoxReplaceRequest, boxes.BoxReplaceReply, _CLIENT),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     Verb(
         name="thread.describe",

@@ -31,6 +31,15 @@ class Refused(TurnstileError):
         self.code = code
 
 
+class Limited(Refused):
+    """A limit is reached (docs/limits.md): nothing was written, and the same request may be accepted later."""
+
+    def __init__(self, code: str, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(code, message)
+        self.retry_after = retry_after
+        """Seconds after which it is worth another try, where that is known."""
+
+
 class ModelError(TurnstileError):
     """A model call failed; `retryable` says whether another attempt can help (protocol §7.9)."""
 

@@ -31,6 +31,8 @@ class Fault(StrEnum):
     TIMEOUTS_INJECTED = "timeouts.injected"
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
+    BOX_FORKED = "box.forked"
+    BOX_REPLACED = "box.replaced"
     TURN_FINISHED = "turn.finished"
     TURN_PUBLISHED = "turn.published"
     TURN_ANNOUNCED = "turn.announced"

@@ -40,6 +40,7 @@ class Metric(StrEnum):
     MODEL_COST = "model_cost_dollars"
     VERBS = "verbs"
     VERB_SECONDS = "verb_seconds"
+    LIMITED = "limited"
     THREAD_MESSAGES = "thread_messages"
     THREAD_MESSAGE_DELAY = "thread_message_delay_seconds"
     HANDLER_SECONDS = "handler_seconds"

@@ -30,7 +30,11 @@ def thread_limits(settings: Settings) -> ThreadLimits:
     """What one thread may come to."""
     pump = settings.pump
     return ThreadLimits(
-        max_messages=pump.max_messages, max_hops=pump.max_hops, max_depth=pump.max_depth, max_open=pump.max_open
+        max_messages=pump.max_messages,
+        max_hops=pump.max_hops,
+        max_depth=pump.max_depth,
+        max_open=pump.max_open,
+        max_open_threads=settings.limits.max_open_threads,
     )
 
 

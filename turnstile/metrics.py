@@ -63,6 +63,7 @@ MEANINGS: dict[Metric, Meaning] = {
     Metric.MODEL_TOKENS: Meaning("Tokens, as the provider counts them", ("model", "direction")),
     Metric.MODEL_COST: Meaning("What models cost, in US dollars", ("model",)),
     Metric.VERBS: Meaning("Requests and commands to the bridge", ("verb", "status")),
+    Metric.LIMITED: Meaning("Requests that came to a limit, by its name", ("limit",)),
     Metric.VERB_SECONDS: Meaning("A verb, from its request to its reply", ("verb",), buckets=_SHORT),
     Metric.THREAD_MESSAGES: Meaning(
         "Messages of the pump that ended, by what they came to and who spoke", ("listener", "effect", "by")

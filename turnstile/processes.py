@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from activities.asking import StepLimits
 from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
+from bridge.claimqueue import ClaimQueue
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection
 from bridge.doorbells import Doorbells
@@ -43,6 +44,7 @@ from bridge.streams import (
 )
 from bridge.threadrules import ThreadRules
 from bridge.threads import ThreadTurns
+from bridge.throttle import Throttle, throttled
 from bridge.ui_actions import UiActions
 from bridge.verbs import Verbs
 from bridge.watchdog import Watchdog
@@ -248,20 +250,29 @@ async def _start_bridge(
     await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
-    turn_verbs = Verbs(pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
-    verbs = observed({**turn_verbs.handlers(), **pump_verbs}, telemetry)
-    service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency)
+    depth, limits = settings.protocol.max_recursion_depth, settings.limits
+    throttle = Throttle(limits.requests_per_second, limits.request_burst)
+    turn_verbs = Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry)
+    verbs = observed(throttled({**turn_verbs.handlers(), **pump_verbs}, throttle), telemetry)
+    service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
     commands = DurableCommands(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
-    actions = UiActions(conn, pool, publisher, depth_limit=settings.protocol.max_recursion_depth, telemetry=telemetry)
+    claims = ClaimQueue(rules.starter)
+    actions = UiActions(
+        *(conn, pool, publisher),
+        depth_limit=depth,
+        admission=limits.admission,
+        throttle=throttle,
+        telemetry=telemetry,
+    )
     await service.start()
     await conn.verify()
 
     async def serve_alone(target: str, ending: asyncio.Event) -> None:
         served.append(target)
         async with asyncio.TaskGroup() as hearing:
-            hearing.create_task(Doorbells(conn, rules.starter, target).run(ending))
+            hearing.create_task(Doorbells(conn, claims, target).run(ending))
             try:
                 await ending.wait()
             finally:
@@ -269,11 +280,12 @@ async def _start_bridge(
 
     jobs = [
         commands.run(stop),
-        Watchdog(pool, rules).run(stop),
+        claims.run(stop),
+        Watchdog(pool, replace(rules, queue=claims)).run(stop),
         ThreadTurns(conn, pool, threads).run(stop),
         _serve(service, stop),
         *([actions.run(stop)] if settings.bridge.ui_actions else []),
-        *(Doorbells(conn, rules.starter, each).run(stop) for each in shared),
+        *(Doorbells(conn, claims, each).run(stop) for each in shared),
         *(alone.serve("bridge", each, stop, partial(serve_alone, each)) for each in exclusive),
     ]
     for job in jobs:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from bridge.claimqueue import ClaimQueue
 from bridge.doorbells import Doorbells
 from bridge.inbox_service import Handler, InboxService, ServiceTurn
 from bridge.publisher import NatsPublisher
@@ -62,8 +63,10 @@ async def serve_inbox(
             watchdog = Watchdog(pool, service.rules(watchdog_times(settings.bridge)))
             try:
                 await service.take_over()
+                queue = ClaimQueue(service)
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(Doorbells(conn, service, worker_target).run(ending))
+                    group.create_task(queue.run(ending))
+                    group.create_task(Doorbells(conn, queue, worker_target).run(ending))
                     group.create_task(watchdog.run(ending))
                     group.create_task(sign_on(pool, instance, [worker_target], ending))
             finally:

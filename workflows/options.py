@@ -4,12 +4,13 @@ None is left to a default: a change here is a change of behaviour and belongs in
 workflow depends on ride in its input, never here (replays must not see another value).
 """
 
+import hashlib
 from datetime import timedelta
 
-from temporalio.common import RetryPolicy, SearchAttributeKey, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import Priority, RetryPolicy, SearchAttributeKey, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.workflow import ActivityCancellationType
 
-from schema.ids import AgentTurnId
+from schema.ids import AgentTurnId, ProjectId
 from schema.ids import workflow_id as _workflow_id
 
 TURN_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
@@ -49,6 +50,8 @@ OVERDUE_LOOK = timedelta(seconds=5)
 THREAD_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE
 """A thread whose messages are all settled has ended; the next message starts it again."""
 
+_FAIRNESS_KEY_LIMIT = 64
+
 TURN_PROJECT = SearchAttributeKey.for_keyword("TurnProject")
 TURN_AGENT = SearchAttributeKey.for_keyword("TurnAgent")
 TURN_CHANNEL = SearchAttributeKey.for_keyword("TurnChannel")
@@ -61,6 +64,15 @@ SEARCH_ATTRIBUTES = (TURN_PROJECT, TURN_AGENT, TURN_CHANNEL, TURN_STATUS, TURN_E
 def task_queue(worker_target: str) -> str:
     """The task queue of a worker target."""
     return f"turnstile.{worker_target}"
+
+
+def priority(project: ProjectId) -> Priority:
+    """Projects take turns at the workers of a task queue; activities and later runs have their workflow's.
+
+    An engine that knows no fairness ignores it. It takes keys of at most 64 bytes.
+    """
+    key = project if len(project) <= _FAIRNESS_KEY_LIMIT else hashlib.sha256(project.encode()).hexdigest()
+    return Priority(fairness_key=key)
 
 
 def turn_workflow_id(turn: AgentTurnId) -> str:

@@ -225,14 +225,14 @@ WHERE o.announced_at IS NULL AND o.ended_at < now() - make_interval(secs => :gra
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: pointers_name_the_last_box :many
--- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head. Of a window only where no turn from
--- before it can have been leased since.
+-- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head, or what box_replace has put in its
+-- place. Of a window only where no turn from before it can have been leased since.
 SELECT jsonb_build_object('project_id', x.project_id, 'agent_id', x.agent_id, 'agent_turn_id', x.agent_turn_id,
                           'box_id', x.last_output_box_id) AS ids,
        format('the pointer does not name the box of the last turn, %s', coalesce(x.output_box_id::text, 'of which there is none')) AS detail
 FROM (
     SELECT coalesce(o.project_id, p.project_id) AS project_id, coalesce(o.agent_id, p.agent_id) AS agent_id,
-           o.agent_turn_id, o.turn_epoch, o.output_box_id, p.last_output_box_id
+           o.agent_turn_id, o.turn_epoch, o.output_box_id, p.last_output_box_id, p.replaced_output_box_id
     FROM (
         SELECT DISTINCT ON (o.project_id, o.agent_id) o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, o.output_box_id
         FROM state.turn_outcomes o
@@ -243,7 +243,7 @@ FROM (
     FULL JOIN state.agent_state_pointers p ON p.agent_id = o.agent_id AND p.project_id = o.project_id
 ) x
 LEFT JOIN state.agent_state_head h ON h.agent_id = x.agent_id AND h.project_id = x.project_id
-WHERE x.last_output_box_id IS DISTINCT FROM x.output_box_id
+WHERE x.last_output_box_id IS DISTINCT FROM x.output_box_id AND (x.last_output_box_id = x.replaced_output_box_id) IS NOT TRUE
   AND (:since_id::text IS NULL OR h.turn_epoch - (h.status <> 'idle')::int <= x.turn_epoch)
   AND (:project_id::text IS NULL OR x.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

@@ -27,7 +27,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
           step_count, step_attempt, model_failures, started_at)'),
     ('state.agent_state_pointers',
-     'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)',
+     'SELECT, INSERT, UPDATE (memory_context_box_id, last_output_box_id, replaced_output_box_id, updated_at)',
      'SELECT, INSERT, UPDATE (last_output_box_id, updated_at)'),
     ('state.agent_inbox',
      'SELECT, INSERT, UPDATE (turn_epoch, status, next_retry_at, last_error, defer_reason, processed_at, archived_at)',

@@ -3,7 +3,7 @@
 -- name: enqueue_turn :one
 -- Inbox row, edge, boxes and cards of a new turn; an idle agent is leased to its oldest free turn, else the row waits. A UI
 -- action never waits: it is leased at once or nothing is written.
--- verdict: accepted | duplicate | busy | again (run it anew) | headless (make_head first) | the code of a refusal.
+-- verdict: accepted | duplicate | busy | again (run it anew) | headless (make_head first) | the code of a refusal or limit.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     SELECT i.* FROM state.agent_inbox i
@@ -25,6 +25,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
            CASE
                WHEN f.inbox_id IS NOT NULL AND f.request_digest IS NOT DISTINCT FROM :request_digest THEN 'duplicate'
                WHEN f.inbox_id IS NOT NULL THEN 'correlation_conflict'
+               WHEN :over_rate::boolean THEN 'rate_limited'
                WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id COLLATE "C" = :project_id)
                     AND NOT EXISTS (SELECT FROM resource.profiles WHERE project_id = :project_id) THEN 'unknown_project'
                WHEN a.agent_id IS NULL THEN 'unknown_agent'
@@ -36,6 +37,14 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
                THEN 'unknown_output_box'
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
+               WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
+                    SELECT count(*) FROM (
+                        SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL
+                            AND l.message_type IN ('turn', 'ui_action') LIMIT :max_live_turns::int * c.share) l) + (
+                    SELECT count(*) FROM (
+                        SELECT FROM state.agent_state_head b WHERE b.project_id COLLATE "C" = :project_id
+                            AND b.output_box_id IS NOT NULL AND b.status <> 'dispatched' LIMIT :max_live_turns::int * c.share) b)
+                    >= :max_live_turns::int * c.share THEN 'project_full'
                ELSE 'accepted'
            END AS verdict
     FROM (SELECT) AS always
@@ -51,9 +60,16 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
               AND t.message_type IN ('turn', 'ui_action'))) AS depth) d
+    CROSS JOIN LATERAL (  -- a child of a turn in hand: refused, it could keep its parent from ending
+        SELECT CASE WHEN EXISTS (
+            SELECT FROM state.agent_inbox t
+            JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
+            WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
+              AND t.message_type IN ('turn', 'ui_action') AND h.active_agent_turn_id = t.agent_turn_id)
+            THEN :child_share::int ELSE 1 END AS share) c
 ),
 head AS MATERIALIZED (  -- from here on the agent is ours
-    SELECT h.status, h.turn_epoch, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
+    SELECT h.status, h.turn_epoch, h.queue_seq, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
 older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
@@ -65,15 +81,26 @@ older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits al
     WHERE head.status = 'idle'
 ),
 go AS MATERIALIZED (
-    SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id,
+    SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
-           (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
+           CASE WHEN lease.leases_mine OR :max_queued_turns::int = 0 THEN 'free'
+                WHEN queue.found >= :max_queued_turns::int THEN 'full'
+                -- what came while we waited for the head may have filled it: look again, so that the limit is exact
+                WHEN queue.found + head.queue_seq - seen.queue_seq >= :max_queued_turns::int THEN 'unsure'
+                ELSE 'free' END AS queue
+    FROM plan CROSS JOIN head LEFT JOIN older ON true
+    JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
+    CROSS JOIN LATERAL (
+        SELECT (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
                SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
             AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whatever it waits for
-               SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine
-    FROM plan CROSS JOIN head LEFT JOIN older ON true
-    JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
+               SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine) lease
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS found FROM (
+            SELECT FROM state.agent_inbox q
+            WHERE q.agent_id = :agent_id AND q.project_id = :project_id AND q.archived_at IS NULL AND q.next_retry_at = 'infinity'
+              AND :max_queued_turns::int > 0 LIMIT :max_queued_turns::int) q) queue
     WHERE :message_type = 'turn' OR seen.xmin = head.version  -- to be busy is no guess: it saw the queue, and its own repeat
 ),
 mine AS (
@@ -87,7 +114,7 @@ mine AS (
            || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END,
            CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
-    FROM go WHERE go.leases_mine OR :message_type = 'turn'
+    FROM go WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')
     ON CONFLICT DO NOTHING
     RETURNING i.inbox_id, i.agent_turn_id, i.turn_epoch, i.status
 ),
@@ -158,6 +185,7 @@ SELECT CASE
            WHEN plan.verdict <> 'accepted' THEN plan.verdict
            WHEN NOT EXISTS (SELECT FROM head) THEN 'headless'
            WHEN :message_type = 'ui_action' AND EXISTS (SELECT FROM go WHERE NOT go.leases_mine) THEN 'busy'
+           WHEN EXISTS (SELECT FROM go WHERE go.queue = 'full') THEN 'queue_full'
            ELSE 'again'
        END AS verdict,
        coalesce(mine.agent_turn_id, f.agent_turn_id) AS agent_turn_id, coalesce(mine.turn_epoch, f.turn_epoch) AS turn_epoch,

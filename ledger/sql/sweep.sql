@@ -14,29 +14,57 @@ FROM stale WHERE i.inbox_id = stale.inbox_id
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_due_agents :many
--- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due.
-SELECT DISTINCT due.project_id, due.agent_id FROM (
-    SELECT i.project_id, i.agent_id FROM state.agent_inbox i
-    JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-    WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
-      AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)
-      AND i.next_retry_at < now() AND a.worker_target = ANY (:worker_targets::text[])
-    ORDER BY i.next_retry_at LIMIT :row_limit::int
-) due;
+-- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due. Projects take turns:
+-- the oldest row of each, then the next of each. Skips from project to project in the index.
+WITH RECURSIVE live AS (
+    (SELECT i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.project_id COLLATE "C" LIMIT 1)
+    UNION ALL
+    SELECT n.project_id FROM live CROSS JOIN LATERAL (
+        SELECT i.project_id FROM state.agent_inbox i
+        WHERE i.archived_at IS NULL AND i.project_id COLLATE "C" > live.project_id
+        ORDER BY i.project_id COLLATE "C" LIMIT 1) n
+),
+share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- more than fair: others have less
+SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
+    SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
+        SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
+        JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+        WHERE i.project_id COLLATE "C" = live.project_id AND i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
+          AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)
+          AND i.next_retry_at < now() AND a.worker_target = ANY (:worker_targets::text[])
+        ORDER BY i.next_retry_at LIMIT share.rows) i
+) due
+ORDER BY due.place, due.next_retry_at LIMIT :row_limit::int;
 
 -- name: retry_dispatched :many
--- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again.
-WITH late AS MATERIALIZED (
-    SELECT i.inbox_id FROM state.agent_state_head h
-    JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
-    JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id
-    WHERE h.output_box_id IS NOT NULL AND h.status = 'dispatched' AND i.status = 'processing'
-      AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
-      AND a.worker_target = ANY (:worker_targets::text[])
-    LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
+-- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again. Projects
+-- have equal shares of the rows, so that what a crash lost of one is not looked for behind what waits of another.
+WITH RECURSIVE live AS (
+    (SELECT h.project_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL ORDER BY h.project_id COLLATE "C" LIMIT 1)
+    UNION ALL
+    SELECT n.project_id FROM live CROSS JOIN LATERAL (
+        SELECT h.project_id FROM state.agent_state_head h
+        WHERE h.output_box_id IS NOT NULL AND h.project_id COLLATE "C" > live.project_id
+        ORDER BY h.project_id COLLATE "C" LIMIT 1) n
+),
+share AS MATERIALIZED (SELECT greatest(1, :row_limit::int / nullif(count(*), 0)) AS rows FROM live),
+late AS MATERIALIZED (
+    SELECT l.inbox_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
+        SELECT i.inbox_id FROM state.agent_state_head h
+        CROSS JOIN LATERAL (  -- with limits of their own, so that each is looked up by its key
+            SELECT a.worker_target FROM resource.project_agents a
+            WHERE a.agent_id = h.agent_id AND a.project_id = h.project_id LIMIT 1) a
+        CROSS JOIN LATERAL (
+            SELECT i.inbox_id FROM state.agent_inbox i
+            WHERE i.inbox_id = h.active_inbox_id AND i.status = 'processing'
+              AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
+            LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) i
+        WHERE h.project_id COLLATE "C" = live.project_id AND h.output_box_id IS NOT NULL AND h.status = 'dispatched'
+          AND a.worker_target = ANY (:worker_targets::text[])
+        LIMIT share.rows) l
 )
 UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
-FROM late WHERE i.inbox_id = late.inbox_id
+WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- by key, however many the plan expects
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_stranded :many

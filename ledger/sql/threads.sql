@@ -14,13 +14,18 @@ VALUES (:thread_id, :project_id, :channel_id, :worker_target, :requester, :conte
 
 -- name: lock_thread :opt
 -- A thread of a project, from here on ours: what is counted in it is counted by the statements that follow.
-SELECT t.thread_id, t.project_id, t.channel_id, t.worker_target, t.requester, t.message_count
+SELECT t.thread_id, t.project_id, t.channel_id, t.worker_target, t.requester, t.message_count, t.status
 FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id FOR NO KEY UPDATE;
 
 -- name: count_open_messages :one
 -- How many messages of a thread are in flight.
 SELECT count(*) AS found FROM state.thread_messages m
 WHERE m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting');
+
+-- name: count_project_threads :one
+-- How many threads of a project are open, as far as row_limit.
+SELECT count(*) AS found FROM (
+    SELECT FROM state.threads t WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open' LIMIT :row_limit::int) t;
 
 -- name: top_segment :opt
 -- The live segment at the top of a thread's chain of this listener.

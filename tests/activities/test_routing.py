@@ -17,7 +17,7 @@ from activities.routing import (
     unreachable,
     unreadable,
 )
-from ledger.threads import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from ledger.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
 from schema.base import JsonObject
 from schema.documents import LIMITS
 from schema.ids import AgentId, AgentTurnId

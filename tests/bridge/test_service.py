@@ -124,6 +124,15 @@ async def test_too_many_hear_busy(conn: NatsConnection, client: BridgeClient) ->
     assert [reply["error_code"] for reply in replies].count("overloaded") == 10
 
 
+async def test_one_project_does_not_take_all_places(conn: NatsConnection, client: BridgeClient) -> None:
+    other = BridgeClient(conn, ProjectId("other"), CHANNEL)
+    async with serving(conn, concurrency=2):
+        flood = [asyncio.create_task(client.request("slow", {})) for _ in range(20)]
+        replies = await asyncio.gather(*(other.request("slow", {}) for _ in range(5)))
+        await asyncio.gather(*flood)
+    assert [reply["status"] for reply in replies] == ["accepted"] * 5
+
+
 @pytest.mark.usefixtures("service")
 @pytest.mark.parametrize(
     ("verb", "status", "code", "error"),

@@ -148,9 +148,14 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     described: Any = await client.request("describe", {"tool_call_id": call})
     await client.request("describe", {"card_id": described["call"]["tool_call_card_id"]})
     await hand.report(call)
-    await hand.ended(turn)
+    box = (await hand.ended(turn)).view.output_box_id
+    memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
     await client.request("describe", {"agent_turn_id": turn})
+    await client.request("box_fork", {"box_id": box})
+    await client.request("box_replace", memory)
     for verb, payload in (
+        ("box_fork", {"box_id": box, "correlation_id": "fork"}),
+        ("box_replace", memory),
         ("describe", {"agent_turn_id": turn}),
         ("report", {"tool_call_id": call, "status": "success", "result": 1}),
         ("stop", {"agent_turn_id": turn}),

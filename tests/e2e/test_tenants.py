@@ -19,7 +19,9 @@ from pydantic import BaseModel
 from bridge.wire import decode_object, encode
 from ledger.roster import add_agent, put_tool
 from schema import headers, subjects
+from schema.actions import UiAction
 from schema.base import JsonObject
+from schema.boxes import BoxForkRequest, BoxReplaceRequest
 from schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 from schema.inbox import (
     DescribeRequest,
@@ -30,6 +32,8 @@ from schema.inbox import (
     ThreadDescribeRequest,
 )
 from tests.conftest import Databases
+from tests.support.actions import allowed
+from tests.support.conditions import until
 from tests.support.net import STILL, unheard
 from tests.support.pump import pump_config
 from tests.support.stack import Stack, open_stack, running_here
@@ -39,7 +43,8 @@ from turnstile.embedded import Endpoints
 
 SECRET = "the secret of another project"
 MALLORY, BOB = AgentId("mallory"), AgentId("bob")
-WORD = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}")
+BUTTON = "button"
+WORD = re.compile(r"call_[0-9a-f]{26}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}")
 DONE: JsonObject = {"text": "done"}
 
 OWNED = """
@@ -69,6 +74,10 @@ class Ids:
     card: str
     result_card: str
     asleep: str
+    asleep_box: str
+    action: str
+    message: str
+    named: str
     queued: str
     due: str
     ended: str
@@ -85,7 +94,8 @@ def of_nobody() -> Ids:
     agent, profile, project = f"agent-{uuid7()}", f"profile-{uuid7()}", f"p-{uuid7()}"
     return Ids(
         *(agent, profile, new_box_id(), new_box_id(), f"{turn}-deliverable", f"{call_of(turn)}-result"),
-        *(turn, uuid7(), uuid7(), uuid7(), call_of(AgentTurnId(uuid7())), uuid7(), f"c-{uuid7()}", project),
+        *(turn, new_box_id(), f"a-{uuid7()}", f"m-{uuid7()}", f"t-{uuid7()}", uuid7(), uuid7(), uuid7()),
+        *(call_of(AgentTurnId(uuid7())), uuid7(), f"c-{uuid7()}", project),
     )
 
 
@@ -118,6 +128,17 @@ def report(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> C
     """A result of a call."""
     inline = {} if "tool_result_card_id" in fields else {"result": "forged"}
     return Case("report", {"tool_call_id": call, "status": "success", **inline, **fields}, told or {})
+
+
+def replaced(memory: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A box for an agent's memory."""
+    return Case("box_replace", {"agent_id": MALLORY, "memory_context_box_id": memory, **fields}, told or {})
+
+
+def action(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A UI action that would be accepted."""
+    asked: JsonObject = {"action_id": f"a-{uuid7()}", "agent_id": MALLORY, "tool_name": BUTTON, "args": {"q": "it"}}
+    return Case("ui_action", {**asked, **fields}, told or {})
 
 
 MATRIX: dict[str, Make] = {
@@ -163,6 +184,23 @@ MATRIX: dict[str, Make] = {
     "describe, project in the header": lambda _, its: Case(
         "describe", {"card_id": its.card}, {headers.PROJECT_ID: its.project}
     ),
+    "box_fork box_id, a context": lambda _, its: Case("box_fork", {"box_id": its.context_box}),
+    "box_fork box_id, an output box": lambda _, its: Case("box_fork", {"box_id": its.output_box}),
+    "box_fork correlation_id": lambda own, its: Case(
+        "box_fork", {"box_id": own.context_box, "correlation_id": its.correlation}
+    ),
+    "box_fork, project in the header": lambda _, its: Case(
+        "box_fork", {"box_id": its.context_box}, {headers.PROJECT_ID: its.project}
+    ),
+    "box_replace agent_id": lambda own, its: replaced(own.context_box, agent_id=its.agent),
+    "box_replace memory_context_box_id": lambda _, its: replaced(its.context_box),
+    "box_replace memory_context_box_id, an output box": lambda _, its: replaced(its.output_box),
+    "box_replace last_output_box_id": lambda own, its: replaced(own.context_box, last_output_box_id=its.output_box),
+    "box_replace last_output_box_id, being written": lambda own, its: replaced(
+        own.context_box, last_output_box_id=its.asleep_box
+    ),
+    "box_replace, agent in the header": lambda own, its: replaced(own.context_box, {headers.AGENT_ID: its.agent}),
+    "box_replace, project in the header": lambda _, its: replaced(its.context_box, {headers.PROJECT_ID: its.project}),
     "send thread_id": lambda _, its: send(thread_id=its.thread),
     "send correlation_id": lambda _, its: send(correlation_id=its.correlation),
     "send under a parent": lambda _, its: send(
@@ -172,11 +210,30 @@ MATRIX: dict[str, Make] = {
     "send, project in the header": lambda _, its: send({headers.PROJECT_ID: its.project}),
     "thread.describe thread_id": lambda _, its: Case("thread.describe", {"thread_id": its.thread}),
 }
+ACTIONS: dict[str, Make] = {
+    "agent_id": lambda _, its: action(agent_id=its.agent),
+    "agent_id in the header": lambda _, its: action({headers.AGENT_ID: its.agent}),
+    "tool_name": lambda _, its: action(tool_name=f"button-{its.project}"),
+    "action_id": lambda _, its: action(action_id=its.action),
+    "message_id": lambda _, its: action(message_id=its.message),
+    "message_id, a turn's": lambda _, its: action(message_id=its.named),
+    "parent_step_id": lambda _, its: action(parent_step_id=f"{its.asleep}-s1"),
+    "metadata": lambda _, its: action(
+        metadata={"agent_turn_id": its.asleep, "agent_id": its.agent, "box_id": its.output_box, "card_id": its.card}
+    ),
+    "under a parent": lambda _, its: action({headers.PARENT_TURN_ID: its.asleep, headers.PARENT_AGENT_ID: its.agent}),
+    "for a thread": lambda _, its: action({headers.THREAD_ID: its.thread}),
+    "turn in the header": lambda _, its: action({headers.TURN_ID: its.asleep, headers.TURN_EPOCH: "1"}),
+    "project in the header": lambda _, its: action({headers.PROJECT_ID: its.project}),
+}
+"""The same for UI actions, which are commands without a verb."""
 REQUESTS: dict[str, type[BaseModel]] = {
     "enqueue": EnqueueRequest,
     "stop": StopRequest,
     "report": ReportRequest,
     "describe": DescribeRequest,
+    "box_fork": BoxForkRequest,
+    "box_replace": BoxReplaceRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,
 }
@@ -213,7 +270,8 @@ async def stack(
     name = await databases.create(migrated)
     endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     directory = tmp_path_factory.mktemp("stack")
-    async with open_stack(endpoints, directory, pump_config(STILL)) as opened, running_here(opened):
+    config = pump_config({**STILL, "bridge": {**STILL["bridge"], "ui_actions": True}})
+    async with open_stack(endpoints, directory, config) as opened, running_here(opened):
         yield opened
     await databases.drop(name)
 
@@ -238,11 +296,19 @@ async def live(tenant: Tenant) -> Ids:
         asked: JsonObject = {"agent_id": ALICE, "instruction": json.dumps({"steps": [calling("search")]})}
         asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
         await hand.called(call_of(asleep))
-        queued = await hand.start({"text": words})
+        queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
     await put_tool(tenant.pool, tenant.project, definition(f"vault-{tenant.project}"[:60]))
     await tenant.agent("player", AgentId(mine))
     for agent in (MALLORY, BOB):
         await add_agent(tenant.pool, tenant.project, agent, f"{mine}-profile")
+    for name in (BUTTON, f"button-{tenant.project}"):
+        await put_tool(tenant.pool, tenant.project, allowed(name, options={"suspend_timeout_seconds": 600}))
+    for pressed in (action(agent_id=mine, action_id=f"a-{mine}"), action(agent_id=mine, message_id=f"m-{mine}")):
+        told = await by_action(tenant, pressed)
+        assert told["status"] == "done", told
+    fork: JsonObject = {"box_id": view.context_box_id, "correlation_id": mine}
+    forked = await tenant.client.request("box_fork", fork)
+    await tenant.client.request("box_replace", {"agent_id": mine, "memory_context_box_id": forked["box_id"]})
     due = await unheard(tenant, BOB, json.dumps({"steps": [{"text": words}]}))
     answer = await tenant.client.send("shouter", {"text": words}, correlation_id=mine)
     return Ids(
@@ -253,6 +319,10 @@ async def live(tenant: Tenant) -> Ids:
         card=str(view.deliverable_card_id),
         result_card=f"{call_of(ended)}-result",
         asleep=asleep,
+        asleep_box=await held_box(tenant, asleep),
+        action=f"a-{mine}",
+        message=f"m-{mine}",
+        named=f"t-{mine}",
         queued=queued,
         due=due,
         ended=ended,
@@ -266,6 +336,13 @@ async def live(tenant: Tenant) -> Ids:
 def secret(tenant: Tenant) -> str:
     """What only this project may read."""
     return f"{SECRET}: {hashlib.sha256(tenant.project.encode()).hexdigest()[:12]}"
+
+
+async def held_box(tenant: Tenant, turn: str) -> str:
+    """The box that a turn in hand writes."""
+    statement = "SELECT output_box_id::text AS box FROM state.agent_state_head WHERE active_agent_turn_id = $1"
+    [row] = await tenant.rows(statement, turn)
+    return row["box"]
 
 
 async def rows_of(tenant: Tenant) -> dict[str, str]:
@@ -305,20 +382,47 @@ async def by_command(tenant: Tenant, case: Case) -> JsonObject:
         return await anext(event.payload async for event in events if event.payload.get("request_id") == request_id)
 
 
-WAYS = {"request": by_request, "command": by_command}
+async def by_action(tenant: Tenant, case: Case) -> JsonObject:
+    """The last ack of a UI action, whose call is answered if it comes to one, and what its turn was."""
+    subject, sent = subjects.ui_action(tenant.project, CHANNEL), {headers.MSG_ID: uuid7(), **case.told}
+    async with tenant.client.watching() as events:
+        await tenant.stack.conn.store(subject, encode(case.arguments), headers=sent)
+        acks = (event async for event in events if event.payload.get("action_id") == case.arguments["action_id"])
+        while (ack := await anext(acks)).payload["status"] == "accepted":
+            await answered(tenant, call_of(AgentTurnId(ack.headers[headers.TURN_ID])))
+    done = ack.payload["status"] == "done"
+    return ack.payload | (await seen(tenant, AgentTurnId(ack.headers[headers.TURN_ID])) if done else {})
+
+
+async def answered(tenant: Tenant, call: str) -> None:
+    """A call that is answered, now or before."""
+    report: JsonObject = {"tool_call_id": call, "status": "success", "result": {"hits": 1}}
+
+    async def taken() -> bool:
+        return (await tenant.client.request("report", report))["error_code"] != "unknown_call"
+
+    await until(taken, 10, f"{call} is out")
+
+
+async def seen(tenant: Tenant, turn: AgentTurnId) -> JsonObject:
+    """What a turn delivered, and how deep it was."""
+    ended = await tenant.ended(turn)
+    [row] = await tenant.rows(
+        "SELECT context_headers ->> 'CG-Recursion-Depth' AS depth FROM state.agent_inbox WHERE agent_turn_id = $1"
+        " AND message_type IN ('turn', 'ui_action')",
+        turn,
+    )
+    return {"deliverable": ended.deliverable(), "depth": row["depth"]}
+
+
+WAYS = {"request": by_request, "command": by_command, "action": by_action}
 
 
 async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject:
     """What a request comes to, without what is drawn anew each time."""
     reply = await WAYS[way](tenant, case)
     if reply["status"] == "accepted" and case.verb == "enqueue":
-        turn = AgentTurnId(str(reply["agent_turn_id"]))
-        ended = await tenant.ended(turn)
-        [row] = await tenant.rows(
-            "SELECT context_headers ->> 'CG-Recursion-Depth' AS depth FROM state.agent_inbox WHERE inbox_id = $1",
-            reply["inbox_id"],
-        )
-        reply |= {"deliverable": ended.deliverable(), "depth": row["depth"]}
+        reply |= await seen(tenant, AgentTurnId(str(reply["agent_turn_id"])))
     for drawn in ("turn_epoch", "inbox_status", "request_id"):
         reply.pop(drawn, None)
     text = json.dumps(reply)
@@ -328,12 +432,16 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
 
 
 @pytest.mark.parametrize(
-    ("case", "way"),
+    ("way", "case"),
     # a durable command has one token for its verb
-    [(case, way) for case in MATRIX for way in WAYS if way == "request" or not case.startswith("thread.describe")],
+    [
+        *(("request", case) for case in MATRIX),
+        *(("command", case) for case in MATRIX if not case.startswith("thread.describe")),
+        *(("action", case) for case in ACTIONS),
+    ],
 )
-async def test_an_id_of_another_project_is_an_id_of_nobody(both: Both, case: str, way: str) -> None:
-    make, nobody = MATRIX[case], of_nobody()
+async def test_an_id_of_another_project_is_an_id_of_nobody(both: Both, way: str, case: str) -> None:
+    make, nobody = (ACTIONS if way == "action" else MATRIX)[case], of_nobody()
     tenant, ids = both.sender(way)
     asked = make(ids, both.its)
     before = await rows_of(both.other), await messages_of(both.other)
@@ -349,11 +457,19 @@ async def test_its_own_project_knows_each_of_them(both: Both) -> None:
     turns = [Case("describe", {"agent_turn_id": turn}) for turn in (its.asleep, its.queued, its.due, its.ended)]
     cards = [Case("describe", {"card_id": card}) for card in (its.card, its.result_card)]
     rest = [Case("describe", {"tool_call_id": its.call}), Case("thread.describe", {"thread_id": its.thread})]
-    replies = [await by_request(both.other, case) for case in (*turns, *cards, *rest)]
-    assert [reply["status"] for reply in replies] == ["accepted"] * 8
+    fork = Case("box_fork", {"box_id": its.context_box, "correlation_id": its.correlation})
+    boxes = [fork, replaced(its.output_box, agent_id=its.agent), replaced(its.context_box, agent_id=its.agent)]
+    replies = [await by_request(both.other, case) for case in (*turns, *cards, *rest, *boxes)]
+    assert [reply["status"] for reply in replies] == ["accepted"] * 11
+    assert replies[8]["duplicate"]
+    busy = await by_request(both.other, replaced(its.asleep_box))
+    assert busy["error_code"] == "output_box_busy"
+    pressed = [await by_action(both.other, action(agent_id=its.agent, action_id=its.action))]
+    pressed.append(await by_action(both.other, action(agent_id=its.agent, message_id=its.named)))
+    assert [each.get("error_code") for each in pressed] == [None, "correlation_conflict"]
     assert secret(both.other) in json.dumps(replies)
-    boxes = "SELECT box_id FROM public.boxes WHERE tenant_id = $1 AND box_id = ANY ($2::text[]::uuid[])"
-    assert len(await both.other.rows(boxes, its.project, [its.context_box, its.output_box])) == 2
+    there = "SELECT box_id FROM public.boxes WHERE tenant_id = $1 AND box_id = ANY ($2::text[]::uuid[])"
+    assert len(await both.other.rows(there, its.project, [its.context_box, its.output_box])) == 2
     for name, rows in (await rows_of(both.other)).items():
         assert rows != "0" or name in EMPTY, name
 
@@ -366,6 +482,8 @@ async def test_the_matrix_has_every_verb_and_every_argument(both: Both) -> None:
     for verb, model in REQUESTS.items():
         tried = {name for case in made if case.verb == verb for name in case.arguments}
         assert model.model_fields.keys() - tried <= NAMES_NOTHING, verb
+    pressed = [make(both.ids, both.its) for make in ACTIONS.values()]
+    assert {name for case in pressed for name in case.arguments} == UiAction.model_fields.keys()
 
 
 async def test_the_digests_are_of_every_table(both: Both) -> None:

@@ -327,7 +327,7 @@ async def test_unreadable_result_fields_are_not_checked(tenant: Tenant, caplog: 
         ("task.instruction", "user", {"__type__": "TextContent", "text": "weigh it"}),
         ("task.result_fields", "system", {"__type__": "FieldsSchemaContent", "fields": "all of them"}),
     )
-    with caplog.at_level(logging.WARNING, "activities.steps"):
+    with caplog.at_level(logging.WARNING, "activities.inhand"):
         ended = await tenant.turn(agent, None, context_box_id=box)
     assert outcome(ended) == ("success", None)
     assert any("does not parse: not checked" in record.getMessage() for record in caplog.records)

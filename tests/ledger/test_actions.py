@@ -1,6 +1,7 @@
 """UI actions in the ledger: leased at once or not at all, and one turn however often they are asked for."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.agents import (
     add_agents,
     ask,
     command,
+    drain,
     head,
     play,
     rows,
@@ -92,6 +94,31 @@ async def test_other_content_under_the_same_correlation_is_a_conflict(agents: Po
         await act(agents, **other)
     with pytest.raises(Refused, match="used before"):
         await ask(agents, BOB, correlation_id="a-1")
+
+
+async def test_a_turn_at_the_same_instant_is_a_conflict_too(agents: Pool) -> None:
+    """Of another agent, whose head no lock of the action's waits for; in either order."""
+    asked = command(BOB, correlation_id="a-1")
+    with pytest.raises(Refused, match="used before"):
+        await overtaken(agents, lambda conn: send(conn, asked), act(agents))
+    await drain(agents)
+    given = UiAction(action_id="a-2", agent_id=ALICE, tool_name="search", args={})
+    pressed = replace(command(ALICE, instruction=None, correlation_id="a-2"), action=given)
+    with pytest.raises(Refused, match="used before"):
+        await overtaken(agents, lambda conn: send(conn, pressed), ask(agents, BOB, correlation_id="a-2"))
+    assert await value(agents, "SELECT count(DISTINCT correlation_id) = count(*) FROM state.agent_inbox")
+
+
+async def test_what_strangers_write_is_under_their_own_rule(agents: Pool) -> None:
+    """A v1r4 writer may use one correlation for a row of either type."""
+    columns = "(inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id)"
+    for kind in ("turn", "ui_action"):
+        await rows(
+            agents,
+            f"INSERT INTO state.agent_inbox {columns} VALUES ($3, $1, $2, $3, 'c', $3)",  # noqa: S608 -- above
+            *(PROJECT, ALICE, kind),
+        )
+    assert await value(agents, ROWS) == 1
 
 
 async def test_metadata_and_the_order_of_arguments_are_no_other_content(agents: Pool) -> None:

@@ -6,7 +6,7 @@ Their generic plans are made while the tables are empty, as in a new installatio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -21,6 +21,7 @@ from ledger.turns import begin_step, commit_step, mark_announced, recall_step, r
 from ledger.waiting import apply_reports, describe_call, inject_timeouts, report_call, request_stop
 from schema.errors import StaleTurn
 from schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, uuid7
+from schema.limits import Admission
 from schema.turns import TurnRef
 from tests.conftest import Databases
 from tests.support.agents import (
@@ -192,7 +193,9 @@ async def in_hand(conn: Connection, targets: list[str]) -> list[TurnInHand]:
 
 def statements(now: Live) -> dict[str, Statement]:
     """Every hot statement, in an order in which each has something to do."""
-    sent, keys = command(EVE), [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL), (PROJECT, FRANK)]
+    sent, limits = command(EVE), Admission(max_queued_turns=9, max_live_turns=30)
+    limited, queued = (replace(command(agent), admission=limits) for agent in (EVE, ALICE))
+    keys = [(PROJECT, ALICE), (PROJECT, BOB), (PROJECT, CAROL), (PROJECT, FRANK)]
     turn, targets, asleep, row = now.running, [TARGET], now.asleep, uuid7()
     return {
         "list_due_agents": lambda conn: sweep.list_due_agents(conn, targets, older_seconds=0, row_limit=9),
@@ -221,6 +224,8 @@ def statements(now: Live) -> dict[str, Statement]:
         "release_claims": lambda conn: release_claims(conn, [now.claimed], delay_seconds=0),
         "mark_announced": lambda conn: mark_announced(conn, [now.ended]),
         "enqueue_turn": lambda conn: send(conn, sent),
+        "enqueue_turn_with_limits": lambda conn: send(conn, limited),
+        "enqueue_turn_to_a_queue": lambda conn: send(conn, queued),
         "claim_inbox": lambda conn: claim_inbox(conn, keys, targets, row_limit=10),
         "apply_reports": lambda conn: apply_reports(conn, asleep, [now.reported]),
         "finish_suspended_turn": ending(asleep),

@@ -13,6 +13,7 @@ from ledger import (
     actions,
     audit,
     export,
+    hops,
     intake,
     lease,
     measure,
@@ -32,6 +33,7 @@ from ledger import (
 from ledger.pool import Pool
 from ledger.queries import Query, all_queries, parse
 from schema import described
+from schema.boxes import AgentBoxes
 from schema.threads import ThreadRef
 from schema.tools import ToolRow
 from schema.turns import Ring
@@ -46,6 +48,7 @@ PAGE = {"last", "found"}
 READERS: Mapping[str, type[BaseModel] | set[str]] = {
     # the model that reads a query's rows, or the columns that its function reads
     "add_agent": {"verdict", "worker_target"},
+    "agent_boxes": AgentBoxes,
     "add_card": NOTHING,
     "add_message": NOTHING,
     "add_reply": NOTHING,
@@ -56,7 +59,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "apply_reports": waiting.AppliedReports,
     "await_turn": {"message_id"},
     "begin_audit": NOTHING,
-    "begin_message": threads.BegunMessage,
+    "begin_message": hops.BegunMessage,
     "begin_step": CARD | {"part", "position"},
     "box_cards": CARD,
     "claim_inbox": lease.Claim,
@@ -67,6 +70,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
     "confirm_in_hand": {"agent_turn_id"},
+    "count_project_threads": {"found"},
     "count_box_cards": {"found"},
     "count_live_threads": {"found"},
     "count_project_rows": {"found"},
@@ -100,7 +104,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "describe_call": described.CallView,
     "describe_turn": described.TurnView,
     "dispatch_next": lease.Lease,
-    "end_message": threads._Ended,
+    "end_message": hops._Ended,
     "enqueue_turn": {
         *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
@@ -111,6 +115,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_roles": {"role", "found", "is_owner"},
     "find_thread": described.ThreadLine,
     "finish_turn": turns.FinishedTurn,
+    "fork_box": {"verdict"},
     "get_card": CARD,
     "has_migrations": {"found"},
     "holder_of": {"holder"},
@@ -152,7 +157,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_waiting_calls": measure.WaitingCall,
     "locate_turn": lease.TurnInHand,
     "lock_migrations": {"pg_advisory_lock"},
-    "lock_thread": threads._Thread,
+    "lock_thread": threads.LockedThread,
     "look_at_thread": threads._Look,
     "make_box": NOTHING,
     "make_head": NOTHING,
@@ -171,6 +176,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "release_claims": {"inbox_id"},
     "release_stale_claims": AGENT_KEY,
     "remove_tool": {"tool_name"},
+    "replace_boxes": set(AgentBoxes.model_fields) | {"verdict"},
     "report_call": {
         *("verdict", "inbox_id", "agent_id", "agent_turn_id", "turn_epoch", "wait_status", "channel_id"),
         *("worker_target", "context_headers"),

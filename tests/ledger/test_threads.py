@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ledger.hops import Iterate, Nothing, Respond, settle_message
 from ledger.pool import Pool
-from ledger.threads import SHOWN, Iterate, Nothing, Respond, ThreadLimits, look_at_thread, settle_message
+from ledger.threads import SHOWN, ThreadLimits, look_at_thread
 from ledger.threadviews import find_thread, list_replies, list_threads
 from schema.errors import BadRequest, Refused
 from schema.ids import ChannelId, ProjectId, new_box_id, uuid7

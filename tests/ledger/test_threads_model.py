@@ -20,8 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ledger.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
 from ledger.pool import Pool
-from ledger.threads import BegunMessage, Effect, Forward, Iterate, Nothing, Respond, ThreadLimits
+from ledger.threads import ThreadLimits
 from schema.errors import Refused
 from schema.ids import AgentTurnId
 from schema.threads import MessageId, SegmentId

@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
+from ledger.hops import Effect, Nothing, Respond, await_turn, begin_message
 from ledger.pool import Pool
 from ledger.queries import Connection
-from ledger.threads import (
-    Effect,
-    Nothing,
-    Respond,
-    ThreadLimits,
-    await_turn,
-    begin_message,
-    send_message,
-)
+from ledger.threads import ThreadLimits, send_message
 from schema.errors import Refused
 from schema.ids import AgentTurnId, new_box_id, uuid7
 from schema.threads import MessageId

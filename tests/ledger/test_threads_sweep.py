@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ledger.hops import Nothing, Respond
 from ledger.pool import Pool
-from ledger.threads import Nothing, Respond
 from ledger.threadviews import (
     list_canceled_turns,
     list_ended_messages,

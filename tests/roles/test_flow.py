@@ -18,7 +18,7 @@ import yaml
 from bridge.client import BridgeClient
 from bridge.connection import connect
 from ledger.pool import Pool
-from ledger.roster import put_tool
+from ledger.roster import list_tools, put_tool
 from schema.base import JsonObject
 from schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
 from schema.tools import ToolDefinition
@@ -42,6 +42,7 @@ COUNT = calling(("word_count", {"text": "one two three"}))
 SEARCH = calling("search")
 CONFIG: Config = {
     **QUICK,
+    "bridge": {**QUICK["bridge"], "ui_actions": True},
     "database": {"bridge_role": BRIDGE, "worker_role": WORKER},
     "pump": {"listeners": [ORGANISM]},
     "tools": {"suspend_timeout_seconds": 1.0},
@@ -169,6 +170,33 @@ async def test_a_durable_command(cast: Cast) -> None:
         ack = await anext(event async for event in events if event.suffix == "enqueue_ack")
     assert ack.payload["status"] == "accepted"
     await cast.client.ended(AgentTurnId(str(ack.payload["agent_turn_id"])))
+
+
+async def test_a_ui_action(cast: Cast, word_count: None) -> None:
+    """A button that calls the example's tool, through the bridges' consumer `turnstile_ui_actions`."""
+    agent = await agent_of(cast, "pressed")
+    [count] = [each for each in await list_tools(cast.owner.pool, DEMO) if each.tool_name == "word_count"]
+    fields = count.model_dump(exclude_none=True)
+    button = ToolDefinition.model_validate({**fields, "options": {**fields["options"], "ui_allowed": True}})
+    await put_tool(cast.owner.pool, DEMO, button)
+    async with cast.client.client.ui_action(agent, "word_count", {"text": "one two three"}) as waiter:
+        last = await waiter.last(20)
+    card = await cast.client.client.request("describe", {"card_id": str(last.tool_result_card_id)})
+    assert (last.status.value, card["status"]) == ("done", "accepted"), card
+
+
+async def test_boxes(cast: Cast) -> None:
+    """What a turn wrote becomes the memory that the next one reads, over both ways."""
+    agent = await agent_of(cast, "remembers")
+    written = (await cast.client.turn(agent, script({"text": "hi"}))).view.output_box_id
+    forked = await cast.client.client.request("box_fork", {"box_id": written})
+    memory: JsonObject = {"agent_id": agent, "memory_context_box_id": forked["box_id"]}
+    async with cast.client.client.watching() as events:
+        await cast.client.client.command("box_replace", memory, uuid7())
+        ack = await anext(event async for event in events if event.suffix == "box_replace_ack")
+    assert (ack.payload["status"], ack.payload["last_output_box_id"]) == ("accepted", written)
+    turn = turn_of(await cast.client.enqueue(agent, None))
+    assert (await cast.client.ended(turn)).view.context_box_id == forked["box_id"]
 
 
 async def test_a_stop_and_a_timeout(cast: Cast) -> None:

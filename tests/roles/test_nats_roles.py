@@ -10,7 +10,7 @@ from schema.errors import ConfigError
 from tests.roles.servers import USERS, GuardedNats
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
-VERBS = ("enqueue", "stop", "send")
+VERBS = ("enqueue", "stop", "send", "box_fork", "box_replace")
 
 MAY: dict[str, tuple[str, ...]] = {
     "admin": (

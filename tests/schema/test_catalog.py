@@ -110,7 +110,7 @@ def test_the_table_of_the_protocol_is_the_catalog() -> None:
 
 def listed_pattern(subject: str) -> re.Pattern[str]:
     """Matches the subjects of entries; `{verb}` is any verb, whose name may have two tokens."""
-    return re.compile(re.escape(subject).replace(r"\{verb\}", "[a-z.]+"))
+    return re.compile(re.escape(subject).replace(r"\{verb\}", "[a-z._]+"))
 
 
 def test_each_header_is_described() -> None:

@@ -3,23 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ledger.pool import Pool
-from ledger.queries import Connection
-from ledger.threads import (
+from ledger.hops import (
     BegunMessage,
     Effect,
     Forward,
     Iterate,
     Respond,
-    Send,
-    Sent,
-    ThreadLimits,
     await_turn,
     begin_message,
-    look_at_thread,
-    send_message,
     settle_message,
 )
+from ledger.pool import Pool
+from ledger.queries import Connection
+from ledger.threads import Send, Sent, ThreadLimits, look_at_thread, send_message
 from ledger.threadviews import list_thread_messages, list_thread_replies
 from schema.described import MessageLine, ReplyLine
 from schema.ids import AgentTurnId, BoxId, new_box_id, uuid7

@@ -67,6 +67,20 @@ async def test_a_turn_is_shown_listed_and_watched(home: Path) -> None:
     assert turn in [each["agent_turn_id"] for each in rows]
 
 
+async def test_an_agents_memory_is_shown_set_and_forgotten(home: Path) -> None:
+    asked = await turnstile("enqueue", "echo", "remember me", "--wait", "--json", cwd=home)
+    written = asked.json()["output_box_id"]
+    shown = (await turnstile("agent", "memory", "echo", "--json", cwd=home)).json()
+    assert shown == {"memory_context_box_id": None, "last_output_box_id": written}
+    ran = await turnstile("agent", "memory", "echo", written, "--fork", cwd=home)
+    assert (ran.code, ran.out[:26]) == (0, "agent echo remembers box 0"), ran.err
+    shown = (await turnstile("agent", "memory", "echo", "--json", cwd=home)).json()
+    assert shown["memory_context_box_id"] not in {None, written}
+    ran = await turnstile("agent", "memory", "echo", "--forget", cwd=home)
+    assert ran.out == "agent echo has no memory any more\n", ran.err
+    assert "memory       none" in (await turnstile("agent", "memory", "echo", cwd=home)).out
+
+
 async def test_watch_an_agent_until_interrupted(home: Path) -> None:
     watching = await launch("watch", "guide", cwd=home)
     await read_until(watching.stderr, "watching agent guide")
@@ -106,6 +120,9 @@ async def test_a_turn_that_fails_exits_1(home: Path) -> None:
         (["enqueue", "echo", "hi", "--profile", "nope"], 1, "unknown_profile"),
         (["enqueue", "a.b", "hi"], 2, "bad_request"),
         (["agent", "add", "echo", "--profile", "echo"], 1, "agent_exists"),
+        (["agent", "memory", "nobody"], 1, "unknown_agent"),
+        (["agent", "memory", "echo", "nope"], 2, "bad_request"),
+        (["agent", "memory", "echo", "--fork"], 2, "bad_request"),
         (["turn", "show", "nope"], 1, "unknown_turn"),
         (["watch", "nope"], 1, "unknown_agent"),
         (["inbox", "list", "--status", "nope"], 2, "usage"),

@@ -64,3 +64,22 @@ async def show(session: "Session") -> None:
             "name": lambda row: row.display_name,
         },
     )
+
+
+@command(app, "memory", project=True)
+async def memory(
+    session: "Session",
+    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    box: Annotated[str | None, typer.Argument(help="A box (uuid) to remember; by default it is shown.")] = None,
+    fork: Annotated[bool, typer.Option("--fork", help="Remember a copy of the box, as it is now.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Remember no box.")] = False,
+) -> None:
+    """Show or set the box that the agent's turns read if they are asked nothing else."""
+    from turnstile.cli.memory import Memory, set_memory, show_memory
+
+    wanted = Memory(agent, box, fork, forget)
+    wanted.check()
+    if box is None and not forget:
+        await show_memory(session, agent)
+    else:
+        await set_memory(session, wanted)

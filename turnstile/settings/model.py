@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from schema.base import Strict
+from schema.limits import Admission
 from schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
 
 ENV_PREFIX = "TURNSTILE__"
@@ -210,6 +211,21 @@ class PumpSettings(Strict):
     max_open: int = Field(default=100, ge=1, le=10_000)
 
 
+class LimitsSettings(Strict):
+    """`[limits]`: how much one project may ask for and have under way; 0 is off (docs/limits.md)."""
+
+    requests_per_second: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 200.0
+    request_burst: int = Field(default=1000, ge=1, le=1_000_000)
+    max_queued_turns: int = Field(default=1000, ge=0, le=1_000_000)
+    max_live_turns: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
+
+    @property
+    def admission(self) -> Admission:
+        """What an enqueue is held against."""
+        return Admission(max_queued_turns=self.max_queued_turns, max_live_turns=self.max_live_turns)
+
+
 class ObservabilitySettings(Strict):
     """`[observability]`: what is told while it runs."""
 
@@ -251,6 +267,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
+    limits: LimitsSettings = LimitsSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from schema import subjects
 from schema.base import JsonObject
 from schema.ids import AgentId, AgentTurnId
 from schema.states import TurnStatus
@@ -58,7 +59,7 @@ async def _start_one(stage: Stage, agent: AgentId) -> AgentTurnId:
         if pieces > 1:  # the first says only that an attempt begins
             streaming.set()
 
-    subject = f"cg.v1r4.{stage.project}.{CHANNEL}.str.agent.{agent}.chunk"
+    subject = subjects.agent_chunk(stage.project, CHANNEL, agent)
     subscription = await stage.place.conn.subscribe(subject, heard)
     turn = await stage.asker.enqueue(agent)
     try:
