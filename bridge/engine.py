@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.common import SearchAttributeIndexedValueType
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from schema.errors import ConfigError, ServerUnavailable
@@ -16,6 +17,7 @@ from workflows import options
 
 log = logging.getLogger(__name__)
 _HEALTH_TIMEOUT = timedelta(seconds=3)
+_LOOKED_AT = 5
 
 _DENIED = {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED}
 _KINDS = {
@@ -68,7 +70,7 @@ async def declare_search_attributes(client: Client) -> list[str]:
     Raises `ConfigError` where they are missing and only an operator may declare them, as in Temporal Cloud.
     """
     kinds = {key.name: _KINDS[key.indexed_value_type] for key in options.SEARCH_ATTRIBUTES}
-    if await _are_known(client, kinds):
+    if await are_known(client):
         return list(kinds)
     request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
     try:
@@ -82,10 +84,30 @@ async def declare_search_attributes(client: Client) -> list[str]:
     return list(kinds)
 
 
-async def _are_known(client: Client, names: Iterable[str]) -> bool:
-    """Whether one may ask for workflows by them, which every client may try."""
+async def ensure_readable(client: Client, worker_targets: Sequence[str]) -> None:
+    """Raises `ConfigError` where open workflows of these targets hold payloads that this process cannot decrypt.
+
+    Looks at some of the newest; a key that only older ones need is told by the first of them that wakes.
+    """
+    targets = ", ".join(f"'{target}'" for target in worker_targets)
+    query = f"{options.WORKER_TARGET.name} IN ({targets}) AND ExecutionStatus = 'Running'"
+    async for flow in client.list_workflows(query, limit=_LOOKED_AT):
+        handle = client.get_workflow_handle(flow.id, run_id=flow.run_id)
+        try:
+            first = await anext(handle.fetch_history_events(page_size=1))
+        except (RPCError, StopAsyncIteration):  # it has gone meanwhile
+            continue
+        try:
+            await client.data_converter.decode(first.workflow_execution_started_event_attributes.input.payloads)
+        except Exception as error:  # a codec of one's own may raise anything
+            told = error.message if isinstance(error, ApplicationError) else type(error).__name__
+            raise ConfigError(f"Temporal holds turns that this process cannot read ({flow.id}): {told}") from error
+
+
+async def are_known(client: Client) -> bool:
+    """Whether one may ask for workflows by our search attributes, which every client may try."""
     try:
-        await client.count_workflows(" AND ".join(f"{name} IS NULL" for name in names))
+        await client.count_workflows(" AND ".join(f"{key.name} IS NULL" for key in options.SEARCH_ATTRIBUTES))
     except RPCError as error:
         if error.status != RPCStatusCode.INVALID_ARGUMENT:
             raise

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from bridge.connection import NATS_TROUBLE, NatsConnection
 from bridge.discovery import KINDS, EndpointStats, Kind, ServiceCard
 from bridge.limitedlog import LimitedLog
-from bridge.wire import decode_object, encode
+from bridge.wire import decode_object, encode, headers_of
 from schema import headers, subjects
 from schema.base import JsonObject
 from schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
@@ -141,7 +141,7 @@ def encode_reply(reply: JsonObject, limit: int) -> bytes:
 def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes) -> VerbRequest:
     """Who asks for which verb; raises `BadRequest` where subject and headers name different things (protocol §5)."""
     subject = subjects.parse(msg.subject)
-    given = dict(msg.headers or {})
+    given = headers_of(msg)
     named = ((headers.PROJECT_ID, subject.project_id), (headers.CHANNEL_ID, subject.channel_id))
     for name, value in named:
         if given.get(name, value) != value:

@@ -15,6 +15,7 @@ from bridge.connection import NatsConnection
 from bridge.limitedlog import LimitedLog
 from bridge.tool_answer import DescribedCall, ToolReport, failed, too_large
 from bridge.tool_spec import ToolCall
+from bridge.wire import headers_of
 from schema import headers, subjects
 from schema.base import JsonObject
 from schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
@@ -79,7 +80,7 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
     subject = subjects.parse(msg.subject)
     if project is not None and subject.project_id != project:
         raise BadRequest(f"a command of project {subject.project_id} reached the tools of {project}")
-    given = dict(msg.headers or {})
+    given = headers_of(msg)
     try:
         payload = ToolCommandPayload.model_validate_json(msg.data)
     except ValidationError:

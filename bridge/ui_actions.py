@@ -25,7 +25,7 @@ from bridge.streams import UI_ACTIONS_CONSUMER, declare_ui_actions
 from bridge.telling import SENDER
 from bridge.throttle import Throttle
 from bridge.verbs import dispatched
-from bridge.wire import decode_object, encode
+from bridge.wire import decode_object, encode, headers_of
 from ledger.actions import ActionTurn, find_action
 from ledger.intake import enqueue_action
 from ledger.lease import Lease
@@ -79,7 +79,7 @@ def read_action(msg: Msg) -> _Pressed:
         payload = decode_object(msg.data)
     except BadRequest as error:
         return _Pressed(request, None, error)
-    given = dict(msg.headers or {})
+    given = headers_of(msg)
     payload.setdefault("agent_id", given.get(headers.AGENT_ID))
     blank = _blank(payload)
     try:
@@ -214,12 +214,12 @@ class UiActions:
     async def _record(self, pressed: _Pressed, error: TurnstileError) -> None:
         request, blank = pressed.request, pressed.blank
         source = f"command:{request.headers.get(headers.SENDER, 'client')}".replace("\0", "")
-        # what does not fit a schema is quoted to whoever sent it, and to nobody else
-        why = "the arguments do not fit the tool" if error.code == "invalid_arguments" else str(error)
         ids = {} if blank is None else {"action_id": blank.action_id, "agent_id": blank.agent_id}
         told = {name: each.replace("\0", "") for name, each in ids.items()}
         await self._pool.run(
-            lambda conn: reject(conn, request.project_id, source, error.code, f"{VERB}: {why}".replace("\0", ""), told)
+            lambda conn: reject(
+                conn, request.project_id, source, error.code, f"{VERB}: {error}".replace("\0", ""), told
+            )
         )
 
 

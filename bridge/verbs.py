@@ -159,10 +159,8 @@ class Verbs:
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
-        told = {name: each.replace("\0", "") for name, each in ids.items()}
-        await self._pool.run(
-            lambda conn: reject(conn, request.project_id, source, error.code, f"{request.verb}: {error}", told)
-        )
+        why = f"{request.verb}: {error}"
+        await self._pool.run(lambda conn: reject(conn, request.project_id, source, error.code, why, ids))
 
 
 def dispatched(lease: Lease) -> Message:

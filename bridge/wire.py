@@ -1,13 +1,26 @@
-"""JSON as it crosses NATS: objects only, read strictly, written in ASCII so that no text can fail to encode."""
+"""JSON and headers as they cross NATS.
+
+JSON is objects only, read strictly, and written in ASCII so that no text can fail to encode.
+"""
 
 import json
 from typing import cast
 
+from nats.aio.msg import Msg
 from pydantic import JsonValue
 from pydantic_core import from_json
 
 from schema.base import JsonObject
 from schema.errors import BadRequest
+
+
+def headers_of(msg: Msg) -> dict[str, str]:
+    """The message's headers as text that PostgreSQL and JSON can hold: the client library reads bytes as surrogates."""
+    return {name: _text(value) for name, value in (msg.headers or {}).items()}
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 def encode(value: JsonObject) -> bytes:

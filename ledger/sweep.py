@@ -167,10 +167,10 @@ async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **m
 async def reject(
     conn: Connection, project: ProjectId | None, source: str, code: str, error: str, ids: Mapping[str, str]
 ) -> None:
-    """Record what was refused: from whom and why, never its body."""
-    await query("reject").many(
-        conn, project_id=project, source=source[:200], error_code=code, error=error[:500], ids=json.dumps(dict(ids))
-    )
+    """Record what was refused: from whom and why, never its body. NUL, which a name of a field may have, is cut out."""
+    told = json.dumps({name: each.replace("\0", "") for name, each in ids.items()})
+    source, error = source.replace("\0", "")[:200], error.replace("\0", "")[:500]
+    await query("reject").many(conn, project_id=project, source=source, error_code=code, error=error, ids=told)
 
 
 async def is_served(conn: Connection, worker_target: str) -> bool:

@@ -53,7 +53,7 @@ class EnqueueRequest(Strict):
     @field_validator("context_box_id", "output_box_id")
     @classmethod
     def _box_uuid(cls, value: BoxId | None) -> BoxId | None:
-        return value and box_id(value, "box id")
+        return None if value is None else box_id(value, "box id")
 
     def digest(self) -> str:
         """A fingerprint of the caller's own fields: the same correlation with another one is a conflict."""

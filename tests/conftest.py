@@ -23,6 +23,10 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile("default")
 
 
+FUZZ_CASES = 5_000
+"""In the usual run."""
+
+
 # A shell that puts the suite into the background has it ignore Ctrl-C, and every program that a test starts inherits
 # that: `up` and `watch` would rightly not end by the SIGINT that a test sends. A handler here is the default there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,11 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the usual run does in short: `--hammer-seconds 60 --fuzz-cases 1000000 --turns 200 --outage-seconds 60`."""
+    """What the usual run does in short: `--hammer-seconds 60 --fuzz-cases 100000 --turns 200 --outage-seconds 60`."""
     parser.addoption("--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/test_hammer.py hammers")
-    parser.addoption(
-        "--fuzz-cases", type=int, default=2_000, help="how many cases tests/schema/test_payload_fuzz.py tries"
-    )
+    parser.addoption("--fuzz-cases", type=int, default=FUZZ_CASES, help="how many cases the tests marked `fuzz` share")
     parser.addoption(
         "--talk-seeds", type=int, default=1, help="how many conversations tests/e2e/test_agents_talk_crashes.py kills"
     )
@@ -50,9 +52,27 @@ def hammer_seconds(request: pytest.FixtureRequest) -> float:
 
 
 @pytest.fixture(scope="session")
-def fuzz_cases(request: pytest.FixtureRequest) -> int:
-    """What `--fuzz-cases` says."""
-    return int(str(request.config.getoption("--fuzz-cases")))
+def fuzz_share(request: pytest.FixtureRequest) -> Callable[[float], int]:
+    """How many cases a test has whose share of `--fuzz-cases` is this."""
+    cases = int(str(request.config.getoption("--fuzz-cases")))
+    return lambda share: round(cases * share)
+
+
+FUZZED: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def fuzz_report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Takes lines that the end of a longer run shows: what came of the cases."""
+    return request.config.stash.setdefault(FUZZED, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Those lines, where more than the usual cases were wanted."""
+    if (lines := config.stash.get(FUZZED, list[str]())) and config.getoption("--fuzz-cases") != FUZZ_CASES:
+        terminalreporter.section("fuzzing")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,12 @@ from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 
 from bridge.connection import NatsConnection, connect
-from bridge.engine import await_client, declare_search_attributes
+from bridge.engine import await_client, declare_search_attributes, ensure_readable
 from bridge.rules import WatchdogTimes
 from ledger.migrate import MigrationError, pending
 from ledger.pool import Pool
 from schema.errors import ConfigError, ServerUnavailable
+from turnstile.conversations import served_targets
 from turnstile.embedded import Endpoints
 from turnstile.engine import connect_engine
 from turnstile.plugin import turnstile_plugin, turnstile_runtime
@@ -97,6 +98,7 @@ async def open_servers(
                 conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
                 client = await open_client(settings, endpoints, turnstile_plugin())
                 await declare_search_attributes(client)
+                await ensure_readable(client, served_targets(settings))
         except TimeoutError:
             raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
         yield pool, conn, client

@@ -4,15 +4,18 @@ A payload over 16 KiB is a bug that would put content into a history: it fails a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadConverter
+from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadCodec, PayloadConverter
 from temporalio.exceptions import ApplicationError
 
 PAYLOAD_LIMIT_BYTES = 16_384
+ENCRYPTED = b"binary/encrypted"
+"""The encoding of a payload that a codec has encrypted (docs/security.md)."""
 
 
 class IdsOnlyPayloadConverter(PydanticPayloadConverter):
@@ -26,6 +29,17 @@ class IdsOnlyPayloadConverter(PydanticPayloadConverter):
                 message = f"{len(payload.data)} bytes, {PAYLOAD_LIMIT_BYTES} allowed: content belongs into cards"
                 raise ApplicationError(message, type="PayloadTooLarge", non_retryable=True)
         return payloads
+
+    def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type[Any]] | None = None) -> list[Any]:
+        """Convert, or raise a `PayloadUnreadable` where a codec is missing."""
+        if any(payload.metadata.get("encoding") == ENCRYPTED for payload in payloads):
+            raise unreadable("it is encrypted, and this process has no codec")
+        return super().from_payloads(payloads, type_hints)
+
+
+def unreadable(why: str) -> ApplicationError:
+    """The error for a payload that this process cannot decrypt; another process may, so it is retried."""
+    return ApplicationError(f"a payload cannot be read: {why}; see [temporal].codec", type="PayloadUnreadable")
 
 
 class ContentFreeFailureConverter(DefaultFailureConverter):
@@ -49,3 +63,8 @@ class ContentFreeFailureConverter(DefaultFailureConverter):
 DATA_CONVERTER = DataConverter(
     payload_converter_class=IdsOnlyPayloadConverter, failure_converter_class=ContentFreeFailureConverter
 )
+
+
+def with_codec(codec: PayloadCodec | None) -> DataConverter:
+    """Our converter with a codec on it."""
+    return replace(DATA_CONVERTER, payload_codec=codec)

@@ -17,12 +17,14 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from activities.models import ModelRouter
 from activities.models.litellm_sdk import TESTED_VERSION
 from bridge.connection import connect
+from bridge.engine import are_known, ensure_readable
 from ledger.migrate import pending
 from ledger.pool import Pool
 from ledger.usage import list_profile_models
 from schema.base import Strict
 from schema.errors import ConfigError, TurnstileError
 from turnstile import wiring
+from turnstile.conversations import served_targets
 from turnstile.embedded import Endpoints
 from turnstile.engine import connect_engine
 from turnstile.models import real_model, route_models
@@ -115,7 +117,10 @@ def versions() -> list[Check]:
 def key_files(settings: Settings) -> list[Check]:
     """Key files that others may read."""
     found: list[Check] = []
-    for entry, file in settings.model.api_key_files.items():
+    named = dict(settings.model.api_key_files)
+    if settings.temporal.codec_keys_file:
+        named["[temporal].codec_keys_file"] = Path(settings.temporal.codec_keys_file)
+    for entry, file in named.items():
         name = f"key of {entry}"
         try:
             mode = file.stat().st_mode
@@ -194,7 +199,11 @@ async def _temporal(settings: Settings, endpoints: Endpoints) -> Check:
     client = await connect_engine(settings.temporal, endpoints)
     info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     await client.count_workflows("WorkflowId = 'none'")
-    return Check(name="Temporal", status="ok", says=f"{address}, namespace {namespace}, version {info.server_version}")
+    if await are_known(client):
+        await ensure_readable(client, served_targets(settings))
+    sealed = f", payloads encrypted by {settings.temporal.codec}" if settings.temporal.codec else ""
+    says = f"{address}, namespace {namespace}, version {info.server_version}{sealed}"
+    return Check(name="Temporal", status="ok", says=says)
 
 
 async def _version(settings: Settings, endpoints: Endpoints) -> Check:

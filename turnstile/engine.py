@@ -1,4 +1,4 @@
-"""How Temporal is reached: its address and namespace, over TLS where `[temporal]` says so, and as whom."""
+"""How Temporal is reached: its address and namespace, with the TLS and codec of `[temporal]`, and as whom."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,8 @@ from temporalio.runtime import Runtime
 from temporalio.service import TLSConfig
 
 from schema.errors import ConfigError
+from turnstile.codec import codec_of
+from turnstile.converters import with_codec
 from turnstile.embedded import Endpoints
 from turnstile.settings.model import TemporalSettings
 
@@ -26,6 +28,7 @@ async def connect_engine(
         namespace=endpoints.temporal_namespace,
         tls=_tls(settings),
         api_key=_secret(settings, "api_key_file"),
+        data_converter=with_codec(codec_of(settings)),
         plugins=plugins,
         runtime=runtime,
         identity=identity,

@@ -1,4 +1,4 @@
-"""A log for programs: one JSON object a line, with the ids that a line is about (docs/observability.md).
+"""Logs: for programs one JSON object a line, with the ids that it is about (docs/observability.md); text for people.
 
 An exception is told by its type and frames, never by its message, which may quote a card.
 """
@@ -7,8 +7,12 @@ import json
 import logging
 import traceback
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import TypeAlias
 
 from schema.logs import bound
+
+_ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class JsonFormatter(logging.Formatter):
@@ -24,10 +28,23 @@ class JsonFormatter(logging.Formatter):
         }
         line |= {name: value for name, value in bound().items() if name not in line}
         if record.exc_info and (error := record.exc_info[1]) is not None:
-            frames = traceback.extract_tb(error.__traceback__)
             line["error"] = type(error).__name__
-            line["frames"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+            line["frames"] = _frames(error)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """The message alone, as people's terminals show it; an exception below it."""
+
+    def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802 -- the standard library's name
+        """Its type and frames."""
+        error = ei[1]
+        return "" if error is None else "\n".join((type(error).__name__, *(f"  {each}" for each in _frames(error))))
+
+
+def _frames(error: BaseException) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def json_lines() -> logging.Handler:

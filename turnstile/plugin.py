@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
+from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker import (
@@ -24,7 +25,7 @@ from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from schema.ids import is_exclusive
-from turnstile.converters import DATA_CONVERTER
+from turnstile.converters import DATA_CONVERTER, with_codec
 from workflows import options
 from workflows.agent_turn import AgentTurn
 from workflows.message_thread import MessageThread
@@ -49,16 +50,23 @@ class _TurnstilePlugin(SimplePlugin):
 def turnstile_plugin(
     steps: StepActivities | None = None, settle: SettleActivities | None = None, pump: PumpActivities | None = None
 ) -> SimplePlugin:
-    """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays."""
+    """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays.
+
+    A payload codec that the client has (`data_converter=with_codec(…)`) stays: workers of that client have it too.
+    """
     return _TurnstilePlugin(
         "turnstile",
-        data_converter=DATA_CONVERTER,
+        data_converter=_converter,
         workflows=[AgentTurn, MessageThread],
         activities=_activities(steps, settle, pump),
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_failure_exception_types=[Exception],
         interceptors=[ContentGuard()],
     )
+
+
+def _converter(given: DataConverter | None) -> DataConverter:
+    return DATA_CONVERTER if given is None else with_codec(given.payload_codec)
 
 
 def _activities(

@@ -23,7 +23,7 @@ from bridge.claimqueue import ClaimQueue
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection
 from bridge.doorbells import Doorbells
-from bridge.engine import declare_search_attributes
+from bridge.engine import declare_search_attributes, ensure_readable
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
@@ -215,6 +215,7 @@ async def _open(
     plugin = turnstile_plugin(*activities)
     client = await open_client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
+    await ensure_readable(client, served_targets(settings))
     return pool, conn, client, telemetry
 
 

@@ -55,6 +55,8 @@ def _read(file: Path, form: type[Form], noun: str) -> Form:
         value: object = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: not valid YAML: nested too deeply") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):

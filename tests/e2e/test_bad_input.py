@@ -113,6 +113,7 @@ REFUSED: dict[str, tuple[str, Sent]] = {
     "depth in the payload": ("bad_request", enqueue(recursion_depth=1)),
     "trace in the payload": ("bad_request", enqueue(traceparent=headers.new_traceparent())),
     "box that is none": ("bad_request", enqueue(context_box_id="box")),
+    "box without a name": ("bad_request", enqueue(context_box_id="")),
     "unknown context box": ("unknown_context_box", enqueue(context_box_id=new_box_id())),
     "unknown output box": ("unknown_output_box", enqueue(output_box_id=new_box_id())),
     "other agent in the header": ("bad_request", enqueue(told={headers.AGENT_ID: BOB})),

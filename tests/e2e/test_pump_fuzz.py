@@ -1,15 +1,14 @@
 """Whatever is sent to the pump: nothing crashes or hangs, what is accepted is answered once, nobody is given away.
 
-`--fuzz-cases 10000` sends more than the usual run does.
+`--fuzz-cases` says how many (tests/conftest.py).
 """
 
 import asyncio
 import base64
 import json
-import logging
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,6 @@ from tests.support.stack import Stack, open_stack
 from tests.support.tenants import CHANNEL
 from turnstile.embedded import Endpoints
 
-log = logging.getLogger(__name__)
-USUAL, FEW = 2_000, 200
-"""What `--fuzz-cases` is by default is too many conversations for the usual run."""
 AT_ONCE, VOLLEY = 24, 100
 GROWTH_MB = 48
 NAMES = ["worker", "clerk", "manager", "shouter", "relay", "return"]
@@ -208,10 +204,15 @@ def check_reply(shot: Shot, reply: JsonObject) -> None:
         assert not [name for name in NAMES if name in str(reply["error"]) and name not in sent], (shot, reply)
 
 
-async def test_ten_thousand_messages_of_any_kind(
-    caller: Caller, processes: Processes, fuzz_cases: int, stack: Stack
+@pytest.mark.fuzz
+async def test_messages_of_any_kind(
+    caller: Caller,
+    processes: Processes,
+    fuzz_share: Callable[[float], int],
+    fuzz_report: Callable[[str], None],
+    stack: Stack,
 ) -> None:
-    count = fuzz_cases if fuzz_cases > USUAL else FEW
+    count = fuzz_share(0.04)
     threads: list[str] = []
     fuzz = Fuzz(seed=count, threads=threads)
     accepted: set[str] = set()
@@ -243,9 +244,9 @@ async def test_ten_thousand_messages_of_any_kind(
     accepted |= {str(ack["message_id"]) for ack in acks if ack["status"] == "accepted"}
     await until(lambda: all_answered(caller, accepted), 120, "what was accepted is answered")
     after = [megabytes(process) for process in both]
-    log.info(
-        "%d messages, %d accepted; worker %.0f MB, then %.0f; bridge %.0f MB, then %.0f",
-        *(count, len(accepted), before[0], after[0], before[1], after[1]),
+    fuzz_report(
+        f"pump: {count} messages, {len(accepted)} accepted; worker {before[0]:.0f} MB, then {after[0]:.0f};"
+        f" bridge {before[1]:.0f} MB, then {after[1]:.0f}"
     )
     assert len(accepted) > count / 4
     assert all(now - then < GROWTH_MB for then, now in zip(before, after, strict=True))

@@ -3,13 +3,17 @@
 import random
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Literal
 
+import pytest
+
 from schema.documents import BadPayload, PayloadCode, repaired
 from schema.payloads import Payload
 from schema.primitives import Huh, SystemErrorMessage, Text
+from tests.support.fuzz import Report, Tally
 from tests.support.memory import resident_bytes
 
 
@@ -103,7 +107,9 @@ def attempt(payload: type[Payload], data: bytes) -> str:
     return "ok"
 
 
-def test_any_bytes_are_a_payload_or_one_error(fuzz_cases: int) -> None:
+@pytest.mark.fuzz
+def test_any_bytes_are_a_payload_or_one_error(fuzz_share: Callable[[float], int], fuzz_report: Report) -> None:
+    fuzz_cases, tally = fuzz_share(0.4), Tally()
     seen: set[str] = set()
     before = 0
     for number in range(fuzz_cases):
@@ -111,19 +117,24 @@ def test_any_bytes_are_a_payload_or_one_error(fuzz_cases: int) -> None:
         data = mutated(dice)
         payload = type(dice.choice(SEEDS)) if dice.random() < 0.2 else Sheet
         begun = time.process_time()
-        seen.add(attempt(payload, data))
+        seen.add(came := attempt(payload, data))
+        tally.count("XML payload", came)
         assert time.process_time() - begun < 0.5, f"case {number}"
         if number == fuzz_cases // 2:
             before = resident_bytes()
+    for line in tally.lines():
+        fuzz_report(line)
     assert resident_bytes() - before < 8_000_000
     if fuzz_cases >= 2_000:
         rare = {PayloadCode.TOO_LARGE, PayloadCode.TOO_MANY_ELEMENTS, PayloadCode.TOO_DEEP, PayloadCode.INVALID}
         assert seen >= {"ok", *PayloadCode} - rare
 
 
-def test_any_json_is_a_payload_or_one_error(fuzz_cases: int) -> None:
+@pytest.mark.fuzz
+def test_any_json_is_a_payload_or_one_error(fuzz_share: Callable[[float], int], fuzz_report: Report) -> None:
     seen: set[str] = set()
-    for number in range(fuzz_cases // 4):
+    tally = Tally()
+    for number in range(fuzz_share(0.1)):
         dice = random.Random(number)  # noqa: S311 a case is its number
         data = SEEDS[0].to_json()
         for _ in range(dice.randrange(4)):
@@ -136,7 +147,11 @@ def test_any_json_is_a_payload_or_one_error(fuzz_cases: int) -> None:
             found = Sheet.from_json(data)
         except BadPayload as error:
             seen.add(error.code)
+            tally.count("JSON payload", error.code)
             continue
         assert Sheet.from_xml(found.to_xml()) == found
         seen.add("ok")
+        tally.count("JSON payload", "ok")
+    for line in tally.lines():
+        fuzz_report(line)
     assert seen == {"ok", PayloadCode.INVALID}

@@ -1,10 +1,10 @@
-"""What this process occupies, native libraries included."""
+"""What a process occupies, native libraries included."""
 
 import os
 from pathlib import Path
 
 
-def resident_bytes() -> int:
-    """The resident set as the kernel sees it now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+def resident_bytes(pid: int | None = None) -> int:
+    """The resident set of this process, or of another, as the kernel sees it now."""
+    pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -17,6 +17,7 @@ from bridge.connection import NatsConnection, connect
 from ledger.pool import Pool
 from schema.ids import AgentTurnId, uuid7
 from turnstile.embedded import Endpoints
+from turnstile.engine import connect_engine
 from turnstile.plugin import turnstile_plugin
 from turnstile.processes import migrate_all, run_both
 from turnstile.settings import Settings, load_settings
@@ -98,9 +99,9 @@ async def open_stack(
     await migrate_all(settings, endpoints)
     pool = Pool(endpoints.database_url, size=4, name="test")
     conn = await connect(endpoints.nats_url, name="test")
-    temporal = await Client.connect(
-        endpoints.temporal_address,
-        namespace=endpoints.temporal_namespace,
+    temporal = await connect_engine(
+        settings.temporal,
+        endpoints,
         plugins=[turnstile_plugin()],
         identity="turnstile@test-00000000",  # in the form of ours, so that a recorded history is scrubbed of it
     )

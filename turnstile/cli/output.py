@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnstile.cli.errors import Failure
-from turnstile.logs import json_lines
+from turnstile.logs import TextFormatter, json_lines
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDE = 200
@@ -66,10 +66,11 @@ class Output:
         handler: logging.Handler = RichHandler(
             console=self._err, show_path=self.verbose, markup=False, rich_tracebacks=False
         )
+        handler.setFormatter(TextFormatter())
         if log_format == "json":
             self._log = logging.getLogger("turnstile")
             handler = json_lines()
-        logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="[%X]", handlers=[handler], force=True)
+        logging.basicConfig(level=logging.INFO, datefmt="[%X]", handlers=[handler], force=True)
         logging.getLogger().setLevel(logging.DEBUG if self.verbose else level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.INFO if self.verbose else logging.WARNING)

@@ -19,7 +19,7 @@ from schema.errors import ConfigError
 from turnstile.settings.model import ENV_PREFIX, Settings
 
 DEFAULT_FILE = Path("config.toml")
-_SECRET = {("database", "url"), ("nats", "servers")}
+_SECRET = {("database", "url"), ("nats", "servers"), ("temporal", "codec_keys")}
 
 
 def load_settings(path: Path | None = None) -> Settings:
@@ -49,6 +49,8 @@ def _read(file: Path, *, required: bool) -> dict[str, Any]:
         if required:
             raise ConfigError(f"{file}: no such file") from None
         return {}
+    except RecursionError:
+        raise ConfigError(f"{file}: not valid TOML: nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except OSError as error:

@@ -18,6 +18,8 @@ from schema.limits import Admission
 from schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
 
 ENV_PREFIX = "TURNSTILE__"
+AES_GCM = "aes-gcm"
+"""The built-in codec of `[temporal].codec`."""
 
 
 def _listed(value: object) -> object:
@@ -93,7 +95,7 @@ class NatsSettings(Strict):
 
 
 class TemporalSettings(Strict):
-    """`[temporal]`: address, namespace and Web UI of a Temporal service, and what proves either side."""
+    """`[temporal]`: address, namespace and Web UI of a Temporal service, what proves either side, and encryption."""
 
     address: HostPort = ""
     namespace: str = Field(default="", max_length=255)
@@ -103,6 +105,20 @@ class TemporalSettings(Strict):
     tls_cert_file: str = ""
     tls_key_file: str = ""
     api_key_file: str = ""
+    codec: Annotated[str, Field(pattern=rf"^$|^{AES_GCM}$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] = ""
+    codec_keys_file: str = ""
+    codec_keys: Annotated[list[str], BeforeValidator(_listed)] = Field(
+        default_factory=list[str], max_length=32, repr=False
+    )
+
+    @model_validator(mode="after")
+    def _codec_has_keys(self) -> Self:
+        given = bool(self.codec_keys) + bool(self.codec_keys_file)
+        if given and self.codec != AES_GCM:
+            raise ValueError(f'codec_keys and codec_keys_file are for codec = "{AES_GCM}"')
+        if self.codec == AES_GCM and given != 1:
+            raise ValueError(f'codec = "{AES_GCM}" needs one of codec_keys_file and codec_keys')
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -1,0 +1,451 @@
+"""Where keys and content must not be, however a run goes: one run with all that goes wrong, then all is searched.
+
+`MAY` is the whole truth of what may be where: a place not named there holds no marker at all. Content belongs into
+cards, and to whom it is for: the requester of a message, the listener of a stream. A key belongs nowhere.
+"""
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+from pydantic import SecretStr
+
+from bridge.tool_service import ToolService
+from schema import subjects
+from schema.base import JsonObject
+from schema.ids import AgentId
+from tests.models.openai_stub import OpenAIStub
+from tests.models.provider_stub import API_KEY, Fault, Said
+from tests.observability.collector import Collector
+from tests.observability.test_metrics import scrape
+from tests.support.actions import allowed, raw
+from tests.support.conditions import until
+from tests.support.hatchery import Hatchery, hatchery
+from tests.support.organism import Order
+from tests.support.payloads import payloads_in
+from tests.support.process import Processes, processes_of
+from tests.support.pump import Caller, calling_in, pump_config
+from tests.support.stack import QUICK, Stack, open_stack
+from tests.support.tenants import CHANNEL, Tenant, turn_of
+from tests.support.tools import calling, definition, hand_of
+from turnstile.embedded import EmbeddedServers, ServerName
+
+CONTENT = {
+    "system prompt": "prompt-marker-5501",
+    "instruction": "instruction-marker-5502",
+    "tool argument": "argument-marker-5503",
+    "tool result": "result-marker-5504",
+    "model's answer": "answer-marker-5505",
+    "words of an exception": "exception-marker-5506",
+    "message of a listener": "message-marker-5507",
+}
+KEYS = {
+    "model key in the environment": API_KEY,
+    "model key in a file": "sk-marker-file-6601",
+    "tool's env value": "env-marker-6602",
+    "NATS password": "nats-marker-6603",
+    "codec key": base64.b64encode(b"codec-marker-6604-is-32-bytes-ok").decode(),
+    "PostgreSQL password": "",  # the server's own, known once it runs
+}
+MAY = {
+    "cards": {
+        "system prompt",
+        "instruction",
+        "tool argument",
+        "tool result",
+        "model's answer",
+        "message of a listener",
+    },
+    "profiles": {"system prompt"},
+    "streamed text": {"system prompt", "instruction", "tool argument", "tool result", "model's answer"},
+    "commands of clients": {"instruction", "tool argument"},
+    "answers of listeners": {"message of a listener"},
+    "logs of the tool": {"tool argument", "tool result"},  # whose own process it is
+}
+PLACES = (
+    *MAY,
+    *("every other table", "histories", "other events and commands", "replies", "spans", "figures"),
+    *("logs of the worker", "logs of the bridge", "what the program prints"),
+)
+LOOKS = (
+    *("doctor --json", "turn list", "inbox list --json", "agent list", "thread list --verbose"),
+    *("usage", "audit --engine --json", "watchdog --verbose", "enqueue nobody hello", "migrate --json"),
+)
+"""Commands that show where things stand, and no cards."""
+
+
+@dataclass
+class Gathered:
+    """What was found in each place, as text."""
+
+    places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    password: str = ""
+
+    def add(self, place: str, *texts: object) -> None:
+        """Keep what was found there."""
+        assert place in PLACES, place
+        self.places.setdefault(place, []).extend(map(str, texts))
+
+    def holds(self, place: str) -> set[str]:
+        """The names of the markers that are there."""
+        return {name for name in (*CONTENT, *KEYS) if self.shown(place, name)}
+
+    def shown(self, place: str, marker: str) -> list[str]:
+        """Where a marker is, with some words around it."""
+        word = {**CONTENT, **KEYS, "PostgreSQL password": self.password}[marker]
+        texts = (text for text in self.places[place] if word in text)
+        return [text[max(0, text.index(word) - 300) : text.index(word) + 100] for text in texts]
+
+
+@pytest.fixture(scope="module")
+async def own_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedServers]:
+    """Servers that this run may kill."""
+    async with EmbeddedServers(tmp_path_factory.mktemp("own") / ".turnstile") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def stub() -> AsyncIterator[OpenAIStub]:
+    """A provider that quotes what it was sent, the key too."""
+    async with OpenAIStub(Said(text=(CONTENT["model's answer"],))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    own_servers: EmbeddedServers, stub: OpenAIStub, collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """A stack that has all keys and tells all it can tell."""
+    directory = tmp_path_factory.mktemp("secrets")
+    key = directory / "key"
+    key.write_text(KEYS["model key in a file"])
+    nats = own_servers.endpoints.nats_url.replace("://", f"://someone:{KEYS['NATS password']}@")
+    config = pump_config(
+        {
+            **QUICK,
+            "bridge": {**QUICK["bridge"], "ui_actions": True},
+            "model": {
+                **QUICK["model"],
+                "api_key_files.'openai/gpt-4o-mini'": str(key),
+                "api_bases.openai": stub.api_base,
+            },
+            "temporal": {"codec": "aes-gcm", "codec_keys": [f"k1:{KEYS['codec key']}"]},
+            "tools": {"suspend_timeout_seconds": 1.0},
+            "observability": {"log_level": "debug", "otlp_endpoint": collector.url},
+        }
+    )
+    endpoints = own_servers.endpoints.model_copy(update={"nats_url": nats})
+    async with open_stack(endpoints, directory, config) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def hatching() -> AsyncIterator[Hatchery]:
+    """Where the lives of processes begin at once."""
+    async with hatchery() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def processes(stack: Stack, hatching: Hatchery, free_port: Callable[[], int]) -> AsyncIterator[Processes]:
+    """Worker and bridge: one logs as text and one as JSON, until they are started anew."""
+    async with processes_of(stack.config, hatching) as both:
+        for process, form in ((both.worker, "text"), (both.bridge, "json")):
+            process.env = {
+                "TURNSTILE__OBSERVABILITY__LOG_FORMAT": form,
+                "TURNSTILE__OBSERVABILITY__METRICS_PORT": str(free_port()),
+                "OPENAI_API_KEY": API_KEY,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONUNBUFFERED": "1",
+            }
+        await both.ensure()
+        yield both
+
+
+@dataclass
+class Run:
+    """A run in which everything goes wrong that can, in one project."""
+
+    tenant: Tenant
+    caller: Caller
+    stub: OpenAIStub
+    found: Gathered
+    processes: Processes
+    servers: EmbeddedServers
+    hatchery: Hatchery
+
+    async def ask(self, verb: str, payload: dict[str, Any], **told: str) -> None:
+        """A request, whatever comes of it."""
+        self.found.add("replies", await self.tenant.client.request(verb, payload, headers=told or None))
+
+    async def models(self) -> None:
+        """Two that answer in the end, one that has the wrong key, one that has a bug."""
+        answer, prompt = CONTENT["model's answer"], CONTENT["system prompt"]
+        quoting = f"{API_KEY} {CONTENT['instruction']} {CONTENT['words of an exception']}"
+        self.stub.replies = [
+            Fault(429, quoting, headers={"retry-after": "0.01"}),
+            Said(text=(answer,)),
+            Fault(401, quoting),
+            Said(text=(answer,)),
+        ]
+        for name, model in (("bob", "openai/gpt-4o"), ("carol", "openai/gpt-4o"), ("dan", "openai/gpt-4o-mini")):
+            agent = await self.tenant.agent("x", AgentId(name), llm={"model": model}, system_prompt_template=prompt)
+            turn = turn_of(await self.tenant.enqueue(agent, CONTENT["instruction"]))
+            assert (await self.tenant.ended(turn, timeout=90)).view.status == ("success" if name == "bob" else "failed")
+        agent = await self.tenant.agent("buggy", AgentId("eve"), system_prompt_template=prompt)
+        await self.tenant.turn(agent, CONTENT["instruction"])
+        self.stub.replies[:] = [Said(text=(answer,))]
+
+    async def tools(self, service: ToolService) -> None:
+        """Calls that are answered, fail, time out and are stopped in their sleep; an env value is an argument."""
+        argument, result = CONTENT["tool argument"], CONTENT["tool result"]
+        async with hand_of(self.tenant, *service.definitions(), definition("slow"), agent=AgentId("fay")) as hand:
+            for city in (argument, f"fail {argument}"):
+                ended = await hand.ended(await hand.start(calling(("keyed", {"city": city}))))
+                assert ended.view.status == "success"
+            late = await hand.suspended(calling(("slow", {"q": argument})))
+            await hand.ended(late)
+            call = hand.commands[-1].call
+            for report in ({"tool_call_id": call, "result": result}, {"tool_call_id": "none", "result": result}):
+                self.found.add("replies", await hand.send({"status": "success", **report}))
+            asleep = await hand.suspended(calling(("slow", {"q": argument})))
+            await self.ask("stop", {"agent_turn_id": asleep})
+            assert (await hand.ended(asleep)).view.status == "canceled"
+
+    async def actions(self) -> None:
+        """A button that is pressed and answered, and ones that are refused."""
+        args: JsonObject = {"q": CONTENT["tool argument"]}
+        wrong: JsonObject = {"q": [CONTENT["tool argument"]]}
+        async with hand_of(self.tenant, allowed("press"), agent=AgentId("gus")) as hand:
+            async with self.tenant.client.ui_action(hand.agent, "press", args) as waiter:
+                self.found.add("replies", await waiter.next())
+                [command] = await hand.heard()
+                await hand.report(command.call, CONTENT["tool result"])
+                self.found.add("replies", await waiter.last(20))
+            for tool, given in (("press", wrong), ("nosuch", args)):
+                async with self.tenant.client.ui_action(hand.agent, tool, given) as waiter:
+                    self.found.add("replies", await waiter.last(20))
+        await raw(self.tenant, json.dumps({"args": args, "agent_id": [CONTENT["tool argument"]]}).encode())
+
+    async def conversations(self) -> None:
+        """Listeners that answer, crash, and are sent what they do not take."""
+        text = CONTENT["message of a listener"]
+        orders = [Order(do="say", what=text), Order(do="crash", what=text), Order(do="ask", what=f"nobody/say/{text}")]
+        sent = [await self.caller.send("worker", order) for order in orders]
+        sent += [await self.caller.send(to, f"<{text}/>") for to in ("worker", "nobody")]
+        for each in sent:
+            self.found.add("answers of listeners", (await self.caller.heard(each)).event)
+
+    async def bad_input(self) -> None:
+        """What no verb takes: the answers must not quote it."""
+        text = CONTENT["instruction"]
+        await self.ask("enqueue", {"agent_id": "bob", "instruction": [text]})
+        await self.ask("enqueue", {"agent_id": "bob", "instruction": text, "runtime_config": {"model": {"x": text}}})
+        await self.ask("enqueue", {"agent_id": "bob", "instruction": text, "context_box_id": "box"})
+        await self.ask("report", {"tool_call_id": "none", "status": "success", "result": text})
+        await self.ask("send", {"to": "worker", "payload": [text]})
+        command = subjects.bridge_command(self.tenant.project, CHANNEL, "enqueue")
+        for payload in (
+            {"agent_id": "bob", "instruction": text},
+            {"agent_id": "bob", "instruction": text, "colour": text},
+        ):
+            await self.tenant.stack.conn.store(command, json.dumps(payload).encode())
+        await self.tenant.stack.conn.store(command, text.encode())
+        await until(self._three_acks, 20, "three commands are answered")
+
+    async def _three_acks(self) -> bool:
+        return len(await self.tenant.events("sys.bridge.enqueue_ack")) == 3
+
+    async def crashes(self) -> None:
+        """A worker that is killed with a turn in hand; afterwards each process logs in the other form."""
+        agent = await self.tenant.agent("slow", AgentId("hal"))
+        turn = turn_of(await self.tenant.enqueue(agent, CONTENT["instruction"]))
+        await self.processes.worker.kill()
+        assert await self.processes.bridge.stop() == 0
+        for process, form in ((self.processes.worker, "json"), (self.processes.bridge, "text")):
+            process.env["TURNSTILE__OBSERVABILITY__LOG_FORMAT"] = form
+        await self.processes.ensure()
+        assert (await self.tenant.ended(turn, 40)).view.status == "success"
+
+    async def outages(self) -> None:
+        """All servers away for a moment, while a turn runs and somebody looks."""
+        names: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
+        agent = await self.tenant.agent("slow", AgentId("ivy"))
+        turn = turn_of(await self.tenant.enqueue(agent, CONTENT["instruction"]))
+        for name in names:
+            await self.servers.kill(name)
+        await self.looks("doctor --verbose", "agent list --verbose", "audit --engine --json", "enqueue bob hello")
+        for name in names:
+            await self.servers.restart(name)
+        assert (await self.tenant.ended(turn, 60)).view.status == "success"
+
+    async def looks(self, *commands: str) -> None:
+        """What these commands print."""
+        stack = self.tenant.stack
+        log = stack.directory / "printed.log"
+        known = {
+            **os.environ,
+            "OPENAI_API_KEY": API_KEY,
+            "TURNSTILE__DATABASE__PATIENCE_SECONDS": "1",
+            "TURNSTILE__NATS__PATIENCE_SECONDS": "1",
+        }
+        lines = [[*command.split(), "--config", stack.config] for command in commands]
+        running = [await self.hatchery.spawn(line, known, log) for line in lines]
+        codes = await asyncio.wait_for(asyncio.gather(*(each.wait() for each in running)), 60)
+        assert {*codes} <= {0, 1, 2, 3}, codes
+        self.found.places["what the program prints"] = [log.read_text()]
+
+
+@pytest.fixture(scope="module")
+async def gathered(
+    stack: Stack,
+    processes: Processes,
+    own_servers: EmbeddedServers,
+    hatching: Hatchery,
+    stub: OpenAIStub,
+    collector: Collector,
+) -> Gathered:
+    """The run, and what it left in each place."""
+    found = Gathered(password=str(urlsplit(stack.endpoints.database_url).password))
+    heard = io.StringIO()
+    handler = logging.StreamHandler(heard)
+    logging.getLogger("bridge").addHandler(handler)
+    logging.getLogger("bridge").setLevel(logging.DEBUG)
+    async with calling_in(stack) as caller, a_tool_of(caller.tenant) as service:
+        run = Run(caller.tenant, caller, stub, found, processes, own_servers, hatching)
+
+        async def on_chunk(msg: Msg) -> None:
+            found.add("streamed text", msg.data.decode())
+
+        await stack.conn.subscribe(subjects.channel_filter(run.tenant.project, CHANNEL, "str"), on_chunk)
+        await run.models()
+        await run.tools(service)
+        await run.actions()
+        await run.conversations()
+        await run.bad_input()
+        await run.crashes()
+        await run.outages()
+        await run.looks(*LOOKS)
+    logging.getLogger("bridge").removeHandler(handler)
+    logging.getLogger("bridge").setLevel(logging.NOTSET)
+    for process in (processes.worker, processes.bridge):
+        found.add("figures", (await scrape(int(process.env["TURNSTILE__OBSERVABILITY__METRICS_PORT"])))[0])
+        assert await process.stop() == 0
+        found.add(f"logs of the {process.role}", process.log.read_text())
+    found.add("logs of the tool", heard.getvalue())
+    found.add("spans", *(body.decode("latin-1") for body in collector.bodies))
+    await tables(stack, found)
+    await messages(stack, found)
+    await histories(stack, found)
+    return found
+
+
+async def tables(stack: Stack, found: Gathered) -> None:
+    """Every row of every table, as text."""
+    async with stack.pool.connection() as conn:
+        named = await conn.fetch(
+            "SELECT table_schema AS schema, table_name AS name FROM information_schema.tables"
+            " WHERE table_type = 'BASE TABLE' AND table_schema NOT IN ('pg_catalog', 'information_schema')"
+        )
+        assert len(named) > 15
+        for table in named:
+            rows = await conn.fetch(f'SELECT t::text AS row FROM "{table["schema"]}"."{table["name"]}" t')  # noqa: S608
+            place = table["name"] if table["name"] in MAY else "every other table"
+            found.add(place, *(f"{table['name']} {row['row']}" for row in rows))
+
+
+async def messages(stack: Stack, found: Gathered) -> None:
+    """Every message of both streams."""
+    for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
+        sequence = 1
+        while True:
+            try:
+                message = await stack.conn.js.get_msg(stream, sequence, "cg.>", next=True)
+            except NotFoundError:
+                break
+            subject = str(message.subject)
+            place = "other events and commands"
+            if ".cmd.sys." in subject:
+                place = "commands of clients"
+            elif subject.endswith(".evt.sys.pump.reply"):
+                place = "answers of listeners"
+            told = cast("dict[str, str]", message.headers or {})  # pyright: ignore[reportUnknownMemberType] -- nats-py: a bare Dict
+            found.add(place, f"{subject} {told} {(message.data or b'').decode('utf-8', 'replace')}")
+            sequence = int(message.seq or 0) + 1
+
+
+async def histories(stack: Stack, found: Gathered) -> None:
+    """Every history, its payloads as they are and decrypted."""
+    codec = stack.temporal.data_converter.payload_codec
+    assert codec is not None
+    count = 0
+    async for flow in stack.temporal.list_workflows():
+        history = await stack.temporal.get_workflow_handle(flow.id, run_id=flow.run_id).fetch_history()
+        for event in history.events:
+            found.add("histories", event.SerializeToString().decode("latin-1"))
+            found.add("histories", *(each.data.decode() for each in await codec.decode(list(payloads_in(event)))))
+        count += 1
+    assert count > 12
+
+
+@asynccontextmanager
+async def a_tool_of(tenant: Tenant) -> AsyncGenerator[ToolService]:
+    """The tool of a project that serves in this process."""
+    service = keyed_service(tenant.project)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEYED_KEY", KEYS["tool's env value"])
+        running = asyncio.create_task(service.run(tenant.stack.endpoints.nats_url, stop=stop, ready=ready.set))
+        async with asyncio.timeout(5):
+            await ready.wait()
+        yield service
+        stop.set()
+        await running
+
+
+def keyed_service(project: str) -> ToolService:
+    """A tool that answers and fails with its key."""
+    service = ToolService(project)
+
+    @service.tool(target="keyed", suffix="run", name="keyed", envs={"api_key": "KEYED_KEY"})
+    async def keyed(city: str, api_key: SecretStr) -> dict[str, str]:
+        """Look a city up.
+
+        city: The city.
+        """
+        if city.startswith("fail"):
+            raise RuntimeError(f"{CONTENT['tool result']}: 401 for {api_key.get_secret_value()} in {city}")
+        return {"found": CONTENT["tool result"], "url": f"https://x/?key={api_key.get_secret_value()}"}
+
+    assert keyed is not None
+    return service
+
+
+def test_what_should_be_told_is_told(gathered: Gathered) -> None:
+    """Each place was looked at and each piece of content has gone its way, or the search would prove nothing."""
+    assert set(gathered.places) == set(PLACES)
+    assert gathered.holds("cards") == MAY["cards"]
+    assert gathered.holds("streamed text") >= {"model's answer", "tool argument"}
+    assert gathered.holds("profiles") == MAY["profiles"]
+    assert gathered.holds("commands of clients") == MAY["commands of clients"]
+    assert gathered.holds("answers of listeners") == MAY["answers of listeners"]
+    assert all(len("".join(texts)) > 500 for texts in gathered.places.values())
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("marker", [*CONTENT, *KEYS])
+def test_it_is_nowhere_else(gathered: Gathered, place: str, marker: str) -> None:
+    if marker not in MAY.get(place, ()):
+        assert marker not in gathered.holds(place), gathered.shown(place, marker)
