@@ -156,13 +156,16 @@ async def _history(stage: Stage) -> list[Figure]:
 async def _history_slope(stage: Stage) -> float:
     """What a turn's history grows by, in bytes for each kB of context.
 
-    Of the shortest histories: one workflow task more or less is a matter of timing, and worth some hundred bytes.
+    Of histories with as many events: one workflow task more or less is a matter of timing, and worth some hundred bytes.
     """
-    sizes: list[float] = []
-    for kilobytes in (_SMALL_KB, _BIG_KB):
-        found = await stage.histories(await _asked(stage, "x" * (kilobytes * 1000), _CONTEXTS))
-        sizes.append(min(size for _, size in found))
-    return slope((_SMALL_KB, sizes[0]), (_BIG_KB, sizes[1]))
+    small, big = [
+        dict(await stage.histories(await _asked(stage, "x" * (kilobytes * 1000), _CONTEXTS)))
+        for kilobytes in (_SMALL_KB, _BIG_KB)
+    ]
+    shared = min(small.keys() & big.keys(), default=None)
+    if shared is None:
+        return slope((_SMALL_KB, min(small.values())), (_BIG_KB, min(big.values())))
+    return slope((_SMALL_KB, small[shared]), (_BIG_KB, big[shared]))
 
 
 async def _asked(stage: Stage, instruction: str, count: int) -> Sequence[AgentTurnId]:
