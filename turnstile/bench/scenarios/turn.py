@@ -156,7 +156,7 @@ async def _history(stage: Stage) -> list[Figure]:
 async def _history_slope(stage: Stage) -> float:
     """What a turn's history grows by, in bytes for each kB of context.
 
-    Of histories with as many events: one workflow task more or less is a matter of timing, and worth some hundred bytes.
+    Of histories with as many events: a workflow task more or less is a matter of timing, worth some hundred bytes.
     """
     small, big = [
         dict(await stage.histories(await _asked(stage, "x" * (kilobytes * 1000), _CONTEXTS)))
