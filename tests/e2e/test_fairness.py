@@ -5,6 +5,7 @@ Told by who began before whom, which does not depend on how fast the machine is.
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,12 @@ from schema.ids import AgentId, AgentTurnId
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.invariants import assert_invariants
-from tests.support.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from turnstile.embedded import Endpoints
 
+LONG = Path(__file__).parent / "scripts" / "flood"
+"""Scripts that take too long for tests which go through all."""
 FLOOD = 150
 SLOTS = 4
 SMALL: Config = {**QUICK, "worker": {**QUICK["worker"], "max_concurrency": SLOTS}}
@@ -32,7 +35,8 @@ async def small(
     """Worker and bridge here, with few places for steps."""
     name = await databases.create(migrated)
     endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("small"), SMALL) as opened, running_here(opened):
+    directory = tmp_path_factory.mktemp("small")
+    async with open_stack(endpoints, directory, SMALL, (*SCRIPTS, LONG)) as opened, running_here(opened):
         yield opened
     await databases.drop(name)
 
