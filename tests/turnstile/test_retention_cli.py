@@ -106,3 +106,9 @@ async def test_an_export_goes_to_standard_output_or_a_file(ledger: Ledger) -> No
     assert 2 < len(file.read_text().splitlines()) < len(lines)
     nowhere = await ledger.run("export", "p1", "--out", str(ledger.cwd / "none" / "x"))
     assert (nowhere.code, "cannot be written" in nowhere.err) == (2, True)
+
+
+async def test_an_export_of_nothing_says_so_and_leaves_no_file(ledger: Ledger) -> None:
+    file = ledger.cwd / "nosuch.jsonl"
+    ran = await ledger.run("export", "nosuch", "--out", str(file))
+    assert (ran.code, "there is nothing of project nosuch" in ran.err, file.exists()) == (1, True, False)

@@ -88,7 +88,7 @@ async def export(
     from pathlib import Path
 
     from ledger.export import export_project
-    from schema.errors import BadRequest
+    from schema.errors import BadRequest, Refused
     from schema.ids import AgentId, ProjectId, token
 
     named = ProjectId(token(project, "PROJECT"))
@@ -107,4 +107,11 @@ async def export(
                     if lines % 1000 == 0:
                         told(f"{lines} rows")
             file.flush()
+    if not lines:
+        if out != "-":
+            Path(out).unlink()
+        whose = f"project {named}" if not agents else f"these agents of project {named}"
+        raise Refused(
+            "nothing_to_export", f"there is nothing of {whose}: `turnstile agent list --project` shows agents"
+        )
     session.out.remark(f"{lines} rows of project {named}")
