@@ -83,6 +83,7 @@ async def export(
     agent: Annotated[list[str] | None, typer.Option(help="Only this agent; may be repeated.", metavar="ID")] = None,
 ) -> None:
     """Write all data of a project as JSON lines, as it is at one moment; turns may go on."""
+    import asyncio
     import contextlib
     import sys
     from pathlib import Path
@@ -109,7 +110,7 @@ async def export(
             file.flush()
     if not lines:
         if out != "-":
-            Path(out).unlink()
+            await asyncio.to_thread(Path(out).unlink)
         whose = f"project {named}" if not agents else f"these agents of project {named}"
         raise Refused(
             "nothing_to_export", f"there is nothing of {whose}: `turnstile agent list --project` shows agents"
