@@ -52,11 +52,12 @@ class Listener:
 
 
 async def store(conn: NatsConnection, subject: str, data: bytes = b"{}") -> None:
-    """Publish, again and again while the stream is away."""
+    """Publish, again and again while the stream is away, under one id: what was stored unheard of is stored once."""
+    told = {"Nats-Msg-Id": uuid7()}
     async with asyncio.timeout(10):
         while True:
             try:
-                await conn.store(subject, data, headers={"Nats-Msg-Id": uuid7()}, timeout=0.5)
+                await conn.store(subject, data, headers=told, timeout=0.5)
             except Exception:  # noqa: BLE001 - whatever a broken server does, the test goes on
                 await asyncio.sleep(0.01)
             else:
