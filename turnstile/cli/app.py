@@ -1,7 +1,6 @@
 """`turnstile`: the commands by name, and the errors of the command line itself."""
 
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -42,6 +41,8 @@ app = typer.Typer(
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata  # noqa: PLC0415 -- a third of what all the other imports take
+
         typer.echo(f"turnstile {metadata.version('turnstile')}")
         raise typer.Exit
 
