@@ -48,7 +48,12 @@ LANGUAGE sql STABLE AS $$
                   AND l.agent_id = o.agent_id AND l.project_id = o.project_id AND l.turn_epoch > o.turn_epoch OFFSET 0) OFFSET 0)
 $$;
 
--- Boxes that were made, and let go by a profile, before a moment, and that nothing names: no turn, head, memory, profile, agent or
+-- The last output box as box_replace has set it, for as long as last_output_box_id is the same. A column of its own, since no
+-- turn writes it: with last_output_box_id in an index, every end of a turn would have to write there, too.
+ALTER TABLE state.agent_state_pointers ADD COLUMN replaced_output_box_id uuid;
+CREATE INDEX pointers_replaced ON state.agent_state_pointers (replaced_output_box_id) WHERE replaced_output_box_id IS NOT NULL;
+
+-- Boxes that were made, and let go by a profile, before a moment, and that nothing names: no turn, head, pointer, profile, agent or
 -- segment, and no outcome of a turn that wrote into it. Planned: as if what is prunable were gone already.
 CREATE FUNCTION state.unused_boxes(before timestamptz, planned boolean) RETURNS TABLE (box_id uuid, project_id text)
 LANGUAGE sql STABLE AS $$
@@ -56,6 +61,8 @@ LANGUAGE sql STABLE AS $$
     WHERE b.created_at < before AND b.updated_at < before
       AND NOT EXISTS (SELECT FROM state.agent_state_head h WHERE h.output_box_id = b.box_id OFFSET 0)
       AND NOT EXISTS (SELECT FROM state.agent_state_pointers p WHERE p.memory_context_box_id = b.box_id OFFSET 0)
+      AND NOT EXISTS (SELECT FROM state.agent_state_pointers p
+                      WHERE p.replaced_output_box_id = b.box_id AND p.last_output_box_id = b.box_id OFFSET 0)
       AND NOT EXISTS (SELECT FROM resource.profiles p WHERE p.profile_box_id = b.box_id::text AND p.project_id = b.tenant_id OFFSET 0)
       AND NOT EXISTS (SELECT FROM resource.project_agents a WHERE a.profile_box_id = b.box_id OFFSET 0)
       AND NOT EXISTS (
