@@ -1,7 +1,8 @@
 """Real servers for the whole suite: one set a session, and a database for every test, cloned from a migrated one."""
 
+import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from ledger.migrate import migrate
 from ledger.pool import Pool
 from schema.ids import uuid7
+from tests.support.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
 
 settings.register_profile(
@@ -73,6 +75,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("fuzzing")
         for line in lines:
             terminalreporter.line(line)
+
+
+LOOP: pytest.StashKey[asyncio.AbstractEventLoop] = pytest.StashKey()
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def session_loop(request: pytest.FixtureRequest) -> None:
+    """Known to the report of a test that was ended for want of an end."""
+    request.config.stash[LOOP] = asyncio.get_running_loop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that ran into its timeout tells what its tasks waited for."""
+    report = yield
+    if call.excinfo is not None and "Timeout (>" in str(call.excinfo.value) and LOOP in item.config.stash:
+        report.sections.append(("Waiting tasks", tasks_of(item.config.stash[LOOP])))
+    return report
 
 
 @pytest.fixture(scope="session")
