@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepInHand:
-    """A step that has begun. `attempts` fills as the model is asked; `clock` is when, as `time.monotonic` has it."""
+    """A step that has begun. `attempts` fills as the model is asked; `clock` is when, as `time.monotonic` has it.
+
+    `patience` is how long the model is waited for, in seconds: of a quick step, else the model's own timeout counts.
+    """
 
     turn: TurnRef
     number: int
@@ -37,6 +40,7 @@ class StepInHand:
     started: datetime
     clock: float
     attempts: Attempts
+    patience: float | None = None
 
     @property
     def key(self) -> StepId:

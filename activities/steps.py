@@ -1,4 +1,4 @@
-"""`run_step`: one step of a turn as one activity (protocol §7; ARCHITECTURE.md).
+"""`run_step`: one step of a turn as one activity, and `run_quick_step`: the same where no model is slow (protocol §7).
 
 It opens the gate, reads the boxes, asks the model, commits what follows and publishes it: two round trips to the
 ledger, three for the last step. It may run any number of times, at once or late: the gate and the unique step id let
@@ -7,6 +7,7 @@ but a bounded cache of box contents. It returns ids and codes only.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from activities.heartbeat import beating
 from activities.inhand import StepInHand
 from activities.models.answer import ModelAnswer
 from activities.outgoing import Place
+from activities.pace import Paces
 from activities.recall import recall
 from activities.resume import Termination
 from activities.settle import STOPPED, end_stopped, tell_applied
@@ -50,11 +52,22 @@ from schema.logs import about
 from schema.ports import Model, ModelMessage, Publisher
 from schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
 from schema.telemetry import SILENT, Telemetry
-from schema.turns import RunStepInput, StepContinues, StepEnds, StepResult, StepSuspends, TurnRef
+from schema.turns import (
+    QuickStepResult,
+    RunStepInput,
+    StepContinues,
+    StepEnds,
+    StepOutlasts,
+    StepResult,
+    StepSuspends,
+    TurnRef,
+)
+
+log = logging.getLogger(__name__)
 
 
 class StepActivities:
-    """The activity and what it needs: pools, clients, settings, a cache; nothing of any turn."""
+    """The activities and what they need: pools, clients, settings, a cache; nothing of any turn."""
 
     def __init__(
         self,
@@ -63,6 +76,7 @@ class StepActivities:
         publisher: Publisher,
         limits: StepLimits,
         cache: BoxCache,
+        paces: Paces,
         telemetry: Telemetry = SILENT,
     ) -> None:
         self._pool = pool
@@ -70,33 +84,54 @@ class StepActivities:
         self._publisher = publisher
         self._limits = limits
         self._cache = cache
+        self._paces = paces
         self._telemetry = telemetry
 
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
         """Do the step, or answer what was done; see the module's docstring."""
-        attempts = Attempts.resumed(activity.info().heartbeat_details)
+        attempts = Attempts.resumed(activity.info().heartbeat_details or [given.attempts])
         with about(given.turn, step=given.step or None):
-            return await self._run_step(given, attempts)
+            async with beating(attempts.told):
+                return await self._run_step(given, attempts)
 
-    async def _run_step(self, given: RunStepInput, attempts: Attempts) -> StepResult:
-        async with beating(attempts.told):
-            clock, started = time.monotonic(), datetime.now(UTC)
+    @activity.defn
+    async def run_quick_step(self, given: RunStepInput) -> QuickStepResult:
+        """Do the step as a local activity, which has no heartbeat and hears of no stop.
+
+        So only where the model is known to be fast, and for as long as a stop can wait. Whatever goes wrong is left to
+        `run_step`, which comes next.
+        """
+        attempts = Attempts()
+        if not self._paces.is_quick(given.turn.profile_box_id):
+            return StepOutlasts()
+        with about(given.turn, step=given.step or None):
             try:
-                begun = await self._begin(given)
-            except StaleTurn:
-                return await recall(self._pool, self._publisher, given.turn, given.step, self._telemetry)
-            hit(Fault.STEP_BEGUN)
-            teller = Teller(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
-            step = StepInHand(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts)
-            try:
-                return await self._run(step)
-            except StaleTurn:
-                return await recall(self._pool, self._publisher, given.turn, step.number, self._telemetry)
-            except asyncio.CancelledError:
-                if not await is_stopped():
-                    raise
-                return await self._stop(step)
+                return await self._run_step(given, attempts, self._paces.patience)
+            except TimeoutError:
+                self._paces.took(given.turn.profile_box_id, self._paces.patience)
+            except Exception as error:  # noqa: BLE001 -- `run_step` will meet it again, if it stays
+                log.warning("turn %s: a quick step failed: %s", given.turn.agent_turn_id, type(error).__name__)
+        return StepOutlasts(attempts=tuple(attempts.told()))
+
+    async def _run_step(self, given: RunStepInput, attempts: Attempts, patience: float | None = None) -> StepResult:
+        """Raises `TimeoutError` where the model has not answered after `patience` seconds."""
+        clock, started = time.monotonic(), datetime.now(UTC)
+        try:
+            begun = await self._begin(given)
+        except StaleTurn:
+            return await recall(self._pool, self._publisher, given.turn, given.step, self._telemetry)
+        hit(Fault.STEP_BEGUN)
+        teller = Teller(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
+        step = StepInHand(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts, patience)
+        try:
+            return await self._run(step)
+        except StaleTurn:
+            return await recall(self._pool, self._publisher, given.turn, step.number, self._telemetry)
+        except asyncio.CancelledError:
+            if not await is_stopped():
+                raise
+            return await self._stop(step)
 
     async def _begin(self, given: RunStepInput) -> BegunStep:
         """Apply the reports and open the gate; a turn that sleeps with no call left to wait for is woken (§8)."""
@@ -170,16 +205,20 @@ class StepActivities:
             tools=pinned.last_specs if asked.is_last else pinned.specs,
             address=step.teller.address,
         )
-        return await ask(
-            self._model,
-            self._publisher,
-            question,
-            self._limits,
-            step.attempts,
-            (head.step_attempt, head.model_failures),
-            lambda: self._pool.run(lambda conn: retry_step(conn, step.turn, step.number)),
-            self._telemetry,
-        )
+        began = time.monotonic()
+        async with asyncio.timeout(step.patience):
+            answer = await ask(
+                self._model,
+                self._publisher,
+                question,
+                self._limits,
+                step.attempts,
+                (head.step_attempt, head.model_failures),
+                lambda: self._pool.run(lambda conn: retry_step(conn, step.turn, step.number)),
+                self._telemetry,
+            )
+        self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
+        return answer
 
     async def _commit(self, step: StepInHand, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
         cards = (*pinned.cards, *decision.cards)
@@ -222,7 +261,7 @@ class StepActivities:
             self._told(step, record)
         await step.teller.tell(step.teller.completed(step.number, done.step_metadata))
         hit(Fault.STEP_PUBLISHED)
-        return StepContinues(step=step.number)
+        return StepContinues(step=step.number, quick=self._paces.is_quick(step.turn.profile_box_id))
 
     async def _suspend(
         self, step: StepInHand, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
@@ -242,6 +281,7 @@ class StepActivities:
             waiting=tuple(command.tool_call_id for command in decision.commands),
             tools=tuple(command.tool_name for command in decision.commands),
             deadline=done.resume_deadline,
+            quick=self._paces.is_quick(step.turn.profile_box_id),
         )
 
     async def _terminate(self, step: StepInHand, ended: Termination) -> StepResult:

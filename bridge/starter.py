@@ -41,11 +41,12 @@ class Starter(Claims):
         worker_targets: Sequence[str],
         *,
         heartbeat_timeout_seconds: float = 10.0,
+        quick_steps: bool = False,
         telemetry: Telemetry = SILENT,
     ) -> None:
         super().__init__(pool, publisher, worker_targets, telemetry)
         self._client = client
-        self._heartbeat_timeout = heartbeat_timeout_seconds
+        self._limits = {"heartbeat_timeout_seconds": heartbeat_timeout_seconds, "quick_steps": quick_steps}
 
     async def ring(self, claims: list[Claim]) -> None:
         """Ring once at the workflow of the turn that these rows are for; it applies them together (§7.5, greedy batch).
@@ -81,7 +82,7 @@ class Starter(Claims):
 
     async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> None:
         """Start the turn's workflow, or find it running; raises what the client raises."""
-        given = TurnInput(**turn.model_dump(), heartbeat_timeout_seconds=self._heartbeat_timeout)
+        given = TurnInput.model_validate(turn.model_dump() | self._limits)
         try:
             await self._start_workflow(turn, given, reuse)
         except RPCError as error:

@@ -4,12 +4,13 @@ These models are workflow and activity payloads. Fields may be added with defaul
 while histories that hold them can still be replayed.
 """
 
+import operator
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schema.base import Tolerant
+from schema.base import JsonObject, Tolerant
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, ToolCallId
 from schema.states import HeadStatus, MessageType, TurnStatus
 
@@ -43,6 +44,8 @@ class TurnInput(TurnRef):
 
     heartbeat_timeout_seconds: float = 10.0
     """How long `run_step` may be silent before it is run again elsewhere."""
+    quick_steps: bool = False
+    """Whether steps may be tried in the workflow's own task (`run_quick_step`)."""
     rings: tuple[Ring, ...] = ()
     """Doorbells that a run before this one had not settled (continue-as-new)."""
 
@@ -58,6 +61,8 @@ class RunStepInput(Tolerant):
     step: int
     reports: tuple[InboxId, ...] = ()
     """Inbox rows to apply before the model is asked."""
+    attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
+    """What a quick step that gave up had asked for already: figures and codes."""
 
 
 class ApplyInput(Tolerant):
@@ -91,6 +96,8 @@ class StepContinues(Tolerant):
 
     next: Literal["continue"] = "continue"
     step: int
+    quick: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether the model answers so fast that the next step may be tried as a quick one."""
 
 
 class StepSuspends(Tolerant):
@@ -103,6 +110,8 @@ class StepSuspends(Tolerant):
     """The names of the tools that are waited for, for people."""
     deadline: datetime | None
     """Null once the timeouts were injected: they are due now."""
+    quick: bool = Field(default=False, exclude_if=operator.not_)
+    """As in `StepContinues`."""
 
 
 class StepEnds(Tolerant):
@@ -121,6 +130,14 @@ class StepStale(Tolerant):
     head_status: HeadStatus | None = None
 
 
+class StepOutlasts(Tolerant):
+    """No answer yet: the model is not known to be fast, or was slower than that; `run_step` is to do this step."""
+
+    next: Literal["outlasts"] = "outlasts"
+    attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
+    """What was asked in vain."""
+
+
 class TurnStopped(Tolerant):
     """Answer of `stop_turn`: the end it made, or none if the turn was over before."""
 
@@ -129,6 +146,9 @@ class TurnStopped(Tolerant):
 
 
 StepResult = Annotated[StepContinues | StepSuspends | StepEnds | StepStale, Field(discriminator="next")]
+QuickStepResult = Annotated[
+    StepContinues | StepSuspends | StepEnds | StepStale | StepOutlasts, Field(discriminator="next")
+]
 
 
 class TurnResult(Tolerant):

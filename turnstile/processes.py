@@ -16,6 +16,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.asking import StepLimits
+from activities.pace import Paces
 from activities.pump import PumpActivities
 from activities.settle import SettleActivities
 from activities.steps import StepActivities
@@ -335,7 +336,8 @@ def _activities(
     # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
     publisher = NatsPublisher(conn, give_up_seconds=2)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    steps = StepActivities(pool, model, publisher, limits, cache, telemetry)
+    paces = Paces(settings.worker.quick_step_ms / 1000)
+    steps = StepActivities(pool, model, publisher, limits, cache, paces, telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     return steps, settle, pump
@@ -350,8 +352,12 @@ def safety_rules(
     telemetry: Telemetry = SILENT,
 ) -> Rules:
     """The rules of the safety net, as they are set, for these targets, which may come and go."""
-    heartbeat = settings.worker.activity_heartbeat_timeout_seconds
-    starter = Starter(pool, client, publisher, targets, heartbeat_timeout_seconds=heartbeat, telemetry=telemetry)
+    starter = Starter(
+        *(pool, client, publisher, targets),
+        heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
+        quick_steps=settings.worker.quick_step_ms > 0,
+        telemetry=telemetry,
+    )
     times = watchdog_times(settings.bridge)
     reconciler = Reconciler(pool, client, starter, publisher, targets, telemetry)
     threads = ThreadRules(

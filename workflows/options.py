@@ -34,6 +34,10 @@ STEP_RETRY = RetryPolicy(
 STEP_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 """A stopped step ends its turn itself; the workflow must not close before it."""
 
+QUICK_START_TO_CLOSE = timedelta(seconds=10)
+QUICK_RETRY = RetryPolicy(maximum_attempts=1)
+"""A quick step is tried once: whatever keeps it from its end is left to `run_step`."""
+
 SETTLE_START_TO_CLOSE = timedelta(seconds=30)
 SETTLE_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),

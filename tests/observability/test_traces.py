@@ -12,6 +12,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.asking import StepLimits
 from activities.models import ScriptedModel, load_scripts
+from activities.pace import Paces
 from activities.steps import StepActivities
 from bridge.tool_service import ToolCall, ToolService
 from ledger.cards import BoxCache
@@ -178,7 +179,7 @@ async def test_a_step_that_is_run_again_is_one_span(pool: Pool) -> None:
     trace = headers.new_traceparent()
     turn = await lease(pool, ALICE, incoming={headers.TRACEPARENT: trace})
     heard, model = Heard(), DiesOnce(load_scripts([]))
-    steps = StepActivities(pool, model, Silence(), StepLimits(), BoxCache(1_000_000), Telemetry(tracer=heard))
+    steps = StepActivities(pool, model, Silence(), StepLimits(), BoxCache(1_000_000), Paces(0), Telemetry(tracer=heard))
 
     async def run() -> object:
         return await ActivityEnvironment().run(steps.run_step, RunStepInput(turn=turn, step=0))

@@ -1,0 +1,35 @@
+"""How fast models answer, by profile: which steps may be tried as quick ones (ARCHITECTURE.md, quick steps).
+
+Learned from answers in this process alone, so that whoever starts anew asks `run_step` first.
+"""
+
+from collections import OrderedDict
+
+from schema.ids import BoxId
+
+LEARNED_AFTER = 5
+"""So many answers on end must have been fast; a single slow one forgets them."""
+_MARGIN = 5
+"""By how much faster than a quick step's patience an answer must be to count as fast."""
+_REMEMBERED = 10_000
+"""Profiles; the one asked longest ago is forgotten first."""
+
+
+class Paces:
+    """Counts fast answers on end. `patience` is how long a quick step waits for a model, in seconds; 0: never."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._fast: OrderedDict[BoxId, int] = OrderedDict()
+
+    def is_quick(self, profile: BoxId) -> bool:
+        """Whether the model of this profile's box has answered fast of late."""
+        return self._fast.get(profile, 0) >= LEARNED_AFTER
+
+    def took(self, profile: BoxId, seconds: float) -> None:
+        """Learn from an answer, or from a wait in vain."""
+        fast = self._fast.pop(profile, 0)
+        if seconds * _MARGIN < self.patience:
+            self._fast[profile] = min(fast + 1, LEARNED_AFTER)
+            if len(self._fast) > _REMEMBERED:
+                self._fast.popitem(last=False)
