@@ -71,6 +71,8 @@ class ClaimQueue:
         self._starter = starter
         self._queue = FairQueue()
         self._offered = asyncio.Event()
+        self.runs = False
+        """Whether who is offered now will be claimed for."""
 
     def offer(self, agents: Iterable[AgentKey], reason: str) -> int:
         """Claim for these agents soon; returns how many did not wait already."""
@@ -84,7 +86,11 @@ class ClaimQueue:
         async with asyncio.TaskGroup() as lanes:
             for _ in range(LANES):
                 lanes.create_task(self._lane(stop))
-            await stop.wait()
+            self.runs = True
+            try:
+                await stop.wait()
+            finally:
+                self.runs = False
             self._offered.set()
 
     async def _lane(self, stop: asyncio.Event) -> None:

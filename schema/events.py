@@ -27,6 +27,15 @@ class Message:
     required: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doorbell(Message):
+    """A `wakeup` message, and for whom it rings."""
+
+    worker_target: str
+    project_id: ProjectId
+    agent_id: AgentId
+
+
 class Wakeup(Tolerant):
     """A doorbell: it carries no meaning of its own."""
 
@@ -236,8 +245,15 @@ class Address:
             more[headers.TRACEPARENT] = place  # one call is one span, however often its command is sent
         return Message(command.subject, command.payload(), self.headers("tool_call", **more), required=True)
 
-    def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Message:
+    def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Doorbell:
         """The doorbell of this agent's worker target."""
         payload = Wakeup(agent_id=self.agent_id, inbox_id=inbox_id, reason=reason)
         subject = subjects.wakeup(self.project_id, self.channel_id, worker_target)
-        return Message(subject, payload.model_dump_json(exclude_none=True).encode(), self.headers("wakeup"))
+        return Doorbell(
+            subject,
+            payload.model_dump_json(exclude_none=True).encode(),
+            self.headers("wakeup"),
+            worker_target=worker_target,
+            project_id=self.project_id,
+            agent_id=self.agent_id,
+        )

@@ -9,8 +9,16 @@ from typing import Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
-from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadCodec, PayloadConverter
+from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter
+from temporalio.converter import (
+    CompositePayloadConverter,
+    DataConverter,
+    DefaultFailureConverter,
+    DefaultPayloadConverter,
+    JSONPlainPayloadConverter,
+    PayloadCodec,
+    PayloadConverter,
+)
 from temporalio.exceptions import ApplicationError
 
 PAYLOAD_LIMIT_BYTES = 16_384
@@ -18,8 +26,21 @@ ENCRYPTED = b"binary/encrypted"
 """The encoding of a payload that a codec has encrypted (docs/security.md)."""
 
 
-class IdsOnlyPayloadConverter(PydanticPayloadConverter):
-    """Pydantic models as JSON, bounded."""
+_JSON = PydanticJSONPlainPayloadConverter()
+_ENCODINGS = [
+    _JSON if isinstance(each, JSONPlainPayloadConverter) else each
+    for each in DefaultPayloadConverter.default_encoding_payload_converters
+]
+
+
+class IdsOnlyPayloadConverter(CompositePayloadConverter):
+    """Pydantic models as JSON, bounded.
+
+    The SDK makes one for every workflow task, so all share what reads JSON: else each would build its schemas anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(*_ENCODINGS)
 
     def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
         """Convert, or raise a non-retryable `PayloadTooLarge`."""

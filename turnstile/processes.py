@@ -25,6 +25,7 @@ from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection
 from bridge.doorbells import Doorbells
 from bridge.engine import declare_search_attributes, ensure_readable
+from bridge.nearbells import NearBells
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
 from bridge.reconciler import Reconciler
@@ -163,13 +164,13 @@ async def _run(
         opened = await _unless_told(stop, _open(settings, endpoints, stack, health, worker=worker, bridge=bridge))
         if opened is None:
             return
-        pool, conn, client, telemetry = opened
+        pool, conn, client, telemetry, bells = opened
         alone = Alone(endpoints.database_url, client.identity, standby)
         async with asyncio.TaskGroup() as group:
             if worker:
                 _start_workers(settings, pool, client, alone, stop, group)
             if bridge:
-                await _start_bridge(settings, pool, conn, client, telemetry, alone, stop, group)
+                await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
             group.create_task(_watch_connection(conn, stop))
             health.serves()
             if ready is not None:
@@ -204,7 +205,7 @@ def _start_workers(
 
 async def _open(
     settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, health: Health, *, worker: bool, bridge: bool
-) -> tuple[Pool, NatsConnection, Client, Telemetry]:
+) -> tuple[Pool, NatsConnection, Client, Telemetry, NearBells]:
     """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
     registry = pump_registry(settings) if worker else None
     name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
@@ -212,12 +213,14 @@ async def _open(
     pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))
     conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
     telemetry = await stack.enter_async_context(telling(settings, pool, conn, health, worker=worker, bridge=bridge))
-    activities = _activities(settings, pool, conn, registry, stack, telemetry) if worker else (None, None, None)
+    # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
+    bells = NearBells(NatsPublisher(conn, give_up_seconds=2))
+    activities = _activities(settings, pool, bells, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
     client = await open_client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
     await declare_search_attributes(client)
     await ensure_readable(client, served_targets(settings))
-    return pool, conn, client, telemetry
+    return pool, conn, client, telemetry, bells
 
 
 async def _unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
@@ -239,13 +242,14 @@ async def _start_bridge(
     conn: NatsConnection,
     client: Client,
     telemetry: Telemetry,
+    bells: NearBells,
     alone: Alone,
     stop: asyncio.Event,
     group: asyncio.TaskGroup,
 ) -> None:
     shared, exclusive = split_targets(settings.worker.worker_targets)
     served = list(shared)  # and those of one process while they are ours: claims and rules look at it each time
-    publisher = NatsPublisher(conn)
+    publisher = NearBells(NatsPublisher(conn))
     # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
     rules = safety_rules(settings, served, pool, NatsPublisher(conn, give_up_seconds=0), client, telemetry)
     await declare_streams(conn)
@@ -260,6 +264,8 @@ async def _start_bridge(
         conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
     )
     claims = ClaimQueue(rules.starter)
+    for each in (publisher, bells):
+        each.heard_by(claims, served)
     actions = UiActions(
         *(conn, pool, publisher),
         depth_limit=depth,
@@ -315,7 +321,7 @@ async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
 def _activities(
     settings: Settings,
     pool: Pool,
-    conn: NatsConnection,
+    publisher: Publisher,
     registry: Registry | None,
     stack: AsyncExitStack,
     telemetry: Telemetry,
@@ -333,8 +339,6 @@ def _activities(
         max_step_attempts=settings.worker.max_step_attempts,
         suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
     )
-    # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
-    publisher = NatsPublisher(conn, give_up_seconds=2)
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     paces = Paces(settings.worker.quick_step_ms / 1000)
     steps = StepActivities(pool, model, publisher, limits, cache, paces, telemetry)
