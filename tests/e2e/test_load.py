@@ -82,6 +82,10 @@ async def run_all(tenant: Tenant, disturb: Callable[[], Awaitable[None]]) -> Non
 
 async def test_every_turn_ends_once(apart: Tenant) -> None:
     await run_all(apart, lambda: asyncio.sleep(0))
+    [target] = apart.stack.settings.worker.worker_targets
+    bell = await apart.rung(target)
+    assert bell is not None
+    assert bell.reason == "next_turn", "the worker's, which is no bridge: a bridge rings at its own claims"
 
 
 @pytest.mark.parametrize("victim", ["bridge", "worker"])

@@ -16,6 +16,7 @@ from schema import subjects
 from schema.base import JsonObject
 from schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
 from schema.described import TurnView
+from schema.events import Wakeup
 from schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7
 from schema.inbox import EnqueueReply
 from schema.profiles import LlmConfig, Profile
@@ -132,6 +133,16 @@ class Tenant:
     async def run(self, model: str, instruction: str = "hello", **fields: Any) -> Ended:
         """A turn of a new agent `alice`; `fields` are of its profile."""
         return await self.turn(await self.agent(model, **fields), instruction)
+
+    async def rung(self, target: str) -> Wakeup | None:
+        """The last doorbell of the project that the stream holds for this worker target."""
+        try:
+            found = await self.stack.conn.js.get_last_msg(
+                subjects.CMD_STREAM, subjects.wakeup(self.project, CHANNEL, target)
+            )
+        except NotFoundError:
+            return None
+        return Wakeup.model_validate_json(found.data or b"")
 
     async def ended(self, turn: AgentTurnId, timeout: float = 20.0) -> Ended:
         """The turn, once its outcome is announced."""

@@ -27,6 +27,7 @@ from schema.threads import ThreadId, thread_workflow_id
 from tests.support.calls import TOOL, result_card, write_card, written_report
 from tests.support.conditions import until
 from tests.support.process import Processes, processes_of
+from tests.support.quick import DONE, learned, shape
 from tests.support.stack import QUICK, Config, open_stack
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
@@ -41,9 +42,12 @@ from workflows.options import turn_workflow_id
 DIRECTORY = Path(__file__).parent / "histories"
 HASTY: Config = {
     **QUICK,
+    "worker": {**QUICK["worker"], "quick_step_ms": 0},
     "tools": {"suspend_timeout_seconds": 1.5},
     "pump": {"listeners": ["tests.workflows.cast"], "worker_target": "cast"},
 }
+TRYING: Config = {**HASTY, "worker": QUICK["worker"]}
+"""Steps are tried as quick ones."""
 _IDENTITY = re.compile(r"\bturnstile(-\w+)?@[\w.-]+?-[0-9a-f]{8}\b")
 Shape = Callable[[Tenant, Processes], Awaitable[AgentTurnId]]
 ThreadShape = Callable[[Tenant, Processes], Awaitable[ThreadId]]
@@ -213,6 +217,55 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+async def _tried(tenant: Tenant, _: Processes) -> AgentTurnId:
+    """A turn whose model nobody knows, as most are: its first step is tried, and no other."""
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"))
+        await hand.report(call_of(turn))
+        assert (await hand.ended(turn)).view.status == "success"
+        assert await shape(tenant, turn) == ["run_quick_step", "run_step", "run_step"]
+    return turn
+
+
+async def _quick(tenant: Tenant, _: Processes) -> AgentTurnId:
+    async with hand_of(tenant) as hand:
+        await learned(hand)
+        turn = await hand.suspended(calling("search"), DONE)
+        await hand.report(call_of(turn))
+        assert (await hand.ended(turn)).view.status == "success"
+        assert await shape(tenant, turn) == ["run_quick_step", "run_quick_step"]
+    return turn
+
+
+async def _quick_outlasted(tenant: Tenant, _: Processes) -> AgentTurnId:
+    """A model that was fast is slow, and is asked again by an activity."""
+    async with hand_of(tenant) as hand:
+        await learned(hand)
+        turn = await hand.start({"text": "At last.", "delay_seconds": 0.5})
+        assert (await hand.ended(turn)).view.status == "success"
+        assert await shape(tenant, turn) == ["run_quick_step", "run_step"]
+    return turn
+
+
+async def _quick_stopped(tenant: Tenant, _: Processes) -> AgentTurnId:
+    """The stop is heard once the quick step has given up."""
+    async with hand_of(tenant) as hand:
+        await learned(hand)
+        turn = await hand.start({"text": "never said", "delay_seconds": 60})
+        await hand.until_head(status="running")
+        await tenant.client.request("stop", {"agent_turn_id": turn})
+        assert (await hand.ended(turn)).view.error_code == "stopped"
+    return turn
+
+
+QUICK_SHAPES: dict[str, Shape] = {
+    "tried": _tried,
+    "quick": _quick,
+    "quick-outlasted": _quick_outlasted,
+    "quick-stopped": _quick_stopped,
+}
+
+
 async def _send(tenant: Tenant, to: str, payload: Payload, thread: ThreadId | None = None) -> ThreadId:
     asked: JsonObject = {"to": to, "payload": payload.to_xml().decode(), "thread_id": thread}
     reply = SendReply.model_validate(await tenant.client.request("send", asked))
@@ -318,12 +371,12 @@ LONG = 40
 
 
 @asynccontextmanager
-async def _running() -> AsyncGenerator[tuple[Tenant, Processes]]:
+async def _running(config: Config = HASTY) -> AsyncGenerator[tuple[Tenant, Processes]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         async with (
             EmbeddedServers(directory / ".turnstile") as servers,
-            open_stack(servers.endpoints, directory, HASTY) as stack,
+            open_stack(servers.endpoints, directory, config) as stack,
             processes_of(stack.config) as processes,
         ):
             await processes.ensure()
@@ -351,14 +404,18 @@ def _keep(name: str, history: WorkflowHistory) -> None:
 async def record(*names: str) -> None:
     """Record shapes into `DIRECTORY`: these, or all."""
     async with _running() as (tenant, processes):
-        for name, shape in SHAPES.items():
+        for name, shape_of in SHAPES.items():
             if not names or name in names:
-                _keep(name, await tenant.stack.history(await shape(new_tenant(tenant.stack), processes)))
+                _keep(name, await tenant.stack.history(await shape_of(new_tenant(tenant.stack), processes)))
         for name, talk in THREAD_SHAPES.items():
             if not names or name in names:
                 own = new_tenant(tenant.stack)
                 [history] = await _runs(own, await talk(own, processes))
                 _keep(name, history)
+    async with _running(TRYING) as (tenant, processes):
+        for name, shape_of in QUICK_SHAPES.items():
+            if not names or name in names:
+                _keep(name, await tenant.stack.history(await shape_of(new_tenant(tenant.stack), processes)))
 
 
 async def record_long() -> None:
