@@ -164,6 +164,7 @@ class Pool:
         Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store, and as
         `connection` does.
         """
+        canceled = _cancellations()
         deadline = time.monotonic() + self._patience
         stale = again = lost = 0
         while True:
@@ -185,6 +186,8 @@ class Pool:
             except REFUSED as error:
                 raise self._refused(error) from None
             except LOST as error:
+                if _cancellations() > canceled:  # a rollback that met a lost connection hides it
+                    raise asyncio.CancelledError from error
                 lost += 1
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
@@ -219,6 +222,12 @@ class Pool:
         except LOST as error:
             raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
         return answers[0]
+
+
+def _cancellations() -> int:
+    """How often the running task was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 class _Rehearsed(Exception):

@@ -84,7 +84,7 @@ async def test_plain_turns_and_yardsticks(place: Place, bars: Bars) -> None:
     for name in ("turns", "bare workflows, one activity", "bare workflows, no activity", "TPC-B", "NATS core"):
         assert (result.value(name) or 0) > 0, name
     assert 3 <= (result.value("database round trips a turn") or 0) <= 8  # a claim is shared by few here
-    assert 10 < (result.value("history events a turn") or 0) < 20
+    assert 5 < (result.value("history events a turn") or 0) < 20  # a quick step's, or an activity's
     assert {figure.name for figure in result.figures if figure.goal} == {
         "engine share",
         "CPU ratio",

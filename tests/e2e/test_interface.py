@@ -16,11 +16,12 @@ from pydantic import BaseModel
 from bridge.client import BridgeClient
 from bridge.tool_service import ToolService
 from bridge.wire import decode_object
+from ledger.roster import add_agent
 from schema import subjects
 from schema.base import JsonObject
 from schema.catalog import ENTRIES, VERBS, find
 from schema.entries import Transport
-from schema.ids import ProjectId, uuid7
+from schema.ids import AgentId, ProjectId, uuid7
 from schema.json_schemas import schemas
 from tests.conftest import Databases
 from tests.support.actions import allowed, done
@@ -162,6 +163,9 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
         ("enqueue", {"agent_id": "nobody", "instruction": "hi"}),
     ):
         await acked(client, tap, verb, dict(payload))
+    # another bridge's agent, so that a doorbell leaves this one's process
+    await add_agent(hand.tenant.pool, hand.tenant.project, AgentId("away"), "alice-profile", worker_target="elsewhere")
+    await hand.tenant.enqueue(AgentId("away"))
     late = await hand.suspended(calling("search"))
     await client.request("stop", {"agent_turn_id": late, "reason": "enough"})
     await hand.ended(late)
