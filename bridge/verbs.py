@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from bridge.room import Room
 from bridge.service import VerbHandler, VerbRequest
 from bridge.stopping import stop_turn
 from bridge.telling import SENDER, tell
@@ -58,6 +59,7 @@ class Verbs:
         self._publisher = publisher
         self._depth_limit = depth_limit
         self._admission = admission
+        self._room = Room(admission.max_live_turns)
         self._telemetry = telemetry
 
     def handlers(self) -> Mapping[str, VerbHandler]:
@@ -79,6 +81,7 @@ class Verbs:
             wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
         if request.wait_seconds and wanted.correlation_id is None:
             raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
+        limit = self._room.limit_for(request.project_id)
         done = await enqueue(
             self._pool,
             request.project_id,
@@ -87,8 +90,10 @@ class Verbs:
             request.headers,
             depth_limit=self._depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
-            admission=replace(self._admission, wait_seconds=request.wait_seconds),
+            admission=replace(self._admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
         )
+        if limit and headers.PARENT_TURN_ID not in request.headers:  # a child may pass where others may not
+            self._room.found(request.project_id)
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
             await tell(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
