@@ -4,7 +4,7 @@
 -- Live inbox rows by status, and for how long the oldest due one has been due; of these worker targets, or of all.
 WITH live AS MATERIALIZED (
     SELECT i.status, i.next_retry_at FROM state.agent_inbox i
-    WHERE i.archived_at IS NULL AND (:worker_targets::text[] IS NULL OR EXISTS (
+    WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND (:worker_targets::text[] IS NULL OR EXISTS (
         SELECT FROM resource.project_agents a WHERE a.agent_id = i.agent_id AND a.project_id = i.project_id
           AND a.worker_target = ANY (:worker_targets::text[])))
     ORDER BY i.next_retry_at LIMIT :row_limit::int
@@ -24,7 +24,7 @@ SELECT count(*) AS found FROM (
 WITH
 live AS MATERIALIZED (
     SELECT i.status, i.next_retry_at FROM state.agent_inbox i
-    WHERE i.archived_at IS NULL ORDER BY i.next_retry_at LIMIT :row_limit::int
+    WHERE i.archived_at IS NULL AND i.inbox_id >= '' ORDER BY i.next_retry_at LIMIT :row_limit::int
 ),
 busy AS MATERIALIZED (
     SELECT h.status FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL LIMIT :row_limit::int

@@ -5,7 +5,7 @@
 WITH stale AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-    WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.status = 'processing'
+    WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AND i.status = 'processing'
       AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     ORDER BY i.next_retry_at LIMIT :row_limit::int FOR NO KEY UPDATE OF i SKIP LOCKED
 )
@@ -131,7 +131,7 @@ WITH late AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
     JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-    WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.status = 'processing'
+    WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AND i.status = 'processing'
       AND i.message_type IN ('tool_result', 'timeout') AND h.status = 'suspended'
       AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
       AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
@@ -146,7 +146,7 @@ RETURNING i.project_id, i.agent_id;
 -- Rule 'stop': turns that were asked to stop and are not over after the grace.
 SELECT t.* FROM state.agent_inbox i
 JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
-WHERE i.archived_at IS NULL AND i.next_retry_at <= now() AND i.message_type = 'stop'
+WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AND i.message_type = 'stop'
   AND i.created_at < now() - make_interval(secs => :older_seconds::float8) AND t.worker_target = ANY (:worker_targets::text[])
 LIMIT :row_limit::int;
 
