@@ -158,6 +158,14 @@ async def test_a_worker_with_a_wrong_key_says_so_and_no_turn_is_held_up(
     """It can be stopped, and what is not stopped is run by a worker that has the key."""
     tenant = new_tenant(stack)
     agents = await tenant.agents("plain", 2)
+
+    async def all_closed() -> bool:
+        [target] = stack.settings.worker.worker_targets
+        open_ones = f"WorkerTarget = '{target}' AND ExecutionStatus = 'Running'"
+        return (await stack.temporal.count_workflows(open_ones)).count == 0
+
+    async with running_here(stack):  # a worker that could not read a turn of before would not start
+        await until(all_closed, 20, "Temporal lists no open turn")
     async with running_here(stack, run_bridge):
         async with running_here(rekeyed(stack, WRONG), run_worker):
             turns = [turn_of(await tenant.enqueue(agent)) for agent in agents]

@@ -7,7 +7,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field
+
 from schema.base import JsonObject, Strict
+from schema.errors import TurnstileError
 from turnstile.bench.bars import Bars
 from turnstile.bench.figures import Result
 from turnstile.bench.place import Place, open_place
@@ -47,6 +50,8 @@ class Report(Strict):
     embedded: list[str]
     plan: JsonObject
     results: list[Result]
+    failures: dict[str, str] = Field(default_factory=dict[str, str])
+    """What went wrong in scenarios that have no result."""
 
     def result(self, scenario: str) -> Result | None:
         """A scenario's, if it ran."""
@@ -54,16 +59,19 @@ class Report(Strict):
 
 
 async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenario], bars: Bars) -> Report:
-    """Run them in the order of `Scenario`; raises `BenchError`, `ConfigError`, and what `EmbeddedServers` raises."""
+    """Run them in the order of `Scenario`, whatever becomes of one; raises what `open_place` raises."""
     require_proc()
     began_at, began, before = datetime.now(UTC), time.monotonic(), load_average()
-    cpu, results = time.process_time(), list[Result]()
+    cpu, results, failures = time.process_time(), list[Result](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="turnstile-bench-") as name:
         bars.say("starting servers")
         async with open_place(settings, plan, Path(name)) as place:
             for scenario in (each for each in Scenario if each in scenarios):
                 bars.say(scenario)
-                results.append(await RUNNERS[scenario](place, bars))
+                try:
+                    results.append(await RUNNERS[scenario](place, bars))
+                except TurnstileError as error:  # the others are worth no less
+                    failures[scenario] = str(error)
             embedded = [*place.servers.embedded]
     return Report(
         began_at=began_at,
@@ -75,4 +83,5 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
         embedded=embedded,
         plan=asdict(plan),
         results=results,
+        failures=failures,
     )

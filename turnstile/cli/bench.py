@@ -54,6 +54,7 @@ async def bench(
     Prints one table; writes one JSON file, and a picture of latency against load. See docs/performance.md.
     """
     from turnstile.bench.bars import drawn_bars
+    from turnstile.bench.children import BenchError
     from turnstile.bench.files import plain, save
     from turnstile.bench.report import summary, table
     from turnstile.bench.run import run_bench
@@ -88,3 +89,5 @@ async def bench(
         session.out.remark(f"written: {path}")
     if report.result("load") is not None and len(written) == 1:
         session.out.remark("no picture: pip install 'turnstile[bench]' draws it")
+    if report.failures:
+        raise BenchError("; ".join(f"{scenario}: {told}" for scenario, told in report.failures.items()))

@@ -5,7 +5,7 @@ import time
 
 from ledger.measure import count_suspended, list_waiting_calls
 from schema.base import JsonObject
-from schema.ids import AgentId, AgentTurnId, ToolCallId
+from schema.ids import AgentTurnId, ToolCallId
 from turnstile.bench.bars import Bars
 from turnstile.bench.children import BenchError
 from turnstile.bench.figures import Figure, Result, spread
@@ -17,8 +17,9 @@ _PATIENT: dict[str, Section] = {
     "tools": {"suspend_timeout_seconds": 3600.0},
     "bridge": {"command_retry_seconds": 3600.0},
 }
-_IN_FLIGHT = 64
-_LOOK_SECONDS = 0.5
+_ON_THEIR_WAY = 200
+"""What nobody begins within `[bridge].dispatched_timeout_seconds` is ended."""
+_LOOK_SECONDS = 0.2
 
 
 async def run_suspended(place: Place, bars: Bars) -> Result:
@@ -53,17 +54,13 @@ async def run_suspended(place: Place, bars: Bars) -> Result:
 
 
 async def _suspend(stage: Stage, bars: Bars) -> None:
-    """A turn of every agent, until all are asleep."""
-    gate, count = asyncio.Semaphore(_IN_FLIGHT), len(stage.agents)
-
-    async def one(agent: AgentId) -> None:
-        async with gate:
-            await stage.asker.enqueue(agent)
-
+    """A turn of every agent, until all are asleep; no more on their way than would begin in time."""
+    count, asked, seen, quiet = len(stage.agents), 0, 0, 0.0
     with bars.bar("suspended: turns go to sleep", count) as advance:
-        asking = asyncio.gather(*map(one, stage.agents))
-        seen, quiet = 0, 0.0
         while seen < count:
+            more = stage.agents[asked : seen + _ON_THEIR_WAY]
+            await asyncio.gather(*map(stage.asker.enqueue, more))
+            asked += len(more)
             await asyncio.sleep(_LOOK_SECONDS)
             now = await stage.place.pool.run(lambda conn: count_suspended(conn, stage.project))
             advance(now - seen)
@@ -71,7 +68,6 @@ async def _suspend(stage: Stage, bars: Bars) -> None:
             if quiet > 60:
                 raise BenchError(f"{now} of {count} turns fell asleep, and no more for a minute")
             seen = now
-        await asking
 
 
 async def _wake(stage: Stage, count: int) -> list[float]:
