@@ -39,11 +39,11 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
                WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
                     SELECT count(*) FROM (
-                        SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL
+                        SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL AND l.inbox_id >= ''
                             AND l.message_type IN ('turn', 'ui_action') LIMIT :max_live_turns::int * c.share) l) + (
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_state_head b WHERE b.project_id COLLATE "C" = :project_id
-                            AND b.output_box_id IS NOT NULL AND b.status <> 'dispatched' LIMIT :max_live_turns::int * c.share) b)
+                            AND b.agent_id >= '' AND b.output_box_id IS NOT NULL AND b.status <> 'dispatched' LIMIT :max_live_turns::int * c.share) b)
                     >= :max_live_turns::int * c.share THEN 'project_full'
                ELSE 'accepted'
            END AS verdict

@@ -17,11 +17,11 @@ RETURNING i.project_id, i.agent_id;
 -- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due. Projects take turns:
 -- the oldest row of each, then the next of each. Skips from project to project in the index.
 WITH RECURSIVE live AS (
-    (SELECT i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.project_id COLLATE "C" LIMIT 1)
+    (SELECT i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL AND i.inbox_id >= '' ORDER BY i.project_id COLLATE "C" LIMIT 1)
     UNION ALL
     SELECT n.project_id FROM live CROSS JOIN LATERAL (
         SELECT i.project_id FROM state.agent_inbox i
-        WHERE i.archived_at IS NULL AND i.project_id COLLATE "C" > live.project_id
+        WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.project_id COLLATE "C" > live.project_id
         ORDER BY i.project_id COLLATE "C" LIMIT 1) n
 ),
 share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- more than fair: others have less
@@ -29,7 +29,7 @@ SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERA
     SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
         SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
         JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-        WHERE i.project_id COLLATE "C" = live.project_id AND i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
+        WHERE i.project_id COLLATE "C" = live.project_id AND i.archived_at IS NULL AND i.inbox_id >= '' AND i.status IN ('pending', 'deferred')
           AND i.next_retry_at < now() - make_interval(secs => CASE i.status WHEN 'pending' THEN :older_seconds::float8 ELSE 0 END)
           AND i.next_retry_at < now() AND a.worker_target = ANY (:worker_targets::text[])
         ORDER BY i.next_retry_at LIMIT share.rows) i
@@ -40,11 +40,12 @@ ORDER BY due.place, due.next_retry_at LIMIT :row_limit::int;
 -- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again. Projects
 -- have equal shares of the rows, so that what a crash lost of one is not looked for behind what waits of another.
 WITH RECURSIVE live AS (
-    (SELECT h.project_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL ORDER BY h.project_id COLLATE "C" LIMIT 1)
+    (SELECT h.project_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL AND h.agent_id >= ''
+     ORDER BY h.project_id COLLATE "C" LIMIT 1)
     UNION ALL
     SELECT n.project_id FROM live CROSS JOIN LATERAL (
         SELECT h.project_id FROM state.agent_state_head h
-        WHERE h.output_box_id IS NOT NULL AND h.project_id COLLATE "C" > live.project_id
+        WHERE h.output_box_id IS NOT NULL AND h.agent_id >= '' AND h.project_id COLLATE "C" > live.project_id
         ORDER BY h.project_id COLLATE "C" LIMIT 1) n
 ),
 share AS MATERIALIZED (SELECT greatest(1, :row_limit::int / nullif(count(*), 0)) AS rows FROM live),
@@ -59,7 +60,7 @@ late AS MATERIALIZED (
             WHERE i.inbox_id = h.active_inbox_id AND i.status = 'processing'
               AND greatest(h.updated_at, i.processed_at) < now() - make_interval(secs => :older_seconds::float8)
             LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) i
-        WHERE h.project_id COLLATE "C" = live.project_id AND h.output_box_id IS NOT NULL AND h.status = 'dispatched'
+        WHERE h.project_id COLLATE "C" = live.project_id AND h.output_box_id IS NOT NULL AND h.agent_id >= '' AND h.status = 'dispatched'
           AND a.worker_target = ANY (:worker_targets::text[])
         LIMIT share.rows) l
 )
