@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.turnstile.support import launch, processes_of, read_until, turnstile, until_gone
+from turnstile.bench import run
 from turnstile.bench.bars import Bars, drawn_bars
 from turnstile.bench.children import BenchError, child
 from turnstile.bench.figures import Result
@@ -163,6 +164,21 @@ async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, plac
     assert "claim: old ÷ empty" in ran.out
     assert "goals met" in ran.out
     assert len(list((tmp_path / "out").glob("*.json"))) == 1
+
+
+async def test_a_scenario_that_fails_takes_no_other_with_it(
+    tmp_path: Path, servers: Endpoints, bars: Bars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_: Place, __: Bars) -> Result:
+        raise BenchError("it cannot be measured")
+
+    async def measures(_: Place, __: Bars) -> Result:
+        return Result(scenario="tool", figures=())
+
+    monkeypatch.setattr(run, "RUNNERS", {Scenario.TURN: fails, Scenario.TOOL: measures})
+    report = await run.run_bench(settings_of(tmp_path, servers), TINY, [Scenario.TURN, Scenario.TOOL], bars)
+    assert report.failures == {"turn": "it cannot be measured"}
+    assert [result.scenario for result in report.results] == ["tool"]
 
 
 async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, place: Place) -> None:
