@@ -9,7 +9,7 @@ from collections import OrderedDict
 from schema.ids import ProjectId
 
 SHARE = 100
-"""The limit may be passed by a hundredth for each bridge, and a limit below this by none."""
+"""The limit may be passed by a hundredth for each bridge, and a limit below twice this by none."""
 MAX_PROJECTS = 10_000
 
 

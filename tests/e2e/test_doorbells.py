@@ -1,12 +1,10 @@
 """Who hears a doorbell: the bridge itself where it serves the target, else whoever does, over NATS."""
 
 from ledger.roster import add_agent
-from schema.base import JsonObject
 from schema.ids import AgentId, uuid7
+from tests.support.quick import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, hand_of
-
-DONE: JsonObject = {"text": "All is done."}
 
 
 async def test_none_leaves_a_process_that_claims_for_the_target(tenant: Tenant) -> None:

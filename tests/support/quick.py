@@ -5,12 +5,10 @@ import json
 from temporalio.api.enums.v1 import EventType
 
 from activities.pace import LEARNED_AFTER
-from schema.base import JsonObject
 from schema.ids import AgentTurnId
+from tests.support.faults import DONE as DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand
-
-DONE: JsonObject = {"text": "All is done."}
 
 
 async def learned(hand: Hand) -> Hand:
