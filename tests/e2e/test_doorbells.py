@@ -2,7 +2,7 @@
 
 from ledger.roster import add_agent
 from schema.ids import AgentId, uuid7
-from tests.support.quick import DONE
+from tests.support.faults import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, hand_of
 

@@ -13,11 +13,11 @@ from temporalio.api.enums.v1 import EventType
 
 from schema.faults import Fault
 from tests.conftest import Databases
-from tests.support.faults import HASTY, player_of
+from tests.support.faults import DONE, HASTY, player_of
 from tests.support.hatchery import Hatchery
 from tests.support.invariants import assert_invariants
 from tests.support.process import TurnstileProcess, processes_of
-from tests.support.quick import DONE, learned, shape
+from tests.support.quick import learned, shape
 from tests.support.stack import Stack, open_stack, running_here
 from tests.support.tenants import new_tenant
 from tests.support.tools import hand_of

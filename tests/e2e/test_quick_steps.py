@@ -10,7 +10,8 @@ from schema.base import JsonObject
 from schema.faults import Fault
 from schema.inbox import StopReply
 from schema.states import ReplyStatus
-from tests.support.quick import DONE, learned, shape
+from tests.support.faults import DONE
+from tests.support.quick import learned, shape
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import call_of, calling, hand_of
 

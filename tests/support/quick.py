@@ -6,7 +6,7 @@ from temporalio.api.enums.v1 import EventType
 
 from activities.pace import LEARNED_AFTER
 from schema.ids import AgentTurnId
-from tests.support.faults import DONE as DONE
+from tests.support.faults import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand
 

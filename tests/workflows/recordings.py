@@ -26,8 +26,9 @@ from schema.payloads import Payload
 from schema.threads import ThreadId, thread_workflow_id
 from tests.support.calls import TOOL, result_card, write_card, written_report
 from tests.support.conditions import until
+from tests.support.faults import DONE
 from tests.support.process import Processes, processes_of
-from tests.support.quick import DONE, learned, shape
+from tests.support.quick import learned, shape
 from tests.support.stack import QUICK, Config, open_stack
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
