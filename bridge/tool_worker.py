@@ -23,7 +23,7 @@ from bridge.limitedlog import LimitedLog
 from bridge.pull import ContinuousPull
 from bridge.streams import declare_consumer
 from bridge.tool_answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
-from bridge.tool_commands import CallCommand, CallDesk, read_command
+from bridge.tool_commands import BridgeFailed, CallCommand, CallDesk, read_command
 from bridge.tool_presence import Nobody, Presence, Silence
 from bridge.tool_run import Outcome, Raised, Returned, TimedOut, ToolRun
 from bridge.tool_spec import ToolSpec
@@ -216,7 +216,7 @@ class ToolWorker:
             try:
                 with trace.part("describe call", "client") as asking:
                     described = await self._desk.describe(asking)
-            except ServerUnavailable as error:
+            except (ServerUnavailable, BridgeFailed) as error:
                 self.counts.deferred += 1
                 trace.error_code = error.code
                 self._log.warning("describe", "tool %s: a call is put off: %s", self.spec.name, error)
@@ -260,11 +260,15 @@ class ToolWorker:
                 assert_never(outcome)
 
     async def _report(self, command: CallCommand, report: ToolReport) -> None:
+        """Report until a bridge or the stream has taken it, a bridge has refused it for good, or the call is over."""
         pause, longest = _REPORT_PAUSE_SECONDS
         while True:
             try:
                 await self._desk.report(command, report)
-            except ServerUnavailable as error:
+            except (ServerUnavailable, BridgeFailed) as error:
+                if isinstance(error, BridgeFailed) and not await self._waits(command):
+                    self._refuse(command, Refused(error.code, f"the call waits no more; {error}"))
+                    return
                 self._log.warning("report", "tool %s: a result cannot be reported yet: %s", self.spec.name, error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, longest)
@@ -278,6 +282,15 @@ class ToolWorker:
         self._answered[command.key] = None
         if len(self._answered) > _REMEMBERED:
             self._answered.popitem(last=False)
+
+    async def _waits(self, command: CallCommand) -> bool:
+        """Whether the call may still be answered, as far as anybody can tell."""
+        try:
+            return (await self._desk.describe(command)).waits
+        except (ServerUnavailable, BridgeFailed):
+            return True
+        except Refused:
+            return False
 
     def _refuse(self, command: CallCommand, error: Refused) -> None:
         self.counts.refused += 1
