@@ -193,7 +193,7 @@ class Pool:
                     self._raise(error, kind)
                 failed += 1
                 if failed in {3, 30} or not failed % 600:
-                    log.warning("%s", told(error, kind, self.server))
+                    log.warning("waiting: %s", told(error, kind, self.server))
                 await asyncio.sleep(min(0.05 * 2 ** min(failed, 5), 1.0))
 
     def _raise(self, error: Exception, kind: Trouble) -> NoReturn:
