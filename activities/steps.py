@@ -292,7 +292,7 @@ class StepActivities:
         head = step.begun.head
         stats: JsonObject = {"steps": head.step_count}
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
-        done = await self._pool.run(lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
+        done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
         await step.teller.finished(self._pool, done, None)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 

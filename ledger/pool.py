@@ -38,6 +38,8 @@ _SETTINGS = {
     "timezone": "UTC",
 }
 _COLLISIONS = 50
+_QUIET_SECONDS = 5.0
+"""Between two lines of the log that say what is waited for, however many wait."""
 _UNABLE_SECONDS = 3.0
 """How long it is tried again where the server says that it cannot: less than a client waits for its answer."""
 
@@ -88,6 +90,7 @@ class Pool:
         self._patience = patience
         self._pool: _RawPool | None = None
         self._opening = asyncio.Lock()
+        self._quiet_until = 0.0
         self.round_trips = 0
 
     @property
@@ -192,7 +195,8 @@ class Pool:
                 if time.monotonic() - began >= patience:
                     self._raise(error, kind)
                 failed += 1
-                if failed in {3, 30} or not failed % 600:
+                if failed > 2 and time.monotonic() > self._quiet_until:
+                    self._quiet_until = time.monotonic() + _QUIET_SECONDS
                     log.warning("waiting: %s", told(error, kind, self.server))
                 await asyncio.sleep(min(0.05 * 2 ** min(failed, 5), 1.0))
 

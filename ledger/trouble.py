@@ -6,7 +6,7 @@ plain words, for what may pass by itself. The words hold no message of the serve
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import asyncpg
 from asyncpg.exceptions import ClientConfigurationError, InternalClientError
@@ -90,7 +90,7 @@ def trouble_of(error: BaseException) -> Trouble:
         case asyncpg.InvalidCachedStatementError():  # a migration beside us: asyncpg has forgotten the plan by now
             return Trouble.IN_THE_WAY
         case asyncpg.PostgresError():
-            return _longest(_KINDS, error.sqlstate or "") or Trouble.LASTING
+            return _longest(_KINDS, _state(error)) or Trouble.LASTING
         case asyncpg.InterfaceError() | InternalClientError() | OSError():
             return Trouble.AWAY
         case _:
@@ -99,7 +99,7 @@ def trouble_of(error: BaseException) -> Trouble:
 
 def told(error: Exception, kind: Trouble, server: str) -> TurnstileError | None:
     """The error as the rest of Turnstile knows it; None for a lasting one, which is raised as it is."""
-    state = (error.sqlstate or "") if isinstance(error, asyncpg.PostgresError) else ""
+    state = _state(error)
     match kind:
         case Trouble.AWAY | Trouble.UNABLE:
             why = _longest(_WORDS, state)
@@ -113,6 +113,11 @@ def told(error: Exception, kind: Trouble, server: str) -> TurnstileError | None:
             return BadRequest("text must not hold NUL characters or broken Unicode")
         case _:
             return None
+
+
+def _state(error: BaseException) -> str:
+    """Its SQLSTATE; asyncpg sets it without declaring it."""
+    return cast("str | None", getattr(error, "sqlstate", None)) or ""
 
 
 def _longest(table: Mapping[str, Value], state: str) -> Value | None:

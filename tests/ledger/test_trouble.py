@@ -200,5 +200,5 @@ async def test_what_cannot_be_had_again_is_tried_for_as_long_as_it_takes(hasty: 
 )
 def test_the_class_decides(sqlstate: str, kind: Trouble) -> None:
     error = asyncpg.PostgresError("words")
-    error.sqlstate = sqlstate
+    vars(error)["sqlstate"] = sqlstate
     assert trouble_of(error) is kind
