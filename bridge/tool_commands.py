@@ -130,24 +130,24 @@ class CallDesk:
             raise Refused("not_your_call", "the command names another tool than the call")
         return call
 
-    async def report(self, command: CallCommand, report: ToolReport) -> None:
-        """Report, until a bridge has accepted it or the stream has it.
+    async def report(self, command: CallCommand, report: ToolReport) -> bool:
+        """Report: True if a bridge has accepted it, False if the stream has it and a bridge will.
 
         A result that the bridge does not take is replaced by a failed one that says so. Raises `Refused` if the call
         cannot be reported at all, `ServerUnavailable` if there is no way now, `BridgeFailed` if a bridge has failed
         over it: then no other way is tried, since a command in the stream is given up in the end.
         """
         try:
-            await self._send(command, report)
+            return await self._send(command, report)
         except Refused as error:
             if report.result is None or error.code not in _RESULT_AT_FAULT:
                 raise
             instead = too_large() if error.code == "result_too_large" else failed("tool_error", f"refused: {error}")
-            await self._send(command, instead)
+            return await self._send(command, instead)
         except BadRequest:  # more bytes than NATS takes in one message
-            await self._send(command, too_large())
+            return await self._send(command, too_large())
 
-    async def _send(self, command: CallCommand, report: ToolReport) -> None:
+    async def _send(self, command: CallCommand, report: ToolReport) -> bool:
         client, sent = self._client(command), self._headers(command)
         payload = report.payload(command.tool_call_id)
         try:
@@ -155,6 +155,8 @@ class CallDesk:
         except ServerUnavailable as error:
             self._log.warning("report", "a report goes out as a durable command: %s", error)
             await client.command("report", payload, f"{command.tool_call_id}", headers=sent)
+            return False
+        return True
 
     def _client(self, command: CallCommand) -> BridgeClient:
         return BridgeClient(self._conn, command.project_id, command.channel_id)
