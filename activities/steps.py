@@ -9,8 +9,9 @@ but a bounded cache of box contents. It returns ids and codes only.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from temporalio import activity
 
@@ -31,6 +32,7 @@ from activities.telling import Teller
 from activities.turnconfig import Pinned, pin
 from ledger.cards import BoxCache
 from ledger.pool import Pool
+from ledger.queries import Connection
 from ledger.turns import (
     BegunStep,
     Ending,
@@ -64,6 +66,7 @@ from schema.turns import (
 )
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StepActivities:
@@ -214,7 +217,7 @@ class StepActivities:
                 self._limits,
                 step.attempts,
                 (head.step_attempt, head.model_failures),
-                lambda: self._pool.run(lambda conn: retry_step(conn, step.turn, step.number)),
+                lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
                 self._telemetry,
             )
         self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
@@ -255,7 +258,7 @@ class StepActivities:
 
     async def _continue(self, step: StepInHand, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
         record = step.record(cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
-        done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
+        done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED)
         if done.result == "done":
             self._told(step, record)
@@ -269,7 +272,7 @@ class StepActivities:
         """command_intent (protocol §6): committed with the suspended head, published after."""
         sent: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in decision.commands]}
         record = step.record(cards, metadata | sent, StepStatus.COMPLETED, decision)
-        done = await self._pool.run(lambda conn: commit_step(conn, step.turn, record))
+        done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._told(step, record)
@@ -289,7 +292,7 @@ class StepActivities:
         head = step.begun.head
         stats: JsonObject = {"steps": head.step_count}
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
-        done = await self._pool.run(lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
+        done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
         await step.teller.finished(self._pool, done, None)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
@@ -321,14 +324,22 @@ class StepActivities:
     ) -> StepResult:
         record = step.record(cards, metadata | {"next": "end"}, status)
         fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
-        done = await self._pool.run(
-            lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
+        done = await self._keep(
+            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
         )
         if done.result == "done":
             self._told(step, record)
         recorded = done.step_metadata or record.metadata
         await step.teller.finished(self._pool, done, step.teller.completed(step.number, recorded))
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def _keep(self, step: StepInHand, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """Commit what was asked and paid for, however long the ledger takes: given up, it would be asked anew.
+
+        A quick step has no time for that.
+        """
+        write = self._pool.insist if step.patience is None else self._pool.run
+        return await write(transition)
 
     def _told(self, step: StepInHand, record: StepRecord) -> None:
         """Tell of a step that this attempt has committed: so each is told once."""

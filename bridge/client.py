@@ -25,7 +25,7 @@ from schema.base import JsonObject
 from schema.errors import BadRequest, Refused, ServerUnavailable
 from schema.events import ReplyEvent, TaskEvent
 from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
-from schema.inbox import SendReply
+from schema.inbox import Reply, SendReply
 from schema.states import ReplyStatus
 from schema.threads import MessageId
 
@@ -171,14 +171,15 @@ class BridgeClient:
     ) -> ReplyEvent:
         """Send a message to a listener and return its answer; `fields` are more arguments of `send`.
 
-        Raises `Refused` if it is not taken, `ServerUnavailable` if no bridge answers, `TimeoutError` if nobody has
-        answered in time: the answer is then still to come, as `evt.sys.pump.reply`.
+        Raises `Refused` if it is not taken, `ServerUnavailable` if no bridge answers or a server of its own is away,
+        `TimeoutError` if nobody has answered in time: the answer is then still to come, as `evt.sys.pump.reply`.
         """
         async with self.reply_inbox() as inbox:
             asked: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
             sent = SendReply.model_validate(await self.request("send", asked, headers=headers))
-            if sent.status is not ReplyStatus.ACCEPTED or sent.message_id is None:
-                raise Refused(sent.error_code or str(sent.status), sent.error or "the message was not taken")
+            raise_unless_accepted(sent)
+            if sent.message_id is None:
+                raise Refused("internal_error", "the bridge took the message and named none")
             return await inbox.wait(sent.message_id, timeout)
 
     @asynccontextmanager
@@ -312,6 +313,16 @@ class BridgeClient:
         if len(data) > self._conn.size_limit:  # sent, it would close the connection
             raise BadRequest(f"the request has {len(data)} bytes, at most {self._conn.size_limit} can be sent")
         return data
+
+
+def raise_unless_accepted(reply: Reply) -> None:
+    """Raises `ServerUnavailable` where the same request may be accepted later, else `Refused` with the reply's code."""
+    if reply.status is ReplyStatus.ACCEPTED:
+        return
+    message = reply.error or f"the bridge answered {reply.status}"
+    if reply.error_code == ServerUnavailable.code:
+        raise ServerUnavailable(message)
+    raise Refused(reply.error_code or str(reply.status), message)
 
 
 def _object(payload: BaseModel | JsonObject) -> JsonObject:

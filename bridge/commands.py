@@ -2,13 +2,16 @@
 
 A command is acknowledged only after its answer is in the event stream, under a message id made of the command's place
 and time in its stream, so a redelivery answers once. While a server is away it comes again after 2 to 30 s and is not
-answered; what cannot be read is answered `rejected` and terminated. A verb may run more than once for one command:
-`VerbRequest.command_id` tells it. At most `concurrency` commands run at a time.
+answered; what cannot be read is answered `rejected` and terminated. A verb that fails for a reason that nobody knows is
+tried so many times before its command is answered `internal_error`, logged by its place in the stream, and terminated.
+A verb may run more than once for one command: `VerbRequest.command_id` tells it. At most `concurrency` commands run
+at a time. It keeps how often the latest failing commands have failed here; a process that starts anew counts anew.
 """
 
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +31,8 @@ from schema.events import Message
 from schema.ids import token
 from schema.inbox import REQUEST_ID_LIMIT
 from schema.ports import Publisher
+
+_REMEMBERED = 10_000
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +103,11 @@ def _ack_headers(request: VerbRequest, reply: JsonObject) -> dict[str, str]:
 
 
 class DurableCommands:
-    """Runs durable verbs until told to stop. `unavailable` are exceptions that mean a server is away."""
+    """Runs durable verbs until told to stop.
+
+    `unavailable` are exceptions that mean a server is away; `failures` is how often a command may fail for any other
+    reason: with the pauses between them, the usual 20 are some eight minutes.
+    """
 
     def __init__(
         self,
@@ -108,6 +117,7 @@ class DurableCommands:
         *,
         unavailable: tuple[type[Exception], ...] = (),
         concurrency: int = 64,
+        failures: int = 20,
         ensure: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._queue = CommandQueue(
@@ -118,6 +128,8 @@ class DurableCommands:
         self._verbs = verbs
         self._publisher = publisher
         self._unavailable = unavailable
+        self._failures = failures
+        self._failed: OrderedDict[str, int] = OrderedDict()
         self._log = LimitedLog(logger)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -134,11 +146,22 @@ class DurableCommands:
             answer = Answer(rejected(command.fault))
         else:
             answer = await run_verb(self._verbs, command.request, self._unavailable)
-        if answer.server_trouble:
+        if answer.server_trouble or (answer.is_bug and not self._give_up(command.request)):
             return deferred(msg.metadata.num_delivered)
         try:
             await self._publisher.publish([ack_event(command, answer, self._conn.size_limit)])
         except TurnstileError as error:
             self._log.warning("ack", "the answer to %s was not stored: %s", msg.subject, error)
             return deferred(msg.metadata.num_delivered)
-        return Reject() if command.fault else Done()
+        if answer.is_bug:
+            place = msg.metadata.sequence.stream
+            logger.error("%s is given up: message %d of %s holds it", msg.subject, place, subjects.CMD_STREAM)
+        return Reject() if command.fault or answer.is_bug else Done()
+
+    def _give_up(self, request: VerbRequest) -> bool:
+        """Whether this command, which has failed again, has failed as often as it may."""
+        name = request.command_id or ""
+        self._failed[name] = self._failed.pop(name, 0) + 1
+        if len(self._failed) > _REMEMBERED:
+            self._failed.popitem(last=False)
+        return self._failed[name] >= self._failures

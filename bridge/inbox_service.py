@@ -176,7 +176,8 @@ class InboxService(Claims):
         failed = ending.status is TurnStatus.FAILED
         status, phase = (StepStatus.FAILED, StepPhase.FAILED) if failed else (StepStatus.COMPLETED, StepPhase.COMPLETED)
         record = StepRecord(number, metadata | shown, [card], [], began, status)
-        done = await self._pool.run(lambda conn: finish_turn(conn, turn, ending, record=record))
+        # what the handler did cannot be had a second time
+        done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
         await teller.finished(self._pool, done, teller.step(step, phase, shown, [CardId(card.card_id)]))
 
     async def _work(self, turn: TurnRef, begun: BegunStep) -> tuple[Card, Ending]:

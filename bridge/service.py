@@ -88,6 +88,11 @@ class Answer:
         """The error code of a reply that is the bridge's fault, else empty."""
         return str(self.reply.get("error_code")) if self.reply.get("status") == "error" else ""
 
+    @property
+    def is_bug(self) -> bool:
+        """Whether nobody knows what went wrong, and so whether it would again."""
+        return self.failure == TurnstileError.code
+
 
 def rejected(error: TurnstileError) -> JsonObject:
     """The reply that says what was wrong with a request, or which limit it came to."""

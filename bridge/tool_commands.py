@@ -1,7 +1,8 @@
 """A command to a tool as it arrives, and the two verbs that answer it: `describe` and `report` (protocol §5, §6).
 
 A report goes out as a request; where no bridge answers, or its database is away, as a durable command, which a bridge
-applies when there is one. Both are idempotent by call: a report that arrives twice is a duplicate.
+applies when there is one. Both are idempotent by call: a report that arrives twice is a duplicate. Only `rejected`
+refuses a report for good; a bridge that fails for a reason that nobody knows may have repaired it when asked again.
 """
 
 import logging
@@ -24,10 +25,14 @@ from schema.states import ReplyStatus
 from schema.tools import ToolCommandPayload
 
 _REQUEST_SECONDS = 10.0
-_RESULT_AT_FAULT = (BadRequest.code, "result_too_large", TurnstileError.code)
+_RESULT_AT_FAULT = (BadRequest.code, "result_too_large")
 _PASSED_ON = (headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH, headers.AGENT_ID, headers.TURN_ID)
 
 logger = logging.getLogger(__name__)
+
+
+class BridgeFailed(TurnstileError):
+    """A bridge answered `internal_error`: what came of the request is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class CallDesk:
         self._log = LimitedLog(logger)
 
     async def describe(self, command: CallCommand) -> DescribedCall:
-        """The call; raises `Refused` if the project has no such call, `ServerUnavailable` if nobody can tell now.
+        """The call; raises `Refused` if the project has no such call, else as `report` if nobody can tell now.
 
         Also `Refused` where the command is not the call's own: somebody else sent it.
         """
@@ -125,23 +130,24 @@ class CallDesk:
             raise Refused("not_your_call", "the command names another tool than the call")
         return call
 
-    async def report(self, command: CallCommand, report: ToolReport) -> None:
-        """Report, until a bridge has accepted it or the stream has it.
+    async def report(self, command: CallCommand, report: ToolReport) -> bool:
+        """Report: True if a bridge has accepted it, False if the stream has it and a bridge will.
 
         A result that the bridge does not take is replaced by a failed one that says so. Raises `Refused` if the call
-        cannot be reported at all, `ServerUnavailable` if there is no way now.
+        cannot be reported at all, `ServerUnavailable` if there is no way now, `BridgeFailed` if a bridge has failed
+        over it: then no other way is tried, since a command in the stream is given up in the end.
         """
         try:
-            await self._send(command, report)
+            return await self._send(command, report)
         except Refused as error:
             if report.result is None or error.code not in _RESULT_AT_FAULT:
                 raise
             instead = too_large() if error.code == "result_too_large" else failed("tool_error", f"refused: {error}")
-            await self._send(command, instead)
+            return await self._send(command, instead)
         except BadRequest:  # more bytes than NATS takes in one message
-            await self._send(command, too_large())
+            return await self._send(command, too_large())
 
-    async def _send(self, command: CallCommand, report: ToolReport) -> None:
+    async def _send(self, command: CallCommand, report: ToolReport) -> bool:
         client, sent = self._client(command), self._headers(command)
         payload = report.payload(command.tool_call_id)
         try:
@@ -149,6 +155,8 @@ class CallDesk:
         except ServerUnavailable as error:
             self._log.warning("report", "a report goes out as a durable command: %s", error)
             await client.command("report", payload, f"{command.tool_call_id}", headers=sent)
+            return False
+        return True
 
     def _client(self, command: CallCommand) -> BridgeClient:
         return BridgeClient(self._conn, command.project_id, command.channel_id)
@@ -166,7 +174,7 @@ def _raise_unless_accepted(reply: JsonObject) -> None:
             return
         case ReplyStatus.REJECTED.value:
             raise Refused(code, told)
-        case _ if code == TurnstileError.code:  # it cannot take this one, and will not when asked again
-            raise Refused(code, told)
+        case _ if code == BridgeFailed.code:
+            raise BridgeFailed(told)
         case _:  # busy, or a server of the bridge's is away
             raise ServerUnavailable(told)

@@ -1,9 +1,9 @@
 """Runs the calls of one tool in one process: at most `concurrency` at a time, each once, each answered.
 
 A command is held, kept from redelivery, and acknowledged only after its report is with a bridge or in the stream; a
-replica that dies leaves it to the others. A command that comes again while its call runs, here or elsewhere, or after
-it was answered, runs nothing. Messages wait in the consumer, never here. Keeps the last answered calls in memory, to
-save a round trip; the ledger knows the others.
+replica that dies leaves it to the others. A command that comes again while its call runs, here or elsewhere, while its
+report waits in the stream, or after it was answered, runs nothing. Messages wait in the consumer, never here. Keeps the
+last answered calls in memory, to save a round trip; the ledger knows the others.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bridge.limitedlog import LimitedLog
 from bridge.pull import ContinuousPull
 from bridge.streams import declare_consumer
 from bridge.tool_answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
-from bridge.tool_commands import CallCommand, CallDesk, read_command
+from bridge.tool_commands import BridgeFailed, CallCommand, CallDesk, read_command
 from bridge.tool_presence import Nobody, Presence, Silence
 from bridge.tool_run import Outcome, Raised, Returned, TimedOut, ToolRun
 from bridge.tool_spec import ToolSpec
@@ -39,6 +39,8 @@ from schema.tools import ToolCallHolder
 _REMEMBERED = 10_000
 _REPORT_PAUSE_SECONDS = (0.5, 10.0)
 _CANCEL_SECONDS = 2.0
+_LINGERING = 1_000
+"""Calls whose reports wait in the stream that this replica goes on to name as its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class ToolWorker:
             conn, subjects.CMD_STREAM, self._consumer, ensure, batch=spec.terms.concurrency, room=self._room
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lingering: set[asyncio.Task[None]] = set()
         self._held: dict[tuple[ProjectId, ToolCallId], Msg] = {}
         self._answered: OrderedDict[tuple[ProjectId, ToolCallId], None] = OrderedDict()
         self._stop = asyncio.Event()
@@ -114,6 +117,8 @@ class ToolWorker:
 
     async def drain(self, seconds: float) -> None:
         """Wait for what runs, at most so long; the rest is given back for others to run."""
+        for task in self._lingering:
+            task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=seconds)
         if left := set(self._tasks):
@@ -216,7 +221,7 @@ class ToolWorker:
             try:
                 with trace.part("describe call", "client") as asking:
                     described = await self._desk.describe(asking)
-            except ServerUnavailable as error:
+            except (ServerUnavailable, BridgeFailed) as error:
                 self.counts.deferred += 1
                 trace.error_code = error.code
                 self._log.warning("describe", "tool %s: a call is put off: %s", self.spec.name, error)
@@ -260,11 +265,15 @@ class ToolWorker:
                 assert_never(outcome)
 
     async def _report(self, command: CallCommand, report: ToolReport) -> None:
+        """Report until a bridge or the stream has taken it, a bridge has refused it for good, or the call is over."""
         pause, longest = _REPORT_PAUSE_SECONDS
         while True:
             try:
-                await self._desk.report(command, report)
-            except ServerUnavailable as error:
+                taken = await self._desk.report(command, report)
+            except (ServerUnavailable, BridgeFailed) as error:
+                if isinstance(error, BridgeFailed) and not await self._waits(command):
+                    self._refuse(command, Refused(error.code, f"the call waits no more; {error}"))
+                    return
                 self._log.warning("report", "tool %s: a result cannot be reported yet: %s", self.spec.name, error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, longest)
@@ -274,10 +283,31 @@ class ToolWorker:
             else:
                 self.counts.succeeded += report.status is TurnStatus.SUCCESS
                 self.counts.failed += report.status is TurnStatus.FAILED
+                if not taken and len(self._lingering) < _LINGERING:
+                    lingering = asyncio.create_task(self._linger(command))
+                    self._lingering.add(lingering)
+                    lingering.add_done_callback(self._lingering.discard)
                 break
         self._answered[command.key] = None
         if len(self._answered) > _REMEMBERED:
             self._answered.popitem(last=False)
+
+    async def _linger(self, command: CallCommand) -> None:
+        """Until a bridge has applied the report in the stream: others would run a call that still waits."""
+        pause, longest = _REPORT_PAUSE_SECONDS
+        async with self._presence.held(command):
+            while await self._waits(command):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, longest)
+
+    async def _waits(self, command: CallCommand) -> bool:
+        """Whether the call may still be answered, as far as anybody can tell."""
+        try:
+            return (await self._desk.describe(command)).waits
+        except (ServerUnavailable, BridgeFailed):
+            return True
+        except Refused:
+            return False
 
     def _refuse(self, command: CallCommand, error: Refused) -> None:
         self.counts.refused += 1

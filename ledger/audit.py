@@ -15,27 +15,15 @@ from datetime import datetime
 from importlib import resources
 from typing import Any, Protocol, cast
 
-import asyncpg
-from asyncpg.exceptions import InternalClientError
 from pydantic import Json
 
 from ledger.pool import Pool
 from ledger.queries import Connection, Query, parse, query
 from schema.base import Tolerant
-from schema.errors import ServerUnavailable
 from schema.ids import AgentId, AgentTurnId, ProjectId, first_id
 
 _PURPOSE = re.compile(r"Protocol (?P<section>§[0-9.]+(?: [a-z_]+)?): (?P<says>.+)")
 _A_DAY = 24 * 3600.0
-_LOST = (
-    asyncpg.PostgresConnectionError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.InterfaceError,
-    InternalClientError,
-    OSError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +160,10 @@ def arguments(scope: Scope, bounds: Bounds, row_limit: int) -> dict[str, Any]:
 
 async def audit(pool: Pool, scope: Scope, bounds: Bounds, *, row_limit: int) -> Audit:
     """Check all rules at one moment; raises `ServerUnavailable` if the server goes away."""
-    try:
-        async with pool.connection() as conn, conn.transaction():
-            await query("begin_audit").many(conn)
-            await query("tune_audit").one(conn, whole=scope.whole, windowed=scope.since is not None)
-            return await check_rules(_Unhurried(conn), scope, bounds, row_limit=row_limit)
-    except _LOST as error:
-        raise ServerUnavailable(f"{pool.server} went away: {error}") from error
+    async with pool.connection() as conn, conn.transaction():
+        await query("begin_audit").many(conn)
+        await query("tune_audit").one(conn, whole=scope.whole, windowed=scope.since is not None)
+        return await check_rules(_Unhurried(conn), scope, bounds, row_limit=row_limit)
 
 
 async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_limit: int) -> Audit:

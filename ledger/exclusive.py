@@ -19,8 +19,9 @@ from typing import Any, Protocol, cast
 
 import asyncpg
 
-from ledger.pool import LOST, REFUSED, Session
+from ledger.pool import Session
 from ledger.queries import query
+from ledger.trouble import PASSING, TROUBLE, Trouble, trouble_of
 from schema.errors import ConfigError, ServerUnavailable
 
 log = logging.getLogger(__name__)
@@ -102,9 +103,11 @@ async def _connect(url: str, holder: str, pace: Pace) -> _Raw:
         return await connect(
             url, timeout=10, command_timeout=pace.give_up, statement_cache_size=0, server_settings=settings
         )
-    except REFUSED as error:
-        raise ConfigError(f"no session for the lock ({_kind(error)}): check [database].url") from None
-    except LOST as error:
+    except TROUBLE as error:
+        if trouble_of(error) is Trouble.REFUSED:
+            raise ConfigError(f"no session for the lock ({_kind(error)}): check [database].url") from None
+        if trouble_of(error) not in PASSING:
+            raise
         raise ServerUnavailable(f"no session for the lock ({_kind(error)})") from error
 
 
@@ -121,7 +124,9 @@ async def _take(conn: _Raw, name: str) -> int:
                 f"{name}: the lock needs a session of its own, and this connection has another one for each statement: "
                 "[database].url must name PostgreSQL itself, or a pooler in session mode"
             )
-    except LOST as error:
+    except TROUBLE as error:
+        if trouble_of(error) not in PASSING:
+            raise
         raise ServerUnavailable(f"the session for the lock was lost ({_kind(error)})") from error
     return backend
 
@@ -136,7 +141,7 @@ async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: Pace) ->
         try:
             async with asyncio.timeout_at(proven + pace.give_up):
                 held = (await query("still_holds").one(conn, name=name, backend=backend))["held"]
-        except LOST as error:
+        except TROUBLE as error:
             hold.lose(f"its session did not answer in {pace.give_up:g} s ({_kind(error)})")
             return
         if not held:
@@ -148,7 +153,7 @@ async def _close(conn: _Raw) -> None:
     """Gone, whatever state it is in; the server lets go when it sees that."""
     if conn.is_closed():
         return
-    with contextlib.suppress(*LOST):
+    with contextlib.suppress(*TROUBLE):
         await conn.close(timeout=1)
     conn.terminate()
 

@@ -1,26 +1,28 @@
 """The connections to Postgres, and the rule by which a transition is run again (ARCHITECTURE.md).
 
 `Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
-seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after a lost
-connection; every transition is idempotent. It counts round trips, which is what a turn is billed in. A server that is
-away is waited for up to `patience` seconds; then `ServerUnavailable`.
+seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after an error
+that may pass (`ledger.trouble`); every transition is idempotent. It counts round trips, which is what a turn is billed
+in. A server that is away is waited for up to `patience` seconds, one that answers that it cannot do it now for three of
+them; then `ServerUnavailable` says why.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import asyncpg
-from asyncpg.exceptions import InternalClientError
 
 from ledger.queries import Connection, query
-from schema.errors import BadRequest, ConfigError, ServerUnavailable, StaleTurn, TurnstileError
+from ledger.trouble import OF_THE_DRIVER, PASSING, TROUBLE, Trouble, told, trouble_of
+from schema.errors import ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,26 +37,11 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "60000",
     "timezone": "UTC",
 }
-LOST = (
-    asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    InternalClientError,
-    asyncpg.InterfaceError,
-    ConnectionError,
-    OSError,
-    TimeoutError,
-)
-REFUSED = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.exceptions.ClientConfigurationError,
-)
-"""No waiting mends these: user, password or database are wrong, or the address itself."""
-_UNSTORABLE = (asyncpg.UntranslatableCharacterError, asyncpg.CharacterNotInRepertoireError)
-_CONTENDED = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_COLLISIONS = 50
+_QUIET_SECONDS = 5.0
+"""Between two lines of the log that say what is waited for, however many wait."""
+_UNABLE_SECONDS = 3.0
+"""How long it is tried again where the server says that it cannot: less than a client waits for its answer."""
 
 
 class Session(Connection, Protocol):
@@ -66,6 +53,10 @@ class Session(Connection, Protocol):
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
         """A transaction around the block."""
+        ...
+
+    def terminate(self) -> None:
+        """Close it without a word, so that nobody uses it again."""
         ...
 
 
@@ -99,6 +90,7 @@ class Pool:
         self._patience = patience
         self._pool: _RawPool | None = None
         self._opening = asyncio.Lock()
+        self._quiet_until = 0.0
         self.round_trips = 0
 
     @property
@@ -123,7 +115,7 @@ class Pool:
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), timeout=5)
-            except (TimeoutError, *LOST):
+            except TROUBLE:
                 pool.terminate()
 
     async def _opened(self) -> _RawPool:
@@ -146,17 +138,21 @@ class Pool:
     async def connection(self) -> AsyncGenerator[Session]:
         """A connection of one's own, for transactions.
 
-        Raises `ServerUnavailable` if none can be had now, `ConfigError` if the server refuses us or the address is bad.
+        Raises `ServerUnavailable` if none can be had now, or for an error in the block that may pass
+        (`ledger.trouble`), and `ConfigError` if the server refuses us or the address is bad.
         """
         async with AsyncExitStack() as stack:
             try:
                 pool = await self._opened()
                 conn = await stack.enter_async_context(pool.acquire(timeout=30))
-            except REFUSED as error:
-                raise self._refused(error) from None
-            except LOST as error:
-                raise ServerUnavailable(f"no answer from {self.server}: {error}") from error
-            yield conn
+            except TROUBLE as error:
+                self._raise(error, trouble_of(error))
+            try:
+                yield conn
+            except OF_THE_DRIVER as error:
+                if (kind := trouble_of(error)) in PASSING:
+                    self._raise(error, kind)
+                raise
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a one-statement transition until it answers.
@@ -164,39 +160,52 @@ class Pool:
         Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store, and as
         `connection` does.
         """
-        canceled = _cancellations()
-        deadline = time.monotonic() + self._patience
-        stale = again = lost = 0
+        return await self._run(transition, self._patience, min(self._patience, _UNABLE_SECONDS))
+
+    async def insist(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """As `run`, for as long as the server is away or unable: for what cannot be had a second time."""
+        return await self._run(transition, math.inf, math.inf)
+
+    async def _run(self, transition: Callable[[Connection], Awaitable[T]], away: float, unable: float) -> T:
+        """As `run`, for so many seconds while the server is away, and for so many while it is unable."""
+        canceled, began = _cancellations(), time.monotonic()
+        stale = again = failed = 0
         while True:
             try:
                 pool = await self._opened()
                 async with pool.acquire(timeout=30) as conn:
-                    return await transition(_Counted(self, conn))
+                    try:
+                        return await transition(_Counted(self, conn))
+                    except asyncpg.ReadOnlySQLTransactionError:  # another session may be of another server
+                        conn.terminate()
+                        raise
             except StaleTurn:
                 stale += 1
                 if stale > 1:
                     raise
-            except _UNSTORABLE:
-                raise BadRequest("text must not hold NUL characters or broken Unicode") from None
-            except (Again, *_CONTENDED):
-                again += 1
-                if again > 50:
-                    raise
-                await asyncio.sleep(random.uniform(0, min(0.001 * 2**again, 0.05)))  # noqa: S311 -- jitter, not a secret
-            except REFUSED as error:
-                raise self._refused(error) from None
-            except LOST as error:
+            except (Again, *TROUBLE) as error:
                 if _cancellations() > canceled:  # a rollback that met a lost connection hides it
                     raise asyncio.CancelledError from error
-                lost += 1
-                if time.monotonic() > deadline:
-                    raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
-                if lost in {3, 30}:
-                    log.warning("waiting for %s (%s)", self.server, type(error).__name__)
-                await asyncio.sleep(min(0.05 * 2**lost, 1.0))
+                kind = Trouble.IN_THE_WAY if isinstance(error, Again) else trouble_of(error)
+                if kind is Trouble.IN_THE_WAY and again < _COLLISIONS:
+                    again += 1
+                    await asyncio.sleep(random.uniform(0, min(0.001 * 2**again, 0.05)))  # noqa: S311 -- jitter, not a secret
+                    continue
+                patience = {Trouble.AWAY: away, Trouble.UNABLE: unable}.get(kind, 0.0)
+                if time.monotonic() - began >= patience:
+                    self._raise(error, kind)
+                failed += 1
+                if failed > 2 and time.monotonic() > self._quiet_until:
+                    self._quiet_until = time.monotonic() + _QUIET_SECONDS
+                    log.warning("waiting: %s", told(error, kind, self.server))
+                await asyncio.sleep(min(0.05 * 2 ** min(failed, 5), 1.0))
 
-    def _refused(self, error: Exception) -> ConfigError:
-        return ConfigError(f"{self.server}: {str(error).splitlines()[0]}; check [database].url")
+    def _raise(self, error: Exception, kind: Trouble) -> NoReturn:
+        """The error as the rest of Turnstile knows it."""
+        instead = told(error, kind, self.server)
+        if instead is None:
+            raise error
+        raise instead from error if isinstance(instead, ServerUnavailable) else None
 
     async def transact(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a transition of several statements in one transaction, as `run` does; it too finds its own effect."""
@@ -210,17 +219,14 @@ class Pool:
     async def rehearse(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """What the transition would answer: it runs once, in a transaction that is rolled back.
 
-        Raises `ServerUnavailable` if the connection cannot be had, or is lost.
+        Raises as `connection` does.
         """
         answers: list[T] = []
-        try:
-            async with self.connection() as conn:
-                with contextlib.suppress(_Rehearsed):
-                    async with conn.transaction():
-                        answers.append(await transition(conn))
-                        raise _Rehearsed
-        except LOST as error:
-            raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
+        async with self.connection() as conn:
+            with contextlib.suppress(_Rehearsed):
+                async with conn.transaction():
+                    answers.append(await transition(conn))
+                    raise _Rehearsed
         return answers[0]
 
 

@@ -58,7 +58,7 @@ class ConfigError(TurnstileError):
 
 
 class ServerUnavailable(TurnstileError):
-    """Postgres, NATS or Temporal does not answer."""
+    """Postgres, NATS or Temporal does not answer, or says that it cannot do it now: the same may succeed later."""
 
     code: str = "server_unavailable"
 

@@ -46,8 +46,9 @@ class Bridge:
         self.ran: list[VerbRequest] = []
         self.away = 0
         self.publisher = FailingPublisher(conn)
+        self.bugs = 0
         verbs = {"enqueue": self.enqueue, "large": self.large}
-        self.commands = DurableCommands(conn, verbs, self.publisher, unavailable=(DatabaseAway,))
+        self.commands = DurableCommands(conn, verbs, self.publisher, unavailable=(DatabaseAway,), failures=2)
         self.events: list[WatchEvent] = []
         self.stop = asyncio.Event()
 
@@ -56,6 +57,9 @@ class Bridge:
         if self.away:
             self.away -= 1
             raise DatabaseAway
+        if self.bugs:
+            self.bugs -= 1
+            raise KeyError("nobody knows why")
         return EnqueueReply(status=ReplyStatus.ACCEPTED, agent_turn_id=AgentTurnId("t1"), turn_epoch=3)
 
     async def large(self, request: VerbRequest) -> Reply:
@@ -144,6 +148,35 @@ async def test_a_database_that_is_away_defers(bridge: Bridge, client: BridgeClie
     assert asyncio.get_running_loop().time() - started >= 2
     await settled(other)
     assert [event.payload["status"] for event in bridge.events] == ["accepted"]
+
+
+async def test_a_failure_that_nobody_knows_is_tried_again(
+    bridge: Bridge, client: BridgeClient, other: NatsConnection
+) -> None:
+    """A bridge of another version may be able to, or this one a little later: the command was accepted."""
+    bridge.away = bridge.bugs = 1
+    await client.command("enqueue", {}, "r-bug-1")
+    await eventually(lambda: bridge.events, timeout=9)
+    await settled(other)
+    assert [event.payload["status"] for event in bridge.events] == ["accepted"]
+    assert len(bridge.ran) == 3
+
+
+async def test_a_command_that_always_fails_is_given_up_aloud(
+    bridge: Bridge, client: BridgeClient, other: NatsConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answered, logged with its place, and still in the stream."""
+    bridge.bugs = 3
+    await client.command("enqueue", {"agent_id": "a1"}, "r-bug-2")
+    await eventually(lambda: bridge.events)
+    await settled(other)
+    [event] = bridge.events
+    assert (event.payload["status"], event.payload["error_code"]) == ("error", "internal_error")
+    assert (len(bridge.ran), event.payload["request_id"]) == (2, "r-bug-2")
+    [told] = [record.getMessage() for record in caplog.records if "given up" in record.getMessage()]
+    place = int(told.partition("message ")[2].split()[0])
+    kept = await other.js.get_msg(subjects.CMD_STREAM, place)
+    assert json.loads(kept.data or b"") == {"agent_id": "a1", "request_id": "r-bug-2"}
 
 
 @pytest.mark.parametrize("payload", [b"not json", b"[1]", b"[" * 100_000, b'{"a":"\\ud800"}', b"\xff"])

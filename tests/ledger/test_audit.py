@@ -600,7 +600,7 @@ async def test_a_server_that_goes_away_is_named(healthy: Healthy) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
             " AND datname = current_database()"
         )
-        with pytest.raises(ServerUnavailable, match="went away"):
+        with pytest.raises(ServerUnavailable, match="no answer from"):
             await auditing
 
 

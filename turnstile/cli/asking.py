@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue, ValidationError
 
-from bridge.client import BridgeClient
+from bridge.client import BridgeClient, raise_unless_accepted
 from ledger import intake
 from ledger.pool import Pool
 from schema.base import JsonObject
 from schema.errors import BadRequest, Refused, ServerUnavailable
 from schema.ids import AgentTurnId
 from schema.inbox import EnqueueReply, EnqueueRequest, StopReply
-from schema.states import ReplyStatus, TurnStatus
+from schema.states import TurnStatus
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.follow import follow_turn, telling_outages, wait_turn
 from turnstile.cli.live import LiveView
@@ -88,12 +88,8 @@ async def enqueue(session: Session, client: BridgeClient, request: EnqueueReques
             "With a --correlation-id a request can be repeated safely"
         ) from None
     reply = EnqueueReply.model_validate(answer)
-    if reply.status is ReplyStatus.ACCEPTED:
-        return reply
-    message = reply.error or f"the bridge answered {reply.status}"
-    if reply.error_code == ServerUnavailable.code:
-        raise ServerUnavailable(message)
-    raise Refused(reply.error_code or str(reply.status), message)
+    raise_unless_accepted(reply)
+    return reply
 
 
 async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
@@ -106,8 +102,7 @@ async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
         except ServerUnavailable as error:
             raise NoBridge(str(error)) from None
     reply = StopReply.model_validate(answer)
-    if reply.status is not ReplyStatus.ACCEPTED:
-        raise Refused(reply.error_code or str(reply.status), reply.error or f"the bridge answered {reply.status}")
+    raise_unless_accepted(reply)
     return reply
 
 

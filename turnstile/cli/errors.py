@@ -37,7 +37,10 @@ _HINTS = {
     "missing_targets": "its workers must poll for these first; --ignore-missing goes on without",
     "target_held": "without --no-standby it waits until the target is free",
     "no_bridge": "start `turnstile bridge` or `turnstile up`; `enqueue --direct` does without",
-    "server_unavailable": "see that it runs and that its address is right; `enqueue --direct` needs the database alone",
+    "server_unavailable": (
+        "see that it runs, that its address is right and that its disk has room; "
+        "`enqueue --direct` needs the database alone"
+    ),
 }
 
 

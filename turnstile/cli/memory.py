@@ -5,14 +5,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from bridge.client import BridgeClient
+from bridge.client import BridgeClient, raise_unless_accepted
 from ledger.boxes import agent_boxes
 from schema.base import JsonObject
 from schema.boxes import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
-from schema.errors import BadRequest, Refused, ServerUnavailable
+from schema.errors import BadRequest, ServerUnavailable
 from schema.ids import AgentId
 from schema.inbox import Reply
-from schema.states import ReplyStatus
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session, patiently
 
@@ -87,6 +86,5 @@ async def _asked(
         told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
         raise BadRequest("; ".join(told)) from None
     answer = reply.model_validate(await client.request(verb, request, headers={"CG-Sender": _SENDER}))
-    if answer.status is not ReplyStatus.ACCEPTED:
-        raise Refused(answer.error_code or str(answer.status), answer.error or f"the bridge answered {answer.status}")
+    raise_unless_accepted(answer)
     return answer

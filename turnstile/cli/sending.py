@@ -12,14 +12,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from bridge.client import BridgeClient, ReplyInbox
+from bridge.client import BridgeClient, ReplyInbox, raise_unless_accepted
 from ledger.sweep import is_served
 from ledger.threadviews import list_thread_replies
 from schema.base import JsonObject
-from schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
+from schema.errors import BadRequest, ServerUnavailable, TurnstileError
 from schema.events import ReplyEvent
 from schema.inbox import SendReply, SendRequest
-from schema.states import ReplyStatus
 from schema.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.follow import telling_outages
@@ -101,11 +100,7 @@ async def _send(session: Session, client: BridgeClient, asked: JsonObject) -> Se
             "With a --correlation-id a message can be repeated safely"
         ) from None
     reply = SendReply.model_validate(answer)
-    if reply.status is not ReplyStatus.ACCEPTED:
-        message = reply.error or f"the bridge answered {reply.status}"
-        if reply.error_code == ServerUnavailable.code:
-            raise ServerUnavailable(message)
-        raise Refused(reply.error_code or str(reply.status), message)
+    raise_unless_accepted(reply)
     return reply
 
 
