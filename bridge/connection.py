@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
+from nats.js.errors import APIError
 from nats.js.client import JetStreamContext
 
 from bridge.address import Address, parse_address
@@ -34,6 +35,17 @@ _DRAIN_SECONDS = 5
 _CLOSE_SECONDS = 2.0
 
 logger = logging.getLogger(__name__)
+
+
+def words_of(error: Exception) -> str:
+    """What went wrong on NATS, in the server's own words where it said some."""
+    match error:
+        case APIError(description=str(said), err_code=code):
+            return f"{said} (JetStream error {code})"
+        case TimeoutError():
+            return "no answer in time"
+        case _:
+            return str(error) or type(error).__name__
 
 
 class _Client(Client):
@@ -64,6 +76,7 @@ class NatsConnection:
         self._tasks: set[asyncio.Task[bool]] = set()
         self._begun = False
         self._log = LimitedLog(logger)
+        self._asking = False
 
     @property
     def max_payload(self) -> int:
@@ -125,6 +138,23 @@ class NatsConnection:
             raise ServerUnavailable(f"NATS at {self.shown} does not answer")
         if self.violations:
             raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {self.violations[0]}")
+
+    async def may_publish(self, subject: str) -> bool:
+        """Whether this user may publish there, asked by an empty message that wants no answer.
+
+        For a connection that only asks: its `violations` are forgotten. Raises `ServerUnavailable` on silence.
+        """
+        self.violations.clear()
+        self._asking = True
+        try:
+            await self.send(subject, b"")
+            await self.verify()
+        except ConfigError:
+            return False
+        finally:
+            self._asking = False
+            self.violations.clear()
+        return True
 
     async def drain_subscription(self, subscription: Subscription, timeout: float = 2.0) -> None:
         """End a subscription after what was already sent to it has been handled; bounded, never raises."""
@@ -206,7 +236,8 @@ class NatsConnection:
         lowered = text.lower()
         if "permissions violation" in lowered:
             self.violations.append(text)
-            self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
+            if not self._asking:
+                self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
         elif "authorization violation" in lowered or "authentication" in lowered:
             if not self._refused.done():
                 self._refused.set_result(None)

@@ -204,6 +204,16 @@ _SUBJECTS = (
         receivers=_CLIENT,
     ),
     Entry(
+        subject="evt.sys.probe",
+        summary="Whether the stream takes messages: stored and found again, in a project of its own. It says nothing else.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=None,
+        headers=None,
+        senders=_KERNEL,
+        receivers=(),
+    ),
+    Entry(
         subject="str.agent.{agent_id}.chunk",
         summary="Streamed text of a turn, as the model writes it. Nothing is decided by it.",
         transport=Transport.CORE,

@@ -22,7 +22,7 @@ from turnstile.embedded.lock import DataLock
 from turnstile.embedded.nats_server import NatsServer
 from turnstile.embedded.ports import choose_ports
 from turnstile.embedded.postgres_server import PostgresServer
-from turnstile.embedded.server import EmbeddedServer, ServerName, describe_exit, start_server
+from turnstile.embedded.server import EmbeddedServer, ServerName, describe_exit, log_path, start_server
 from turnstile.embedded.supervisor import Supervisor
 from turnstile.embedded.temporal_server import TemporalServer
 
@@ -108,6 +108,10 @@ class EmbeddedServers:
         """Withdraws the endpoints, stops the servers, frees the data directory. A second call does nothing."""
         self._endpoints = None
         await self._resources.aclose()
+
+    def home(self, name: ServerName) -> tuple[Path, Path]:
+        """Where the data of an embedded server is, and its log."""
+        return self._data / name, log_path(self._data, name)
 
     def pid(self, name: ServerName) -> int:
         """Raises `ServerNotRunning`."""
