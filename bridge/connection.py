@@ -18,8 +18,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
-from nats.js.errors import APIError
 from nats.js.client import JetStreamContext
+from nats.js.errors import APIError
 
 from bridge.address import Address, parse_address
 from bridge.limitedlog import LimitedLog

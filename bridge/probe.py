@@ -1,8 +1,9 @@
 """Whether the streams take messages, and who waits for theirs (protocol §5): asked, never changed.
 
-A probe stores one empty message in a stream and finds it again in the stream's state. Its subject is of this probe alone,
-of a project and a target that nobody has, so no consumer acts on it; the users of bridge and worker may publish it. It is
-removed where that is asked for, else the stream keeps it as long as any other. Costs two or three round trips a stream.
+A probe stores one empty message in a stream and finds it again in the stream's state. Its subject is of this probe
+alone, of a project and a target that nobody has, so no consumer acts on it; the users of bridge and worker may publish
+it. It is removed where that is asked for, else the stream keeps it as long as any other. Costs two or three round trips
+a stream.
 """
 
 import asyncio

@@ -205,7 +205,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.sys.probe",
-        summary="Whether the stream takes messages: stored and found again, in a project of its own. It says nothing else.",
+        summary="Whether the stream takes messages: stored and found again, in its own project. Nobody acts on it.",
         transport=Transport.JETSTREAM,
         section="5",
         payload=None,

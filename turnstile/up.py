@@ -14,6 +14,8 @@ from typing import Any, TypeVar, cast
 
 from schema.errors import TurnstileError
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.health import Health
+from turnstile.healthfile import health_told
 from turnstile.processes import MigrationReport, migrate_all, run_both
 from turnstile.settings import Settings
 from turnstile.streamwatch import StreamWatch, WatchTimes
@@ -64,11 +66,12 @@ async def run_up(
     )
     try:
         async with AsyncExitStack() as resources:
+            health = await resources.enter_async_context(health_told(data, "up"))
             endpoints = await unless(stop, servers.start())
             resources.push_async_callback(servers.stop)
             migrated = await unless(stop, migrate_all(settings, endpoints))
             running = Running(endpoints, servers.embedded, migrated)
-            await _serve(settings, servers, stop, say, lambda: ready(running), watch or WatchTimes())
+            await _serve(settings, servers, stop, say, lambda: ready(running), health, watch or WatchTimes())
     except Stopped:
         return
 
@@ -94,10 +97,11 @@ async def _serve(
     stop: asyncio.Event,
     say: Callable[[str], None],
     ready: Callable[[], None],
+    health: Health,
     watch: WatchTimes,
 ) -> None:
     halt = asyncio.Event()
-    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready))
+    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready, health=health))
     guard = asyncio.create_task(_guard(servers, say, watch))
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""A full disk under the embedded NATS that was freed: refusals are told in the server's words, and end by themselves."""
+"""A full disk under the embedded NATS that was freed: refusals are told in the server's words, and do not last."""
 
 import asyncio
 import os
@@ -18,10 +18,12 @@ from schema.events import Message
 from schema.ids import AgentId, ChannelId, ProjectId
 from tests.support.conditions import until
 from turnstile.embedded import EmbeddedServers
+from turnstile.serving import check_streams
 from turnstile.streamwatch import StreamWatch, WatchTimes
 
 SIZE_MB = 24
 SUBJECT = subjects.agent_event(ProjectId("p1"), ChannelId("c1"), AgentId("a1"), "task")
+STREAM = subjects.EVT_STREAM
 HASTY = WatchTimes(every=0.2, timeout=0.4, failures=2, pause=20)
 
 
@@ -95,7 +97,7 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     before = nats.pid("nats")
     (disk / "nats" / "fill").unlink()
     found = await probe_streams(conn, timeout=0.5)
-    assert isinstance(found[subjects.EVT_STREAM], ServerUnavailable)  # it refuses for ever, with a disk that is empty
+    assert isinstance(found[STREAM], ServerUnavailable)  # it refuses for ever, with a disk that is empty
 
     async def again() -> bool:
         return said[-1] == "the streams of NATS take messages again"
@@ -112,11 +114,13 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
 async def test_what_the_server_says_is_told(disk: Path, nats: EmbeddedServers, conn: NatsConnection) -> None:
     """It takes at most three quarters of what was free when it started, and says so when that is used up."""
     publisher = NatsPublisher(conn, give_up_seconds=0)
+    sizes = [message(1_000_000)] * SIZE_MB
     with pytest.raises(ServerUnavailable, match=r"insufficient resources \(JetStream error 10023\)"):
-        for _ in range(SIZE_MB):
-            await publisher.publish([message(1_000_000)])
-    found = await probe_streams(conn)
-    assert "it refuses messages: insufficient resources (JetStream error 10023)" in str(found[subjects.EVT_STREAM])
+        await publisher.publish(sizes)
+    refused = {each.name: each for each in await check_streams(conn, nats.home("nats")[1])}[f"stream {STREAM}"]
+    assert refused.status == "fail"
+    assert "it refuses messages: insufficient resources (JetStream error 10023)" in refused.says
+    assert "the log of NATS says: JetStream file resource limits exceeded" in refused.says
 
 
 async def test_a_probe_leaves_nothing_where_that_is_asked_for(conn: NatsConnection) -> None:

@@ -48,10 +48,16 @@ def read_endpoints(data: Path) -> Endpoints | None:
 
 def find_endpoints(data: Path | None = None) -> Endpoints | None:
     """Reads `data` if given, else the first `.turnstile` with running servers here or in a directory above."""
+    found = find_data(data)
+    return read_endpoints(found) if found is not None else None
+
+
+def find_data(data: Path | None = None) -> Path | None:
+    """The directory whose running servers `find_endpoints` reads; None when none run."""
     if data is not None:
-        return read_endpoints(data)
+        return data if read_endpoints(data) is not None else None
     here = Path.cwd()
     for directory in (here, *here.parents):
-        if (endpoints := read_endpoints(directory / DEFAULT_DATA)) is not None:
-            return endpoints
+        if read_endpoints(directory / DEFAULT_DATA) is not None:
+            return directory / DEFAULT_DATA
     return None
