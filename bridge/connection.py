@@ -12,9 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
+from urllib.parse import urlparse
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
@@ -23,6 +24,7 @@ from nats.js.errors import APIError
 
 from bridge.address import Address, parse_address
 from bridge.limitedlog import LimitedLog
+from bridge.nearby import DEFAULT_NATS, find_nats
 from schema.errors import ConfigError, ServerUnavailable
 
 NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
@@ -49,7 +51,17 @@ def words_of(error: Exception) -> str:
 
 
 class _Client(Client):
-    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS."""
+    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS.
+
+    With `locate` it asks before each attempt to connect where the server is by now.
+    """
+
+    locate: Callable[[], str | None] | None = None
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self.locate is not None and (found := self.locate()) is not None:
+            s.uri = urlparse(found)
+        await super()._connect_to_server(s)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         server = self._current_server
@@ -226,6 +238,14 @@ class NatsConnection:
         await self.nc.connect(**options)
         self.connected.set()
 
+    def locate(self) -> str | None:
+        """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
+        found = find_nats()
+        if found is not None and found != self.shown:
+            logger.warning("NATS at %s: it is at %s now", self.shown, found)
+            self.shown = found
+        return found
+
     def refusal(self) -> asyncio.Future[None]:
         """Used by `connect`: done once the server has refused the login."""
         return self._refused
@@ -268,17 +288,24 @@ class NatsConnection:
 
 
 async def connect(
-    url: str, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
+    url: str | None = None,
+    *,
+    name: str,
+    inbox_prefix: str | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> NatsConnection:
     """Connect, waiting as long as it takes for a server that is down.
 
-    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Answers come
-    to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets a
-    line that names the server, never the password, every few seconds.
+    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Without one it
+    is that of a `turnstile up` in this directory or above, asked again at every reconnect, else port 4222 here. Answers
+    come to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets
+    a line that names the server, never the password, every few seconds.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
-    address = parse_address(url)
+    address = parse_address(url or find_nats() or DEFAULT_NATS)
     conn = NatsConnection(address.shown)
+    if url is None:
+        conn.nc.locate = conn.locate
     attempt = asyncio.create_task(conn.open(address, name, inbox_prefix or address.inbox_prefix))
     try:
         await _await_server(conn, attempt, on_wait or logger.warning)

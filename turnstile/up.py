@@ -69,6 +69,11 @@ async def run_up(
             health = await resources.enter_async_context(health_told(data, "up"))
             endpoints = await unless(stop, servers.start())
             resources.push_async_callback(servers.stop)
+            for moved in servers.moved:
+                say(
+                    f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program has, to "
+                    f"{moved.port}: who was given the old address, as in NATS_URL, must be given the new one"
+                )
             migrated = await unless(stop, migrate_all(settings, endpoints))
             running = Running(endpoints, servers.embedded, migrated)
             await _serve(settings, servers, stop, say, lambda: ready(running), health, watch or WatchTimes())
