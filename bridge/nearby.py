@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 DEFAULT_DATA: Final = Path(".turnstile")
 ENDPOINTS: Final = "endpoints.json"
@@ -42,8 +42,8 @@ def find_nats() -> str | None:
     """The address of its NATS; None where none is announced, or this user may not read it."""
     try:
         data = find_data()
-        announced = json.loads((data / ENDPOINTS).read_bytes()) if data is not None else {}
+        announced: object = json.loads((data / ENDPOINTS).read_bytes()) if data is not None else None
     except (OSError, ValueError):
         return None
-    url = announced.get("nats_url") if isinstance(announced, dict) else None
+    url = cast("dict[str, object]", announced).get("nats_url") if isinstance(announced, dict) else None
     return url if isinstance(url, str) else None
