@@ -211,7 +211,7 @@ _SUBJECTS = (
         payload=None,
         headers=None,
         senders=_KERNEL,
-        receivers=(),
+        receivers=_KERNEL,
     ),
     Entry(
         subject="str.agent.{agent_id}.chunk",

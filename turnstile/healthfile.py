@@ -75,7 +75,7 @@ def find_health_files(data: Path | None) -> list[HealthFile]:
     """Those of `data` if given, else of the first `.turnstile` here or in a directory above that has some."""
     here = Path.cwd()
     places = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
-    return next((found for place in places if (found := read_health_files(place))), [])
+    return next((found for place in places if (found := read_health_files(place))), list[HealthFile]())
 
 
 def _nothing(environment: dict[str, Any], respond: Any) -> list[bytes]:

@@ -10,6 +10,8 @@ from turnstile.cli.command import command
 from turnstile.cli.errors import REFUSED
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from turnstile.cli.session import Session
 
 
@@ -62,7 +64,7 @@ async def _ask_here(session: "Session", host: str) -> None:
     told = [each or "stuck" for each in await asyncio.gather(*(_standing(host, each.port) for each in found))]
     worst = next((each for each in told if each != "serving"), "serving")
     if session.out.as_json:
-        listed = [
+        listed: "list[JsonValue]" = [
             {"role": each.role, "pid": each.pid, "standing": standing}
             for each, standing in zip(found, told, strict=True)
         ]
