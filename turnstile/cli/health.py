@@ -64,7 +64,7 @@ async def _ask_here(session: "Session", host: str) -> None:
     told = [each or "stuck" for each in await asyncio.gather(*(_standing(host, each.port) for each in found))]
     worst = next((each for each in told if each != "serving"), "serving")
     if session.out.as_json:
-        listed: "list[JsonValue]" = [
+        listed: list[JsonValue] = [
             {"role": each.role, "pid": each.pid, "standing": standing}
             for each, standing in zip(found, told, strict=True)
         ]
