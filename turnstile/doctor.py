@@ -20,7 +20,7 @@ from bridge.engine import are_known, ensure_readable
 from ledger.migrate import pending
 from ledger.pool import Pool
 from ledger.usage import list_profile_models
-from schema.errors import ConfigError, TurnstileError
+from schema.errors import ConfigError, ServerUnavailable, TurnstileError
 from turnstile import wiring
 from turnstile.checks import SECONDS, Check, looked
 from turnstile.conversations import served_targets
@@ -195,7 +195,10 @@ async def _nats(url: str) -> list[Check]:
 
 async def _temporal(settings: Settings, endpoints: Endpoints) -> list[Check]:
     address, namespace = endpoints.temporal_address, endpoints.temporal_namespace
-    client = await connect_engine(settings.temporal, endpoints)
+    try:
+        client = await connect_engine(settings.temporal, endpoints)
+    except RuntimeError as error:  # what the SDK raises for a server that does not answer
+        raise ServerUnavailable(f"Temporal at {address} does not answer: {str(error)[:200]}") from None
     info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     await client.count_workflows("WorkflowId = 'none'")
     if await are_known(client):
