@@ -12,16 +12,19 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
+from urllib.parse import urlparse
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import PubAck
 from nats.js.client import JetStreamContext
+from nats.js.errors import APIError
 
 from bridge.address import Address, parse_address
 from bridge.limitedlog import LimitedLog
+from bridge.nearby import DEFAULT_NATS, find_nats
 from schema.errors import ConfigError, ServerUnavailable
 
 NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
@@ -36,8 +39,29 @@ _CLOSE_SECONDS = 2.0
 logger = logging.getLogger(__name__)
 
 
+def words_of(error: Exception) -> str:
+    """What went wrong on NATS, in the server's own words where it said some."""
+    match error:
+        case APIError(description=str(said), err_code=code):
+            return f"{said} (JetStream error {code})"
+        case TimeoutError():
+            return "no answer in time"
+        case _:
+            return str(error) or type(error).__name__
+
+
 class _Client(Client):
-    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS."""
+    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS.
+
+    With `locate` it asks before each attempt to connect where the server is by now.
+    """
+
+    locate: Callable[[], str | None] | None = None
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self.locate is not None and (found := self.locate()) is not None:
+            s.uri = urlparse(found)
+        await super()._connect_to_server(s)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         server = self._current_server
@@ -64,6 +88,7 @@ class NatsConnection:
         self._tasks: set[asyncio.Task[bool]] = set()
         self._begun = False
         self._log = LimitedLog(logger)
+        self._asking = False
 
     @property
     def max_payload(self) -> int:
@@ -125,6 +150,23 @@ class NatsConnection:
             raise ServerUnavailable(f"NATS at {self.shown} does not answer")
         if self.violations:
             raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {self.violations[0]}")
+
+    async def may_publish(self, subject: str) -> bool:
+        """Whether this user may publish there, asked by an empty message that wants no answer.
+
+        For a connection that only asks: its `violations` are forgotten. Raises `ServerUnavailable` on silence.
+        """
+        self.violations.clear()
+        self._asking = True
+        try:
+            await self.send(subject, b"")
+            await self.verify()
+        except ConfigError:
+            return False
+        finally:
+            self._asking = False
+            self.violations.clear()
+        return True
 
     async def drain_subscription(self, subscription: Subscription, timeout: float = 2.0) -> None:
         """End a subscription after what was already sent to it has been handled; bounded, never raises."""
@@ -196,6 +238,14 @@ class NatsConnection:
         await self.nc.connect(**options)
         self.connected.set()
 
+    def locate(self) -> str | None:
+        """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
+        found = find_nats()
+        if found is not None and found != self.shown:
+            logger.warning("NATS at %s: it is at %s now", self.shown, found)
+            self.shown = found
+        return found
+
     def refusal(self) -> asyncio.Future[None]:
         """Used by `connect`: done once the server has refused the login."""
         return self._refused
@@ -206,7 +256,8 @@ class NatsConnection:
         lowered = text.lower()
         if "permissions violation" in lowered:
             self.violations.append(text)
-            self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
+            if not self._asking:
+                self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
         elif "authorization violation" in lowered or "authentication" in lowered:
             if not self._refused.done():
                 self._refused.set_result(None)
@@ -237,17 +288,24 @@ class NatsConnection:
 
 
 async def connect(
-    url: str, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
+    url: str | None = None,
+    *,
+    name: str,
+    inbox_prefix: str | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> NatsConnection:
     """Connect, waiting as long as it takes for a server that is down.
 
-    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Answers come
-    to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets a
-    line that names the server, never the password, every few seconds.
+    `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Without one it
+    is that of a `turnstile up` in this directory or above, asked again at every reconnect, else port 4222 here. Answers
+    come to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets
+    a line that names the server, never the password, every few seconds.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
-    address = parse_address(url)
+    address = parse_address(url or find_nats() or DEFAULT_NATS)
     conn = NatsConnection(address.shown)
+    if url is None:
+        conn.nc.locate = conn.locate
     attempt = asyncio.create_task(conn.open(address, name, inbox_prefix or address.inbox_prefix))
     try:
         await _await_server(conn, attempt, on_wait or logger.warning)

@@ -17,7 +17,7 @@ from enum import Enum, auto
 from nats.errors import BadHeaderError, BadSubjectError
 from nats.js.errors import NoStreamResponseError
 
-from bridge.connection import NATS_TROUBLE, NatsConnection
+from bridge.connection import NATS_TROUBLE, NatsConnection, words_of
 from bridge.limitedlog import LimitedLog
 from bridge.streams import declare_streams
 from schema.errors import BadRequest, ServerUnavailable, TurnstileError
@@ -32,7 +32,7 @@ _DECLARE_AGAIN_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-class _Sent(Enum):
+class _Fate(Enum):
     DONE = auto()
     """Stored, or best effort and on its way."""
     UNKNOWN = auto()
@@ -41,6 +41,17 @@ class _Sent(Enum):
     """It is not stored, and sending it again cannot help."""
     HOMELESS = auto()
     """It is not stored: no stream takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    fate: _Fate
+    why: str = ""
+    """Why it is not stored, in the server's words where it said some."""
+
+
+_DONE, _REFUSED = _Sent(_Fate.DONE), _Sent(_Fate.REFUSED)
+_HOMELESS = _Sent(_Fate.HOMELESS, "no stream takes it")
 
 
 @dataclass(slots=True)
@@ -85,12 +96,13 @@ class NatsPublisher:
             await self._until_connected(pause, deadline)
             pause = min(pause * 2, longest)
             self.counts.retried += len(missing)
-            missing = await self._send_all(missing)
+            missing = await self._send_all([message for message, _ in missing])
         if missing:
             self.counts.lost += len(missing)
-            raise ServerUnavailable(
-                f"NATS at {self._conn.shown} acknowledged no message on {missing[0].subject} in {self._give_up:g} s"
-            )
+            message, why = missing[0]
+            tried = f" in {self._give_up:g} s" if self._give_up else ""
+            told = f"acknowledged no message on {message.subject}{tried}: {why}"
+            raise ServerUnavailable(f"NATS at {self._conn.shown} {told}")
         for message in too_large:
             self._lose(message, "too large")
             if message.required:
@@ -108,19 +120,16 @@ class NatsPublisher:
         else:
             self.counts.emitted += 1
 
-    async def _send_all(self, messages: list[Message]) -> list[Message]:
-        """Send in order; returns the required messages that were not acknowledged."""
+    async def _send_all(self, messages: list[Message]) -> list[tuple[Message, str]]:
+        """Send in order; returns the required messages that were not acknowledged, each with the reason."""
         sent = await self._send_each(messages)
-        homeless = [number for number, found in enumerate(sent) if found is _Sent.HOMELESS]
+        homeless = [number for number, found in enumerate(sent) if found.fate is _Fate.HOMELESS]
         if homeless and await self._declared():
             again = await self._send_each([messages[number] for number in homeless])
             for number, found in zip(homeless, again, strict=True):
                 sent[number] = found
-        missing: list[Message] = []
-        for message, found in zip(messages, sent, strict=True):
-            if message.required and found is not _Sent.DONE:
-                missing.append(message)
-        return missing
+        told = zip(messages, sent, strict=True)
+        return [(each, found.why) for each, found in told if each.required and found.fate is not _Fate.DONE]
 
     async def _send_each(self, messages: list[Message]) -> list[_Sent]:
         if len(messages) == 1:
@@ -134,29 +143,29 @@ class NatsPublisher:
             if message.required:
                 raise BadRequest(f"a message on {message.subject[:120]!r} cannot be sent: {error}") from None
             self._lose(message, error)
-            return _Sent.REFUSED
+            return _REFUSED
         except NoStreamResponseError:
-            return _Sent.HOMELESS
+            return _HOMELESS
         except NATS_TROUBLE as error:
             if not message.required:
                 self._lose(message, error)
-            return _Sent.UNKNOWN
+            return _Sent(_Fate.UNKNOWN, words_of(error))
 
     async def _pass_on(self, message: Message) -> _Sent:
         """While disconnected into the buffer, which goes out with the reconnect."""
         await self._conn.send(message.subject, message.payload, headers=message.headers)
         self.counts.unconfirmed += 1
-        return _Sent.DONE
+        return _DONE
 
     async def _store(self, message: Message) -> _Sent:
         if not self._conn.connected.is_set():  # an acknowledgement would take its full timeout now
             if self._give_up:
                 await self._conn.send(message.subject, message.payload, headers=message.headers)
-            return _Sent.UNKNOWN
+            return _Sent(_Fate.UNKNOWN, "not connected")
         ack = await self._conn.store(message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS)
         self.counts.stored += 1
         self.counts.duplicates += bool(ack.duplicate)
-        return _Sent.DONE
+        return _DONE
 
     async def _declared(self) -> bool:
         """Declare the streams, at once for all who ask; False where that fails, or failed a moment ago."""

@@ -113,21 +113,21 @@ async def declare_streams(conn: NatsConnection, *, gone_seconds: float = GONE_SE
         await asyncio.sleep(gone_seconds)
         missing = [wanted for wanted in missing if not await _widen(conn, wanted)]
     for wanted in missing:
-        await _api(conn, f"STREAM.CREATE.{wanted['name']}", wanted)
+        await call_api(conn, f"STREAM.CREATE.{wanted['name']}", wanted)
 
 
 async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
     """Whether the stream is there; then it has at least what `wanted` asks."""
     name = wanted["name"]
     try:
-        info = await _api(conn, f"STREAM.INFO.{name}", {})
+        info = await call_api(conn, f"STREAM.INFO.{name}", {})
     except JetStreamError as error:
         if error.status != _NOT_FOUND:
             raise
         return False
     config = info.get("config")
     if isinstance(config, dict) and (wider := widened(config, wanted)) != config:
-        await _api(conn, f"STREAM.UPDATE.{name}", wider)
+        await call_api(conn, f"STREAM.UPDATE.{name}", wider)
     return True
 
 
@@ -243,10 +243,10 @@ async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bo
     for name in (str(stream["name"]) for stream in _STREAMS):
         try:
             if dry_run:
-                info = await _api(conn, f"STREAM.INFO.{name}", {"subjects_filter": wanted})
+                info = await call_api(conn, f"STREAM.INFO.{name}", {"subjects_filter": wanted})
                 found[name] = sum(_StreamInfo.model_validate(info).state.subjects.values())
             else:
-                purged = await _api(conn, f"STREAM.PURGE.{name}", {"filter": wanted})
+                purged = await call_api(conn, f"STREAM.PURGE.{name}", {"filter": wanted})
                 found[name] = _Purged.model_validate(purged).purged
         except JetStreamError as error:
             if error.status != _NOT_FOUND:
@@ -257,7 +257,7 @@ async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bo
 
 async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _ConsumerInfo | None:
     try:
-        return _ConsumerInfo.model_validate(await _api(conn, f"CONSUMER.INFO.{stream}.{name}", {}))
+        return _ConsumerInfo.model_validate(await call_api(conn, f"CONSUMER.INFO.{stream}.{name}", {}))
     except JetStreamError as error:
         if error.status == _NOT_FOUND:
             return None
@@ -267,16 +267,16 @@ async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _Consu
 async def _create_consumer(conn: NatsConnection, stream: str, config: JsonObject) -> None:
     # the subject with the filter in it is the one a bridge's user may publish to
     subject = f"CONSUMER.CREATE.{stream}.{config['name']}.{config['filter_subject']}"
-    await _api(conn, subject, {"stream_name": stream, "config": config})
+    await call_api(conn, subject, {"stream_name": stream, "config": config})
 
 
 async def _remake_consumer(conn: NatsConnection, stream: str, wanted: JsonObject, acknowledged: int) -> None:
-    await _api(conn, f"CONSUMER.DELETE.{stream}.{wanted['name']}", {})
+    await call_api(conn, f"CONSUMER.DELETE.{stream}.{wanted['name']}", {})
     start: JsonObject = {"deliver_policy": "by_start_sequence", "opt_start_seq": acknowledged + 1}
     await _create_consumer(conn, stream, {**wanted, **start, "replay_policy": "instant"})
 
 
-async def _api(conn: NatsConnection, subject: str, body: JsonObject) -> JsonObject:
+async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> JsonObject:
     """One call of the JetStream API; raises `JetStreamError` or `ServerUnavailable`."""
     payload = encode(body) if body else b""
     try:
@@ -290,5 +290,6 @@ async def _api(conn: NatsConnection, subject: str, body: JsonObject) -> JsonObje
     if error is None:
         return response
     if error.code == _UNAVAILABLE:
-        raise ServerUnavailable(f"JetStream at {conn.shown}: {error.description}")
-    raise JetStreamError(f"JetStream refuses {subject}: {error.description}", error.code, error.err_code)
+        raise ServerUnavailable(f"JetStream at {conn.shown}: {error.description} (error {error.err_code})")
+    told = f"JetStream refuses {subject}: {error.description} (error {error.err_code})"
+    raise JetStreamError(told, error.code, error.err_code)

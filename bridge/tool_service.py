@@ -10,7 +10,7 @@
         '''
         ...
 
-    service.main()  # or, in a program of your own: await service.run(nats_url)
+    service.main()  # or, in a program of your own: await service.run()
 
 Every call is answered: with the function's value, or with a failed result that says why there is none. Run as many
 replicas as you like: they share one durable consumer for each tool, and one of them runs a call. At least once, if a
@@ -131,13 +131,15 @@ class ToolService:
 
     async def run(
         self,
-        nats_url: str,
+        nats_url: str | None = None,
         *,
         stop: asyncio.Event | None = None,
         ready: Callable[[], None] | None = None,
         inbox_prefix: str | None = None,
     ) -> None:
         """Answer calls until `stop`, or SIGTERM or SIGINT where no `stop` is given; then drain.
+
+        Without `nats_url` it finds the NATS of a `turnstile up` in this directory or above, wherever that has moved.
 
         Running calls have `drain_seconds` to end, then other replicas run them. Raises `ConfigError` if NATS refuses
         this user something, `ServerUnavailable` once the connection is closed for good. End it by `stop` rather than
@@ -170,7 +172,7 @@ class ToolService:
                 ready()
             await self._serve(conn, list(self._workers.values()), stop)
 
-    async def declare(self, nats_url: str) -> None:
+    async def declare(self, nats_url: str | None = None) -> None:
         """Make the tools' consumers, as a user who may, for a service whose own user may not."""
         conn = await connect(nats_url, name="turnstile-tools-declare")
         try:
@@ -183,8 +185,8 @@ class ToolService:
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The program of a tool: serves until it is told to end; with `--yaml`, writes its definition instead."""
         parser = argparse.ArgumentParser(description=f"Answers calls of {', '.join(self._specs)}.")
-        url = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
-        parser.add_argument("--nats", metavar="URL", default=url, help="nats://… of the kernel (default: $NATS_URL)")
+        told = "nats://… of the kernel (default: $NATS_URL, else that of a `turnstile up` in this directory or above)"
+        parser.add_argument("--nats", metavar="URL", default=os.environ.get("NATS_URL") or None, help=told)
         told = "write the file for `turnstile tool put` of this tool (or of the only one) and end"
         parser.add_argument("--yaml", metavar="TOOL", nargs="?", const="", help=told)
         told = "serve this project only, by a consumer of its own (docs/tools.md, permissions)"

@@ -1,4 +1,4 @@
-"""How it stands now, over all projects, for `turnstile top` and metrics. Bounded, indexed reads; decides nothing."""
+"""How it stands now, over all projects, for `top`, `doctor` and metrics. Bounded, indexed reads; decides nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from pydantic import Json
 from ledger.queries import Connection, query
 from ledger.sweep import WORKER_SILENT_SECONDS
 from schema.base import Tolerant
+from schema.ids import ProjectId
 
 ROW_LIMIT = 10_000
 """Rows of a kind that are looked at; what is more is not counted."""
@@ -39,6 +40,49 @@ class Standing(InboxLag):
     repairs: Json[dict[str, int]]
     workers: Json[dict[str, int]]
     open_threads: int
+
+
+class TargetUse(Tolerant):
+    """A worker target that agents or profiles of any project name; `example` is one of them."""
+
+    worker_target: str
+    agents: int
+    profiles: int
+    example: str
+
+
+class LiveWorker(Tolerant):
+    """A worker, or a service of its own, that signed on lately for a target."""
+
+    instance: str
+    worker_target: str
+    seen_seconds: float
+
+
+class ToolTarget(Tolerant):
+    """Where the calls of a tool go."""
+
+    project_id: ProjectId
+    tool_name: str
+    target_subject: str | None
+
+
+async def list_target_uses(conn: Connection) -> list[TargetUse]:
+    """The targets that agents and profiles name; one round trip."""
+    rows = await query("list_target_uses").many(conn, row_limit=ROW_LIMIT)
+    return [TargetUse.model_validate(dict(row)) for row in rows]
+
+
+async def list_live_workers(conn: Connection) -> list[LiveWorker]:
+    """Who serves which target now; one round trip."""
+    rows = await query("list_live_workers").many(conn, silent_seconds=WORKER_SILENT_SECONDS, row_limit=ROW_LIMIT)
+    return [LiveWorker.model_validate(dict(row)) for row in rows]
+
+
+async def list_tool_targets(conn: Connection) -> list[ToolTarget]:
+    """The tools of all projects; one round trip."""
+    rows = await query("list_tool_targets").many(conn, row_limit=ROW_LIMIT)
+    return [ToolTarget.model_validate(dict(row)) for row in rows]
 
 
 async def measure_inbox(conn: Connection, worker_targets: Sequence[str] | None = None) -> InboxLag:

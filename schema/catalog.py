@@ -204,6 +204,16 @@ _SUBJECTS = (
         receivers=_CLIENT,
     ),
     Entry(
+        subject="evt.sys.probe",
+        summary="Whether the stream takes messages: stored and found again, in its own project. Nobody acts on it.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=None,
+        headers=None,
+        senders=_KERNEL,
+        receivers=_KERNEL,
+    ),
+    Entry(
         subject="str.agent.{agent_id}.chunk",
         summary="Streamed text of a turn, as the model writes it. Nothing is decided by it.",
         transport=Transport.CORE,

@@ -19,6 +19,8 @@ BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
 UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
+_PROBE = "_probe"
+
 AgentEvent = Literal["state", "step", "task", "inbox_progress"]
 """The last token of an agent's events."""
 
@@ -116,6 +118,17 @@ def action_ack(project: ProjectId, channel: ChannelId) -> str:
 def pump_reply(project: ProjectId, channel: ChannelId) -> str:
     """Where requesters of the message pump are answered: `evt.sys.pump.reply`."""
     return _build(project, channel, "evt", "sys", "pump", "reply")
+
+
+def stream_probes(probe: str) -> dict[str, str]:
+    """A subject of each stream, of one probe alone, that nobody listens to: of a target and a project nobody has."""
+    project, channel = ProjectId(_PROBE), ChannelId(token(probe, "probe"))
+    return {CMD_STREAM: wakeup(project, channel, _PROBE), EVT_STREAM: probe_event(project, channel)}
+
+
+def probe_event(project: ProjectId, channel: ChannelId) -> str:
+    """What a probe stores in the event stream: `evt.sys.probe`."""
+    return _build(project, channel, "evt", "sys", "probe")
 
 
 def tool_target(target: str, suffix: str) -> str:

@@ -6,11 +6,10 @@ Each check is a line that says what is and, where something is wrong, what to do
 import asyncio
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, TypeVar
 
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 
@@ -21,30 +20,21 @@ from bridge.engine import are_known, ensure_readable
 from ledger.migrate import pending
 from ledger.pool import Pool
 from ledger.usage import list_profile_models
-from schema.base import Strict
-from schema.errors import ConfigError, TurnstileError
+from schema.errors import ConfigError, ServerUnavailable, TurnstileError
 from turnstile import wiring
+from turnstile.checks import SECONDS, Check, looked
 from turnstile.conversations import served_targets
-from turnstile.embedded import Endpoints
+from turnstile.embedded import Endpoints, find_data, read_endpoints
+from turnstile.embedded.server import log_path
 from turnstile.engine import connect_engine
 from turnstile.models import real_model, route_models
+from turnstile.serving import check_serving
 from turnstile.settings import Settings
 from turnstile.versions import list_builds
 
-T = TypeVar("T")
 COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
 """Versions that stole keys; pip would not say so."""
 _TOLD = ("temporalio", "nats-py", "pydantic")
-_SECONDS = 5.0
-
-
-class Check(Strict):
-    """One line."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    says: str
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +49,33 @@ class _Doctor:
         except ConfigError as error:
             return [Check(name="servers", status="warn", says=str(error), hint="`turnstile up` starts all of them")]
         looks = [
-            _answers("PostgreSQL", lambda: _postgres(endpoints.database_url)),
-            _answers("NATS", lambda: _nats(endpoints.nats_url)),
-            _answers("Temporal", lambda: _temporal(self.settings, endpoints)),
+            looked("PostgreSQL", lambda: _postgres(endpoints.database_url)),
+            looked("NATS", lambda: _nats(endpoints.nats_url)),
+            looked("Temporal", lambda: _temporal(self.settings, endpoints)),
         ]
         if self.settings.worker.deployment_name:
-            looks.append(_answers("worker version", lambda: _version(self.settings, endpoints)))
-        return list(await asyncio.gather(*looks))
+            looks.append(looked("worker version", lambda: _version(self.settings, endpoints)))
+        looks.append(check_serving(self.settings, endpoints, self._nats_log(endpoints)))
+        return [check for found in await asyncio.gather(*looks) for check in found]
+
+    def _nats_log(self, endpoints: Endpoints) -> Path | None:
+        """The log of the NATS of a `turnstile up` here, if that is the one in use."""
+        data = find_data(self.data)
+        found = read_endpoints(data) if data is not None else None
+        own = data is not None and found is not None and found.nats_url == endpoints.nats_url
+        return log_path(data, "nats") if data is not None and own else None
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those asked about."""
         wanted = dict.fromkeys(self.models)
         try:
             pool = Pool(
-                wiring.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=_SECONDS
+                wiring.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
             )
         except ConfigError:
             return list(wanted), []
         try:
-            async with asyncio.timeout(_SECONDS):
+            async with asyncio.timeout(SECONDS):
                 found = await pool.run(list_profile_models)
         except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
             says = f"profiles could not be read ({type(error).__name__})"
@@ -91,7 +89,17 @@ async def examine(settings: Settings, data: Path | None, models: Sequence[str]) 
     """All checks: versions, settings, servers, key files, and the models of profiles and of `models`."""
     doctor = _Doctor(settings, data, models)
     servers, (named, problems) = await asyncio.gather(doctor.servers(), doctor.named_models())
-    return [*versions(), *servers, *problems, *key_files(settings), *await check_models(settings, named)]
+    checks = [*versions(), *servers, *problems, *key_files(settings), *await check_models(settings, named)]
+    return [*checks, verdict(checks)]
+
+
+def verdict(checks: Sequence[Check]) -> Check:
+    """Whether turns could run here, and what keeps them from it."""
+    if failed := [each.name for each in checks if each.status == "fail"]:
+        return Check(name="turns", status="fail", says=f"cannot all run here; mend first: {', '.join(failed)}")
+    if any(each.name == "servers" for each in checks):
+        return Check(name="turns", status="warn", says="cannot run yet: no servers are known")
+    return Check(name="turns", status="ok", says="can run here")
 
 
 def versions() -> list[Check]:
@@ -157,19 +165,8 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
     return found
 
 
-async def _answers(name: str, look: Callable[[], Awaitable[Check]]) -> Check:
-    try:
-        async with asyncio.timeout(_SECONDS):
-            return await look()
-    except TimeoutError:
-        says = f"no answer in {_SECONDS:g} s"
-    except Exception as error:  # noqa: BLE001 -- whatever a client raises is the finding
-        says = str(error) if isinstance(error, TurnstileError) else type(error).__name__
-    return Check(name=name, status="fail", says=says, hint="see that it runs and that its address is right")
-
-
-async def _postgres(url: str) -> Check:
-    pool = Pool(url, size=1, name="turnstile doctor", patience=_SECONDS)
+async def _postgres(url: str) -> list[Check]:
+    pool = Pool(url, size=1, name="turnstile doctor", patience=SECONDS)
     try:
         await pool.open()
         missing = await pending(pool)
@@ -177,42 +174,47 @@ async def _postgres(url: str) -> Check:
         await pool.close()
     if missing:
         hint = "run `turnstile migrate`"
-        return Check(name="PostgreSQL", status="fail", says=f"{pool.server} lacks {len(missing)} migrations", hint=hint)
-    return Check(name="PostgreSQL", status="ok", says=pool.server)
+        return [
+            Check(name="PostgreSQL", status="fail", says=f"{pool.server} lacks {len(missing)} migrations", hint=hint)
+        ]
+    return [Check(name="PostgreSQL", status="ok", says=pool.server)]
 
 
-async def _nats(url: str) -> Check:
+async def _nats(url: str) -> list[Check]:
     conn = await connect(url, name="turnstile doctor")
     try:
         await conn.send("$JS.API.INFO", b"")
         await conn.verify()
         account = await conn.js.account_info()
     except ConfigError:  # a client's user: it may not ask, and need not
-        return Check(name="NATS", status="ok", says=f"{conn.shown}; this user may not ask about JetStream")
+        return [Check(name="NATS", status="ok", says=f"{conn.shown}; this user may not ask about JetStream")]
     finally:
         await conn.close()
-    return Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")
+    return [Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")]
 
 
-async def _temporal(settings: Settings, endpoints: Endpoints) -> Check:
+async def _temporal(settings: Settings, endpoints: Endpoints) -> list[Check]:
     address, namespace = endpoints.temporal_address, endpoints.temporal_namespace
-    client = await connect_engine(settings.temporal, endpoints)
+    try:
+        client = await connect_engine(settings.temporal, endpoints)
+    except RuntimeError as error:  # what the SDK raises for a server that does not answer
+        raise ServerUnavailable(f"Temporal at {address} does not answer: {str(error)[:200]}") from None
     info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     await client.count_workflows("WorkflowId = 'none'")
     if await are_known(client):
         await ensure_readable(client, served_targets(settings))
     sealed = f", payloads encrypted by {settings.temporal.codec}" if settings.temporal.codec else ""
     says = f"{address}, namespace {namespace}, version {info.server_version}{sealed}"
-    return Check(name="Temporal", status="ok", says=says)
+    return [Check(name="Temporal", status="ok", says=says)]
 
 
-async def _version(settings: Settings, endpoints: Endpoints) -> Check:
+async def _version(settings: Settings, endpoints: Endpoints) -> list[Check]:
     """Whether the build that these settings name is the one that runs turns."""
     worker = settings.worker
     builds = await list_builds(await connect_engine(settings.temporal, endpoints), worker.deployment_name)
     current = next((each.build_id for each in builds if each.current), None)
     told = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
     if current == worker.build_id:
-        return Check(name="worker version", status="ok", says=told)
+        return [Check(name="worker version", status="ok", says=told)]
     hint = f"workers of {worker.build_id} wait until `turnstile worker-version set-current {worker.build_id}`"
-    return Check(name="worker version", status="warn", says=told, hint=hint)
+    return [Check(name="worker version", status="warn", says=told, hint=hint)]

@@ -122,12 +122,13 @@ async def run_worker(
     *,
     ready: Ready | None = None,
     standby: bool = True,
+    health: Health | None = None,
 ) -> None:
     """Run turns of `[worker].worker_targets` until `stop`.
 
     Raises `TargetHeld` if one that belongs to one process is another's and this is no `standby` (protocol §8).
     """
-    await _run(settings, endpoints, stop, ready, worker=True, bridge=False, standby=standby)
+    await _run(settings, endpoints, stop, ready, worker=True, bridge=False, standby=standby, health=health)
 
 
 async def run_bridge(
@@ -137,16 +138,22 @@ async def run_bridge(
     *,
     ready: Ready | None = None,
     standby: bool = True,
+    health: Health | None = None,
 ) -> None:
     """Serve doorbells, verbs and the safety net until `stop`; raises `TargetHeld` as `run_worker` does."""
-    await _run(settings, endpoints, stop, ready, worker=False, bridge=True, standby=standby)
+    await _run(settings, endpoints, stop, ready, worker=False, bridge=True, standby=standby, health=health)
 
 
 async def run_both(
-    settings: Settings, endpoints: Endpoints, stop: asyncio.Event, *, ready: Ready | None = None
+    settings: Settings,
+    endpoints: Endpoints,
+    stop: asyncio.Event,
+    *,
+    ready: Ready | None = None,
+    health: Health | None = None,
 ) -> None:
     """Worker and bridge in one process on one Temporal client, so that turns start eagerly here."""
-    await _run(settings, endpoints, stop, ready, worker=True, bridge=True, standby=True)
+    await _run(settings, endpoints, stop, ready, worker=True, bridge=True, standby=True, health=health)
 
 
 async def _run(
@@ -158,8 +165,9 @@ async def _run(
     worker: bool,
     bridge: bool,
     standby: bool,
+    health: Health | None,
 ) -> None:
-    health = Health()
+    health = health or Health()
     async with AsyncExitStack() as stack:
         opened = await _unless_told(stop, _open(settings, endpoints, stack, health, worker=worker, bridge=bridge))
         if opened is None:
@@ -167,10 +175,10 @@ async def _run(
         pool, conn, client, telemetry, bells = opened
         alone = Alone(endpoints.database_url, client.identity, standby)
         async with asyncio.TaskGroup() as group:
+            if bridge:  # first: making workers holds the loop for seconds on a busy machine, and NATS would seem silent
+                await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
             if worker:
                 _start_workers(settings, pool, client, alone, stop, group)
-            if bridge:
-                await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
             group.create_task(_watch_connection(conn, stop))
             health.serves()
             if ready is not None:

@@ -6,7 +6,7 @@ an error that shows its log. Whichever way this process ends, the servers end wi
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import Any, TypeVar, cast
 
 from schema.errors import TurnstileError
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.health import Health
+from turnstile.healthfile import health_told
 from turnstile.processes import MigrationReport, migrate_all, run_both
 from turnstile.settings import Settings
+from turnstile.streamwatch import StreamWatch, WatchTimes
 from turnstile.wiring import NAMESPACE
 
 T = TypeVar("T")
@@ -47,6 +50,7 @@ async def run_up(
     *,
     say: Callable[[str], None],
     ready: Callable[[Running], None],
+    watch: WatchTimes | None = None,
 ) -> None:
     """Run until `stop` is set, then drain; `ready` is called once all serve.
 
@@ -62,11 +66,17 @@ async def run_up(
     )
     try:
         async with AsyncExitStack() as resources:
+            health = await resources.enter_async_context(health_told(data, "up"))
             endpoints = await unless(stop, servers.start())
             resources.push_async_callback(servers.stop)
+            for moved in servers.moved:
+                say(
+                    f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program has, to "
+                    f"{moved.port}: who was given the old address, as in NATS_URL, must be given the new one"
+                )
             migrated = await unless(stop, migrate_all(settings, endpoints))
             running = Running(endpoints, servers.embedded, migrated)
-            await _serve(settings, servers, stop, say, lambda: ready(running))
+            await _serve(settings, servers, stop, say, lambda: ready(running), health, watch or WatchTimes())
     except Stopped:
         return
 
@@ -92,10 +102,12 @@ async def _serve(
     stop: asyncio.Event,
     say: Callable[[str], None],
     ready: Callable[[], None],
+    health: Health,
+    watch: WatchTimes,
 ) -> None:
     halt = asyncio.Event()
-    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready))
-    guard = asyncio.create_task(_guard(servers, say))
+    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready, health=health))
+    guard = asyncio.create_task(_guard(servers, say, watch))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({program, guard, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,8 +121,34 @@ async def _serve(
     program.result()
 
 
-async def _guard(servers: EmbeddedServers, say: Callable[[str], None]) -> None:
-    """Start each server that dies again, once; raises `ServerDied` the second time."""
+async def _guard(servers: EmbeddedServers, say: Callable[[str], None], watch: WatchTimes) -> None:
+    """Start what dies or refuses again; raises `ServerDied` when the same server dies a second time."""
+    starting = asyncio.Lock()
+
+    async def restart(name: ServerName) -> None:
+        async with starting:
+            await servers.restart(name)
+
+    watching = asyncio.create_task(_watch(servers, say, watch, lambda: restart("nats")))
+    try:
+        await _revive(servers, say, restart)
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+async def _watch(
+    servers: EmbeddedServers, say: Callable[[str], None], times: WatchTimes, restart: Callable[[], Awaitable[None]]
+) -> None:
+    if "nats" in servers.embedded:
+        home, log = servers.home("nats")
+        await StreamWatch(servers.endpoints.nats_url, home, log, restart=restart, say=say, times=times).run()
+
+
+async def _revive(
+    servers: EmbeddedServers, say: Callable[[str], None], restart: Callable[[ServerName], Awaitable[None]]
+) -> None:
+    """Start each server that dies again, once."""
     restarted: set[str] = set()
     while True:
         failure = await servers.wait_failed()
@@ -122,7 +160,7 @@ async def _guard(servers: EmbeddedServers, say: Callable[[str], None]) -> None:
             )
         restarted.add(failure.server)
         say(_died(failure, "Starting it again on the same data; turns go on when it answers."))
-        await servers.restart(cast("ServerName", failure.server))
+        await restart(cast("ServerName", failure.server))
         say(f"{failure.server} answers again")
 
 

@@ -1,6 +1,6 @@
 """A tool that reads the web, but only the hosts you allow.
 
-FETCH_ALLOWED_HOSTS=docs.python.org,127.0.0.1:8000 python examples/tools/http_fetch.py --nats nats://127.0.0.1:4222
+FETCH_ALLOWED_HOSTS=docs.python.org,127.0.0.1:8000 python examples/tools/http_fetch.py
 
 An entry is `host` (its ports 80 and 443), `host:port`, or `*.domain` for its subdomains. Redirects are followed within
 the allowed hosts only. At most 100 kB are read, in at most 15 seconds; nothing but GET is ever sent. It trusts the

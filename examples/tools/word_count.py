@@ -1,6 +1,6 @@
 """A tool in ten lines: how long a text is.
 
-python examples/tools/word_count.py --nats nats://127.0.0.1:4222
+python examples/tools/word_count.py
 """
 
 from typing import Literal

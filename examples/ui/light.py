@@ -1,6 +1,6 @@
 """A tool with a button: a lamp that is on or off. Models may call it too, where a profile allows it.
 
-python examples/ui/light.py --nats nats://127.0.0.1:4222
+python examples/ui/light.py
 """
 
 from bridge.tool_service import ToolService

@@ -1,6 +1,6 @@
 """A button without a browser: presses it, and prints each ack as one line of JSON.
 
-python examples/ui/press.py --nats nats://127.0.0.1:4222 --agent guide switch_light '{"on": true}'
+python examples/ui/press.py --agent guide switch_light '{"on": true}'
 """
 
 import argparse
@@ -35,7 +35,7 @@ async def press(options: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nats", default="nats://127.0.0.1:4222")
+    parser.add_argument("--nats", help="nats://… (default: that of a `turnstile up` in this directory or above)")
     parser.add_argument("--project", default="demo")
     parser.add_argument("--channel", default="public")
     parser.add_argument("--agent", required=True)

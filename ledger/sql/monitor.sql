@@ -51,3 +51,24 @@ SELECT now() AS seen_at,
                      WHERE v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8) GROUP BY v.worker_target) w),
                 '{}') AS workers,
        (SELECT count(*) FROM (SELECT FROM state.threads t WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
+
+-- name: list_target_uses :many
+-- The worker targets that agents and profiles name, with how many do, and one of them by name.
+WITH named AS (
+    (SELECT a.worker_target, 1 AS agents, 0 AS profiles, 'agent ' || a.agent_id || ' of ' || a.project_id AS example
+     FROM resource.project_agents a LIMIT :row_limit::int)
+    UNION ALL
+    (SELECT p.worker_target, 0, 1, 'profile ' || p.name || ' of ' || p.project_id FROM resource.profiles p LIMIT :row_limit::int)
+)
+SELECT n.worker_target, sum(n.agents)::bigint AS agents, sum(n.profiles)::bigint AS profiles, min(n.example) AS example
+FROM named n WHERE n.worker_target IS NOT NULL GROUP BY n.worker_target ORDER BY n.worker_target;
+
+-- name: list_live_workers :many
+-- Who signed on lately, for which target, and how long ago.
+SELECT w.instance, w.worker_target, greatest(0, extract(epoch FROM now() - w.last_seen_at))::float8 AS seen_seconds
+FROM state.workers w WHERE w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+ORDER BY w.instance, w.worker_target LIMIT :row_limit::int;
+
+-- name: list_tool_targets :many
+-- The tools of all projects, and where their calls go.
+SELECT t.project_id, t.tool_name, t.target_subject FROM resource.tools t ORDER BY t.project_id, t.tool_name LIMIT :row_limit::int;

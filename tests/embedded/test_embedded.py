@@ -22,6 +22,7 @@ from turnstile.embedded.errors import (
     ServerNotRunning,
     ServerStartFailed,
 )
+from turnstile.embedded.ports import Moved, choose_ports
 from turnstile.embedded.postgres_server import find_postgres_program
 from turnstile.embedded.server import is_listening
 
@@ -181,8 +182,22 @@ async def test_a_taken_port_is_left_alone(tmp_path: Path) -> None:
 
     async with only_nats() as servers:
         first = port_of(servers.endpoints.nats_url)
+        assert servers.moved == []
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", first), only_nats() as servers:
-        assert port_of(servers.endpoints.nats_url) != first
+        moved = port_of(servers.endpoints.nats_url)
+        assert moved != first
+        assert servers.moved == [Moved("nats", first, moved)]
+    async with only_nats() as servers:  # what another program had for a while is its own again
+        assert port_of(servers.endpoints.nats_url) == first
+        assert servers.moved == []
+
+
+def test_a_directory_that_was_removed_has_its_ports_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    first, _ = choose_ports(data)
+    (data / "ports.json").unlink()
+    assert choose_ports(data) == (first, [])
 
 
 async def test_external_addresses_are_passed_on(tmp_path: Path) -> None:

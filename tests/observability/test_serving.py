@@ -1,6 +1,7 @@
 """Whether a process serves: over HTTP beside its metrics, and by `turnstile health`."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.tools.stack import Stack
 from tests.turnstile.support import turnstile
 from turnstile import health
 from turnstile.health import Health
+from turnstile.healthfile import HealthFile, health_told
 from turnstile.metrics import serving_metrics
 from turnstile.settings.model import ObservabilitySettings
 
@@ -67,4 +69,24 @@ async def test_nobody_there_and_no_port(free_port: Callable[[], int], tmp_path: 
     ran = await turnstile("health", cwd=tmp_path, TURNSTILE__OBSERVABILITY__METRICS_PORT=str(free_port()))
     assert (ran.code, "no answer from a worker or bridge at 127.0.0.1:" in ran.err) == (3, True)
     ran = await turnstile("health", cwd=tmp_path)
-    assert (ran.code, "metrics_port is 0" in ran.err) == (2, True)
+    assert (ran.code, "no worker, bridge or `turnstile up` runs here" in ran.err) == (3, True)
+    assert "[observability].metrics_port" in ran.err
+
+
+async def test_processes_of_a_data_directory_are_found_without_settings(tmp_path: Path) -> None:
+    data = tmp_path / ".turnstile"
+    async with health_told(data, "up") as up, health_told(None, "worker"):
+        ran = await turnstile("health", cwd=tmp_path)
+        assert (ran.code, ran.out) == (1, f"up (process {os.getpid()}): starting\n")
+        up.serves()
+        below = tmp_path / "below"
+        below.mkdir()
+        ran = await turnstile("health", "--json", cwd=below)
+        told = {"standing": "serving", "processes": [{"role": "up", "pid": os.getpid(), "standing": "serving"}]}
+        assert (ran.code, ran.json()) == (0, told)
+        gone = await asyncio.create_subprocess_exec("true")
+        await gone.wait()
+        left = HealthFile(role="worker", pid=gone.pid, port=1)  # by a kill
+        (data / "run" / "health-left.json").write_text(left.model_dump_json())
+        assert (await turnstile("health", "--data", data, cwd=tmp_path)).code == 0
+    assert (await turnstile("health", "--data", data, cwd=tmp_path)).code == 3

@@ -5,6 +5,8 @@ no event of the turn is missed.
 """
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from pydantic import JsonValue, ValidationError
@@ -18,7 +20,7 @@ from schema.ids import AgentTurnId
 from schema.inbox import EnqueueReply, EnqueueRequest, StopReply
 from schema.states import TurnStatus
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
-from turnstile.cli.follow import follow_turn, telling_outages, wait_turn
+from turnstile.cli.follow import follow_turn, telling_interrupt, telling_outages, wait_turn, ways_of
 from turnstile.cli.live import LiveView
 from turnstile.cli.session import Session, patiently
 from turnstile.cli.turn_report import document_of, link_of, print_deliverable, read_report
@@ -47,19 +49,38 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
             reply = await _enqueue_directly(session, pool, request)
             _print_reply(session, reply, wait=wait)
             if wait:
-                await wait_turn(session, pool, turn_of(reply))
+                turn = turn_of(reply)
+                with telling_interrupt(session, f"turn {turn}", ways_of(turn)):
+                    await wait_turn(session, pool, turn)
                 await tell_end(session, pool, turn_of(reply))
     elif wait:
         async with session.ledger() as pool:
-            turn = await ask_and_follow(session, pool, request)
+            with _naming_direct():
+                turn = await ask_and_follow(session, pool, request, goes_on=True)
             await tell_end(session, pool, turn)
     else:
-        async with session.bridge() as client:
-            _print_reply(session, await enqueue(session, client, request), wait=False)
+        with _naming_direct():
+            async with session.bridge() as client:
+                _print_reply(session, await enqueue(session, client, request), wait=False)
 
 
-async def ask_and_follow(session: Session, pool: Pool, request: EnqueueRequest) -> AgentTurnId:
-    """Enqueue over NATS and show the turn live until it has ended; returns its id."""
+@contextmanager
+def _naming_direct() -> Generator[None]:
+    """What an enqueue can do without a bridge or NATS."""
+    try:
+        yield
+    except ServerUnavailable as error:
+        error.add_note("`enqueue --direct` needs the database alone")
+        raise
+
+
+async def ask_and_follow(
+    session: Session, pool: Pool, request: EnqueueRequest, *, goes_on: bool = False
+) -> AgentTurnId:
+    """Enqueue over NATS and show the turn live until it has ended; returns its id.
+
+    One that `goes_on` without this process is named when Ctrl-C ends the waiting.
+    """
     async with session.nats() as conn:
         client = BridgeClient(conn, session.project, session.channel)
         async with client.watching(request.agent_id, include_chunks=True) as events:
@@ -68,7 +89,8 @@ async def ask_and_follow(session: Session, pool: Pool, request: EnqueueRequest) 
             turn = turn_of(reply)
             # one document with --json, so what streams is not shown there
             view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
-            with telling_outages(session, conn):
+            interrupt = telling_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
+            with telling_outages(session, conn), interrupt:
                 await follow_turn(session, pool, turn, events, view)
             return turn
 

@@ -36,10 +36,9 @@ _HINTS = {
     "unknown_build": "start a worker of that build first; `turnstile worker-version list` shows who has polled",
     "missing_targets": "its workers must poll for these first; --ignore-missing goes on without",
     "target_held": "without --no-standby it waits until the target is free",
-    "no_bridge": "start `turnstile bridge` or `turnstile up`; `enqueue --direct` does without",
+    "no_bridge": "start `turnstile bridge` or `turnstile up`",
     "server_unavailable": (
-        "see that it runs, that its address is right and that its disk has room; "
-        "`enqueue --direct` needs the database alone"
+        "see that it runs, that its address is right and that its disk has room; `turnstile doctor` says more"
     ),
 }
 
@@ -107,4 +106,6 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _told(error: TurnstileError, exit_code: int) -> Failure:
-    return Failure(error.code, str(error), _HINTS.get(error.code), exit_code)
+    """A note on the error is what its command can do besides."""
+    hints = [_HINTS.get(error.code, ""), *getattr(error, "__notes__", ())]
+    return Failure(error.code, str(error), "; ".join(each for each in hints if each) or None, exit_code)

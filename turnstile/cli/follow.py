@@ -1,7 +1,7 @@
 """Follows a turn to its end: events as they come, and the ledger once a second, so that a lost event cannot hang it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import contextmanager
 
 from bridge.client import WatchEvent
@@ -9,8 +9,10 @@ from bridge.connection import NatsConnection
 from ledger.pool import Pool
 from schema.errors import ServerUnavailable
 from schema.ids import AgentTurnId
+from turnstile.cli.errors import NoBridge
 from turnstile.cli.live import LiveView
 from turnstile.cli.lookup import require_turn
+from turnstile.cli.missing import Missing
 from turnstile.cli.session import Session
 
 POLL_SECONDS = 1.0
@@ -21,11 +23,12 @@ _LINGER_SECONDS = 0.1
 async def follow_turn(
     session: Session, pool: Pool, turn: AgentTurnId, events: AsyncIterator[WatchEvent], view: LiveView
 ) -> None:
-    """Print what happens until the turn has its outcome."""
+    """Print what happens until the turn has its outcome, and what it waits for if it does not begin."""
     announced = asyncio.Event()
+    missing = Missing(session, pool)
     reading = asyncio.create_task(_print(session, events, view, announced))
     try:
-        while not await _has_ended(session, pool, turn):
+        while not await _has_ended(session, pool, turn, missing):
             announced.clear()
             await _wait(announced, POLL_SECONDS)
         await asyncio.wait({reading}, timeout=_LINGER_SECONDS)
@@ -36,9 +39,12 @@ async def follow_turn(
 
 
 async def wait_turn(session: Session, pool: Pool, turn: AgentTurnId) -> None:
-    """Return once the turn has its outcome, asking the ledger alone."""
-    never = asyncio.Event()
-    while not await _has_ended(session, pool, turn):
+    """Return once the turn has its outcome, asking the ledger alone; raises `NoBridge` if none begins it.
+
+    It says what the turn waits for if it does not begin.
+    """
+    never, missing = asyncio.Event(), Missing(session, pool, gives_up=True)
+    while not await _has_ended(session, pool, turn, missing):
         await _wait(never, POLL_SECONDS)
 
 
@@ -57,12 +63,35 @@ def telling_outages(session: Session, conn: NatsConnection) -> Generator[None]:
         forget()
 
 
-async def _has_ended(session: Session, pool: Pool, turn: AgentTurnId) -> bool:
+@contextmanager
+def telling_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
+    """Say, where Ctrl-C ends the waiting, that it goes on; `ways` are commands, and what each does with it."""
     try:
-        return (await require_turn(pool, session.project, turn)).ended_at is not None
+        yield
+    except asyncio.CancelledError:
+        own = session.options
+        named = (("--project", own.project), ("--data", own.data), ("--config", own.config))
+        same = "".join(f" {option} {value}" for option, value in named if value)
+        told = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
+        session.out.remark(f"{what} goes on: {told}")
+        raise
+
+
+def ways_of(turn: AgentTurnId) -> dict[str, str]:
+    """What can be done with a turn that goes on."""
+    return {f"turn show {turn}": "shows it", f"watch {turn}": "waits for it", f"turn stop {turn}": "ends it"}
+
+
+async def _has_ended(session: Session, pool: Pool, turn: AgentTurnId, missing: Missing) -> bool:
+    try:
+        view = await require_turn(pool, session.project, turn)
+        await missing.look(view)
+    except NoBridge:
+        raise
     except ServerUnavailable as error:  # its pool has waited, and we wait on: the turn goes on without us
         session.out.remark(f"waiting: {error}")
         return False
+    return view.ended_at is not None
 
 
 async def _print(session: Session, events: AsyncIterator[WatchEvent], view: LiveView, announced: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""`turnstile health`: whether the worker or bridge of these settings serves, for the health checks of containers."""
+"""`turnstile health`: whether what runs here serves: by the data directory, or by the settings as in containers."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -10,6 +10,8 @@ from turnstile.cli.command import command
 from turnstile.cli.errors import REFUSED
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from turnstile.cli.session import Session
 
 
@@ -19,29 +21,72 @@ def register(root: typer.Typer) -> None:
 
 
 async def health(session: "Session") -> None:
-    """Ask what is at [observability].metrics_port whether it serves: exit code 1 if not, 3 if nothing is there."""
-    import asyncio
+    """Ask the processes of the data directory, or what is at [observability].metrics_port, whether they serve.
+
+    Exit code 1 if one does not, 3 if nothing is there.
+    """
     from ipaddress import ip_address
 
-    from schema.errors import ConfigError, ServerUnavailable
-    from turnstile.health import ANSWER_SECONDS, PATH
+    from schema.errors import ServerUnavailable
+    from turnstile.embedded.ports import LOOPBACK
 
     told = session.settings.observability
     if not told.metrics_port:
-        raise ConfigError("[observability].metrics_port is 0: health is told beside the metrics, so set it for both")
+        await _ask_here(session, LOOPBACK)
+        return
     everywhere = ip_address(told.metrics_host).is_unspecified
     host = "localhost" if everywhere else told.metrics_host
-    try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS):
-            standing = await _ask(host, told.metrics_port, PATH)
-    except (OSError, TimeoutError):
-        raise ServerUnavailable(f"no answer from a worker or bridge at {host}:{told.metrics_port}") from None
+    standing = await _standing(host, told.metrics_port)
+    if standing is None:
+        raise ServerUnavailable(f"no answer from a worker or bridge at {host}:{told.metrics_port}")
     if session.out.as_json:
         session.out.document({"standing": standing})
     else:
         session.out.line(standing)
     if standing != "serving":
         session.exit_code = REFUSED
+
+
+async def _ask_here(session: "Session", host: str) -> None:
+    """The processes that the data directory names; the standing of all is that of the worst."""
+    import asyncio
+
+    from schema.errors import ServerUnavailable
+    from turnstile.healthfile import find_health_files
+
+    found = find_health_files(session.options.data)
+    if not found:
+        where = f"in {session.options.data}" if session.options.data else "here"
+        raise ServerUnavailable(
+            f"no worker, bridge or `turnstile up` runs {where}; one with servers of its own tells its health at "
+            "[observability].metrics_port"
+        )
+    told = [each or "stuck" for each in await asyncio.gather(*(_standing(host, each.port) for each in found))]
+    worst = next((each for each in told if each != "serving"), "serving")
+    if session.out.as_json:
+        listed: list[JsonValue] = [
+            {"role": each.role, "pid": each.pid, "standing": standing}
+            for each, standing in zip(found, told, strict=True)
+        ]
+        session.out.document({"standing": worst, "processes": listed})
+    else:
+        for each, standing in zip(found, told, strict=True):
+            session.out.line(f"{each.role} (process {each.pid}): {standing}")
+    if worst != "serving":
+        session.exit_code = REFUSED
+
+
+async def _standing(host: str, port: int) -> str | None:
+    """What is told there; None if nothing is."""
+    import asyncio
+
+    from turnstile.health import ANSWER_SECONDS, PATH
+
+    try:
+        async with asyncio.timeout(2 * ANSWER_SECONDS):
+            return await _ask(host, port, PATH)
+    except (OSError, TimeoutError):
+        return None
 
 
 async def _ask(host: str, port: int, path: str) -> str:

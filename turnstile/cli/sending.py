@@ -21,7 +21,7 @@ from schema.events import ReplyEvent
 from schema.inbox import SendReply, SendRequest
 from schema.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
-from turnstile.cli.follow import telling_outages
+from turnstile.cli.follow import telling_interrupt, telling_outages
 from turnstile.cli.session import Session, patiently
 
 _SENDER = "turnstile.cli"
@@ -80,7 +80,8 @@ async def send_letter(session: Session, letter: Letter, *, wait: bool, timeout: 
         async with client.reply_inbox() as inbox:
             sent = await _send(session, client, {**asked, "reply_to": inbox.subject})
             session.out.remark(f"thread {sent.thread_id}")
-            with telling_outages(session, conn):
+            told = f"message {sent.message_id}", {f"thread show {sent.thread_id}": "shows it"}
+            with telling_outages(session, conn), telling_interrupt(session, *told):
                 heard = await _answer(session, inbox, sent, timeout)
     _tell(session, heard)
 

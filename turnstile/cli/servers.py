@@ -88,33 +88,41 @@ async def migrate(session: "Session") -> None:
 async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
     """Run turns: a Temporal worker for the settings' worker_targets."""
     from turnstile import wiring
+    from turnstile.embedded import find_data
+    from turnstile.healthfile import health_told
     from turnstile.processes import run_worker
 
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
     told = _serves(session.settings.worker.worker_targets)
-    await run_worker(
-        session.settings,
-        endpoints,
-        session.stop,
-        ready=lambda: session.out.remark(f"worker serves {told}"),
-        standby=not no_standby,
-    )
+    async with health_told(find_data(session.options.data), "worker") as health:
+        await run_worker(
+            session.settings,
+            endpoints,
+            session.stop,
+            ready=lambda: session.out.remark(f"worker serves {told}"),
+            standby=not no_standby,
+            health=health,
+        )
 
 
 async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
     """Answer requests and ring for turns: doorbells, verbs and the safety net."""
     from turnstile import wiring
+    from turnstile.embedded import find_data
+    from turnstile.healthfile import health_told
     from turnstile.processes import run_bridge
 
     endpoints = wiring.resolve_endpoints(session.settings, session.options.data)
     told = _serves(session.settings.worker.worker_targets)
-    await run_bridge(
-        session.settings,
-        endpoints,
-        session.stop,
-        ready=lambda: session.out.remark(f"bridge serves {told}"),
-        standby=not no_standby,
-    )
+    async with health_told(find_data(session.options.data), "bridge") as health:
+        await run_bridge(
+            session.settings,
+            endpoints,
+            session.stop,
+            ready=lambda: session.out.remark(f"bridge serves {told}"),
+            standby=not no_standby,
+            health=health,
+        )
 
 
 def _serves(worker_targets: list[str]) -> str:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from bridge.nearby import DEFAULT_DATA, ENDPOINTS, find_data, is_held
 from turnstile.embedded.files import write_private
-from turnstile.embedded.lock import is_held
 
-DEFAULT_DATA = Path(".turnstile")
+__all__ = ["DEFAULT_DATA", "Endpoints", "find_data", "find_endpoints", "read_endpoints"]
 
 
 class Endpoints(BaseModel):
@@ -24,7 +24,7 @@ class Endpoints(BaseModel):
 
 
 def _path(data: Path) -> Path:
-    return data / "endpoints.json"
+    return data / ENDPOINTS
 
 
 def write_endpoints(data: Path, endpoints: Endpoints) -> None:
@@ -48,10 +48,5 @@ def read_endpoints(data: Path) -> Endpoints | None:
 
 def find_endpoints(data: Path | None = None) -> Endpoints | None:
     """Reads `data` if given, else the first `.turnstile` with running servers here or in a directory above."""
-    if data is not None:
-        return read_endpoints(data)
-    here = Path.cwd()
-    for directory in (here, *here.parents):
-        if (endpoints := read_endpoints(directory / DEFAULT_DATA)) is not None:
-            return endpoints
-    return None
+    found = find_data(data)
+    return read_endpoints(found) if found is not None else None

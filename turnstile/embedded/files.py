@@ -39,3 +39,9 @@ def tail(log: Path, start: int = 0, lines: int = 15) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(min(size, max(start, size - 32_768)))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def last_error(log: Path) -> str:
+    """What the last error in the end of a NATS log says, without its time; empty if there is none."""
+    found = [line.partition("[ERR] ")[2] for line in tail(log, lines=40).splitlines() if "[ERR] " in line]
+    return found[-1] if found else ""

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from bridge.nearby import LOCK
 from turnstile.embedded.errors import DataDirectoryHeld
 
 TRIES = 15
-"""Attempts 20 ms apart: a reader that only looks (`is_held`) takes the lock for a moment."""
+"""Attempts 20 ms apart: a reader that only looks (`bridge.nearby.is_held`) takes the lock for a moment."""
 
 
 class Holder(BaseModel):
@@ -31,7 +32,7 @@ class Holder(BaseModel):
 
 
 def _path(data: Path) -> Path:
-    return data / "lock"
+    return data / LOCK
 
 
 def read_holder(data: Path) -> Holder | None:
@@ -40,21 +41,6 @@ def read_holder(data: Path) -> Holder | None:
         return Holder.model_validate_json(_path(data).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-
-
-def is_held(data: Path) -> bool:
-    """Whether a living process holds the data directory."""
-    try:
-        descriptor = os.open(_path(data), os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 class DataLock:

@@ -1,4 +1,4 @@
-"""Ports of the servers, kept in the data directory so that clients find them again after a restart.
+"""Ports of the servers, the same at every start of a data directory, so that clients find them again.
 
 They are drawn below the range from which the system gives ports to outgoing connections: there a port that is free
 while its server restarts stays free.
@@ -6,6 +6,7 @@ while its server restarts stays free.
 
 import random
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,11 +49,24 @@ def _kept(path: Path) -> dict[str, int]:
         return {}
 
 
-def choose_ports(data: Path) -> Ports:
-    """The ports of the last run where they are free, new ones where not. Call it when the last run has ended."""
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A listener whose port another program has, for this run."""
+
+    name: str
+    wanted: int
+    port: int
+
+
+def choose_ports(data: Path) -> tuple[Ports, list[Moved]]:
+    """The ports of this data directory, and those that have moved because another program has theirs.
+
+    What is kept is what it had first: one that moved comes back at the next start. A new directory draws by its path,
+    so that it has the same ports again after it was removed. Call it when the last run has ended.
+    """
     path = data / "ports.json"
     kept = _kept(path)
-    drawn = iter(random.sample(CANDIDATES, 500))
+    drawn = iter(random.Random(str(data)).sample(CANDIDATES, 500))  # noqa: S311 -- no secret
     taken = set(kept.values())
     chosen: dict[str, int] = {}
     for name in Ports.model_fields:
@@ -62,6 +76,8 @@ def choose_ports(data: Path) -> Ports:
         if port is None:
             raise EmbeddedError(f"no TCP port between {CANDIDATES.start} and {CANDIDATES.stop} is free on {LOOPBACK}")
         chosen[name] = port
-    ports = Ports(**chosen)
-    write_private(path, ports.model_dump_json() + "\n")
-    return ports
+    if not kept:
+        write_private(path, Ports(**chosen).model_dump_json() + "\n")
+    return Ports(**chosen), [
+        Moved(name, kept[name], port) for name, port in chosen.items() if kept.get(name, port) != port
+    ]

@@ -20,9 +20,9 @@ from turnstile.embedded.errors import DataDirectoryUnusable, EmbeddedError, Serv
 from turnstile.embedded.files import private_directory, tail
 from turnstile.embedded.lock import DataLock
 from turnstile.embedded.nats_server import NatsServer
-from turnstile.embedded.ports import choose_ports
+from turnstile.embedded.ports import Moved, choose_ports
 from turnstile.embedded.postgres_server import PostgresServer
-from turnstile.embedded.server import EmbeddedServer, ServerName, describe_exit, start_server
+from turnstile.embedded.server import EmbeddedServer, ServerName, describe_exit, log_path, start_server
 from turnstile.embedded.supervisor import Supervisor
 from turnstile.embedded.temporal_server import TemporalServer
 
@@ -62,6 +62,8 @@ class EmbeddedServers:
         self._supervisor: Supervisor | None = None
         self._servers: dict[str, EmbeddedServer] = {}
         self._endpoints: Endpoints | None = None
+        self.moved: list[Moved] = []
+        """Ports that are others than the usual ones of this directory, in this run."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -108,6 +110,10 @@ class EmbeddedServers:
         """Withdraws the endpoints, stops the servers, frees the data directory. A second call does nothing."""
         self._endpoints = None
         await self._resources.aclose()
+
+    def home(self, name: ServerName) -> tuple[Path, Path]:
+        """Where the data of an embedded server is, and its log."""
+        return self._data / name, log_path(self._data, name)
 
     def pid(self, name: ServerName) -> int:
         """Raises `ServerNotRunning`."""
@@ -162,7 +168,7 @@ class EmbeddedServers:
         if self._database_url is None or self._nats_url is None or self._temporal_address is None:
             self._supervisor = await Supervisor.launch(self._data)
             resources.push_async_callback(self._supervisor.close)
-        ports = choose_ports(self._data)
+        ports, moved = choose_ports(self._data)
         postgres = PostgresServer(self._data, ports.postgres, postgres_account(self._data / "postgres"))
         nats = NatsServer(self._data, ports.nats)
         temporal = TemporalServer(self._data, ports, self._namespace)
@@ -172,6 +178,7 @@ class EmbeddedServers:
             (self._temporal_address, temporal),
         ]
         self._servers = {server.name: server for address, server in wanted if address is None}
+        self.moved = [each for each in moved if each.name.split("_")[0] in self._servers]
         await self._start_together()
         return Endpoints(
             database_url=self._database_url or postgres.url(),

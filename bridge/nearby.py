@@ -1,0 +1,49 @@
+"""Where a `turnstile up` of this directory, or of one above, announces its NATS: for who was told no address.
+
+What is announced counts only while the process that holds the data directory lives, whose lock the system drops when it
+dies. Standard library only. Costs a file or two to look at.
+"""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Final, cast
+
+DEFAULT_DATA: Final = Path(".turnstile")
+ENDPOINTS: Final = "endpoints.json"
+LOCK: Final = "lock"
+DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
+
+
+def is_held(data: Path) -> bool:
+    """Whether a living process holds the data directory."""
+    try:
+        descriptor = os.open(data / LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def find_data(data: Path | None = None) -> Path | None:
+    """`data` if given, else the first `.turnstile` here or above, that has endpoints and a process that holds it."""
+    here = Path.cwd()
+    places = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
+    return next((each for each in places if (each / ENDPOINTS).exists() and is_held(each)), None)
+
+
+def find_nats() -> str | None:
+    """The address of its NATS; None where none is announced, or this user may not read it."""
+    try:
+        data = find_data()
+        announced: object = json.loads((data / ENDPOINTS).read_bytes()) if data is not None else None
+    except (OSError, ValueError):
+        return None
+    url = cast("dict[str, object]", announced).get("nats_url") if isinstance(announced, dict) else None
+    return url if isinstance(url, str) else None

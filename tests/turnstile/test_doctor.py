@@ -1,0 +1,121 @@
+"""`turnstile doctor`: whether turns could run, told of a healthy stack and of broken ones."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bridge.tool_service import ToolService
+from ledger.roster import add_agent, put_profile, put_tool
+from schema.ids import AgentId, ProjectId
+from schema.profiles import Profile
+from tests.conftest import Databases
+from tests.support.agents import rows
+from tests.support.stack import Run, Stack, open_stack, running_here
+from turnstile.checks import Check
+from turnstile.doctor import examine
+from turnstile.embedded import Endpoints
+from turnstile.processes import run_both, run_bridge, run_worker
+from turnstile.settings import Settings
+
+DEMO = ProjectId("demo")
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """A stack with one agent; nothing of it runs yet."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("doctor")) as opened:
+        await hire(opened, "guide", opened.settings.worker.worker_targets[0])
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture(autouse=True)
+async def nobody(stack: Stack) -> None:
+    """Workers of the test before count as gone."""
+    await rows(stack.pool, "DELETE FROM state.workers")
+    await rows(stack.pool, "DELETE FROM resource.tools")
+
+
+async def hire(stack: Stack, name: str, target: str, model: str = "scripted/echo") -> None:
+    """A profile for this target, and an agent that has it."""
+    profile = {"name": name, "worker_target": target, "system_prompt_template": "x", "llm_config": {"model": model}}
+    await put_profile(stack.pool, DEMO, Profile.model_validate(profile))
+    await add_agent(stack.pool, DEMO, AgentId(name), name)
+
+
+async def told(stack: Stack, settings: Settings | None = None) -> dict[str, Check]:
+    """The lines by name; those of workers are `worker`."""
+    checks = await examine(settings or stack.settings, None, ())
+    return {"worker" if each.name.startswith("worker turnstile") else each.name: each for each in checks}
+
+
+def counting() -> ToolService:
+    """A tool."""
+    service = ToolService(DEMO)
+
+    @service.tool(target="doctored", suffix="count")
+    async def count_words(text: str) -> int:
+        """Count the words of a text."""
+        return len(text.split())
+
+    return service
+
+
+async def test_a_healthy_stack_can_run_turns(stack: Stack) -> None:
+    service, stop, ready = counting(), asyncio.Event(), asyncio.Event()
+    await put_tool(stack.pool, DEMO, service.definitions()[0])
+    async with running_here(stack):
+        serving = asyncio.create_task(service.run(stack.endpoints.nats_url, stop=stop, ready=ready.set))
+        await ready.wait()
+        found = await told(stack)
+        stop.set()
+        await serving
+    assert {name: each.status for name, each in found.items() if each.status != "ok"} == {}
+    target = stack.settings.worker.worker_targets[0]
+    assert found["stream cg_evt_v1r4"].says == "stored a message and found it again"
+    assert found["bridge"].says == "answers requests"
+    assert f"serves {target}, signed on " in found["worker"].says
+    assert found[f"target {target}"].says == "1 worker serves it"
+    assert found["tool count_words of demo"].says == "somebody listens"
+    assert found["turns"].says == "can run here"
+
+
+@pytest.mark.parametrize(
+    ("run", "says", "failed"),
+    [
+        (run_bridge, "no worker serves it", ["workers"]),
+        (run_worker, "no bridge rings for it", ["bridge"]),
+        (None, "no worker serves it and no bridge rings for it", ["bridge", "workers"]),
+    ],
+)
+async def test_a_target_without_a_server_is_told(stack: Stack, run: Run | None, says: str, failed: list[str]) -> None:
+    if run is None:
+        found = await told(stack)
+    else:
+        async with running_here(stack, run):
+            found = await told(stack)
+    target = f"target {stack.settings.worker.worker_targets[0]}"
+    assert found[target].says == f"{says}: named by 1 agent and 1 profile, such as agent guide of demo"
+    assert [name for name, each in found.items() if each.status == "fail"] == [*failed, target, "turns"]
+    assert found["turns"].says == f"cannot all run here; mend first: {', '.join([*failed, target])}"
+
+
+async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: Stack) -> None:
+    target = stack.settings.worker.worker_targets[0]
+    await hire(stack, "misled", f"{target}x")
+    await put_tool(stack.pool, DEMO, counting().definitions()[0])
+    async with running_here(stack, run_both):
+        found = await told(stack)
+    await rows(stack.pool, "DELETE FROM resource.project_agents WHERE agent_id = 'misled'")
+    assert found[f"target {target}"].status == "ok"
+    wrong = found[f"target {target}x"]
+    assert wrong.status == "fail"
+    assert wrong.hint.endswith(f"did you mean {target!r}?")
+    tool = found["tool count_words of demo"]
+    assert tool.status == "fail"
+    assert tool.says.startswith("nobody listens for cg.v1r4.demo.*.cmd.tool.doctored.count")
