@@ -137,9 +137,8 @@ async def test_no_turn_is_stopped_where_ledger_and_engine_are_slow(
         agents = await tenant.agents("player", turns)
         slow.postgres.lag, slow.temporal.lag = POSTGRES_LAG, TEMPORAL_LAG
         steps = json.dumps({"steps": [DONE]})
-        for agent in agents:
-            await unheard(tenant, agent, steps)
-        await tenant.all_ended([*agents, *range(LEARNED_AFTER)], 60 + turns)
+        for turn in [await unheard(tenant, agent, steps) for agent in agents]:
+            await tenant.ended(turn, 60 + turns)
     found = await tenant.rows(
         "SELECT status, error_code, count(*) AS n FROM state.turn_outcomes WHERE project_id = $1 GROUP BY 1, 2",
         tenant.project,
