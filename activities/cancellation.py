@@ -3,6 +3,10 @@
 A server that pushes cancellations tells of a terminated workflow in the words of a stop. But only an open workflow
 stops its turn, and it waits for the activity; so the engine is asked: one call, at a stop. If it does not answer, the
 turn is not ended here.
+
+A local activity is never stopped. Our workflows cancel none; the SDK does, in the words of a request, whenever it drops
+a workflow from its cache: because the workflow task timed out, or for want of room. The workflow is open then, and its
+next task runs the activity again. A stop reaches the workflow as a signal, which ends the turn after that.
 """
 
 from datetime import timedelta
@@ -20,7 +24,7 @@ async def is_stopped() -> bool:
     if details is None or not details.cancel_requested:
         return False
     info = activity.info()
-    if info.workflow_id is None:
+    if info.is_local or info.workflow_id is None:
         return False
     run = activity.client().get_workflow_handle(info.workflow_id, run_id=info.workflow_run_id)
     try:

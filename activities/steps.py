@@ -113,6 +113,10 @@ class StepActivities:
                 return await self._run_step(given, attempts, self._paces.patience)
             except TimeoutError:
                 self._paces.took(given.turn.profile_box_id, self._paces.patience)
+            except asyncio.CancelledError:
+                # Its workflow task timed out, as the next would if this were tried again.
+                self._paces.took(given.turn.profile_box_id, self._paces.patience)
+                raise
             except Exception as error:  # noqa: BLE001 -- `run_step` will meet it again, if it stays
                 log.warning("turn %s: a quick step failed: %s", given.turn.agent_turn_id, type(error).__name__)
         return StepOutlasts(attempts=tuple(attempts.told()))

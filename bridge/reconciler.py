@@ -55,7 +55,9 @@ TERMINATE_SECONDS = 60.0
 _AT_ONCE = 16
 _ROW_LIMIT = 500
 _RPC_TIMEOUT = timedelta(seconds=10)
-_AWAY = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
+_REFUSED = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
+"""What the engine says of this one workflow, whenever it is asked. All else is the engine's own trouble: a call that it
+does not answer in time ends as CANCELLED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,10 @@ class Reconciler:
         return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
 
     async def reap_undispatched(self, late: Sequence[TurnInHand]) -> int:
-        """End each, unless it was never started and can be: an engine that was away is no reason."""
+        """End each whose workflow is closed: an engine that was away is no reason.
+
+        One that is open by now is left alone, and one that the engine does not know is started.
+        """
         return sum(await _each(late, self._reap_undispatched))
 
     async def list_silent(self, run: Run, *, older_seconds: float) -> list[TurnInHand]:
@@ -189,7 +194,7 @@ class Reconciler:
 
     async def _bring_back(self, turn: TurnInHand, *, counted: bool) -> bool:
         if counted and turn.restart_count >= MAX_RESTARTS:
-            return await self._reap(turn)
+            return not (await self._look(turn)).open and await self._reap(turn)
         return await self._restart(turn, counted=counted)
 
     async def _restart(self, turn: TurnInHand, *, counted: bool) -> bool:
@@ -218,15 +223,18 @@ class Reconciler:
         )
 
     async def _reap_undispatched(self, turn: TurnInHand) -> bool:
-        if not (await self._look(turn)).known:
+        flow = await self._look(turn)
+        if flow.open:
+            return False
+        if not flow.known:
             try:
                 await self._starter.start(turn)
             except RPCError as error:
-                if error.status in _AWAY:
+                if error.status not in _REFUSED:
                     raise
                 log.warning("turn %s cannot be started: %s", turn.agent_turn_id, error.status.name)
             else:
-                return False
+                return False  # open now, or begun and over since we looked: the next look judges it
         return await self._reap_dispatched(turn)
 
     async def _reap_silent(self, turn: TurnInHand) -> bool:

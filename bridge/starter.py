@@ -69,30 +69,34 @@ class Starter(Claims):
         """Start its workflow, or give the row back."""
         turn = claim.turn()
         try:
-            await self.start(turn)
-            hit(Fault.WORKFLOW_STARTED)
-            self.counts.started += 1
-        except WorkflowAlreadyStartedError:
-            # Completed, yet the ledger has it in hand: the rule 'engine' starts it again, or what ended it shows soon.
-            log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
-            await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
+            if await self.start(turn):
+                hit(Fault.WORKFLOW_STARTED)
+                self.counts.started += 1
+                return
         except (RPCError, OSError) as error:
             log.warning("turn %s: could not be started (%s): given back", turn.agent_turn_id, type(error).__name__)
             await self.release([claim], RELEASE_DELAY_SECONDS)
+            return
+        # Completed, yet the ledger has it in hand: the rule 'engine' starts it again, or what ended it shows soon.
+        log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
+        await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
 
-    async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> None:
-        """Start the turn's workflow, or find it running; raises what the client raises."""
+    async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> bool:
+        """Start the turn's workflow, or find it running; False if it is closed and may not be started again.
+
+        Raises `RPCError` and `OSError` as the client does.
+        """
         given = TurnInput.model_validate(turn.model_dump() | self._limits)
         try:
-            await self._start_workflow(turn, given, reuse)
+            return await self._start_workflow(turn, given, reuse)
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
             # An engine whose data was wiped has forgotten the search attributes: declare them again.
             await declare_search_attributes(self._client)
-            await self._start_workflow(turn, given, reuse)
+            return await self._start_workflow(turn, given, reuse)
 
-    async def _start_workflow(self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy) -> None:
+    async def _start_workflow(self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy) -> bool:
         attributes = TypedSearchAttributes(
             [
                 SearchAttributePair(options.TURN_PROJECT, turn.project_id),
@@ -103,21 +107,25 @@ class Starter(Claims):
                 SearchAttributePair(options.WORKER_TARGET, turn.worker_target),
             ]
         )
-        await self._client.start_workflow(
-            AgentTurn.run,
-            given,
-            id=options.turn_workflow_id(turn.agent_turn_id),
-            task_queue=options.task_queue(turn.worker_target),
-            id_reuse_policy=reuse,
-            id_conflict_policy=options.TURN_ID_CONFLICT,
-            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
-            search_attributes=attributes,
-            priority=options.priority(turn.project_id),
-            static_summary=f"{turn.agent_id} in {turn.project_id}",
-            static_details=_details(turn),
-            request_eager_start=True,
-            rpc_timeout=_RPC_TIMEOUT,
-        )
+        try:
+            await self._client.start_workflow(
+                AgentTurn.run,
+                given,
+                id=options.turn_workflow_id(turn.agent_turn_id),
+                task_queue=options.task_queue(turn.worker_target),
+                id_reuse_policy=reuse,
+                id_conflict_policy=options.TURN_ID_CONFLICT,
+                task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+                search_attributes=attributes,
+                priority=options.priority(turn.project_id),
+                static_summary=f"{turn.agent_id} in {turn.project_id}",
+                static_details=_details(turn),
+                request_eager_start=True,
+                rpc_timeout=_RPC_TIMEOUT,
+            )
+        except WorkflowAlreadyStartedError:
+            return False
+        return True
 
 
 def _details(turn: TurnRef) -> str:

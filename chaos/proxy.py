@@ -1,4 +1,4 @@
-"""A TCP proxy between one process and one server, which can cut, stall and refuse connections.
+"""A TCP proxy between one process and one server, which can cut, stall, delay and refuse connections.
 
 It forwards bytes and knows nothing of what they say, so PostgreSQL, NATS and gRPC pass alike. It buffers no more than
 asyncio's transports do: a side that does not read is not written to. Costs one callback per piece of data.
@@ -6,6 +6,8 @@ asyncio's transports do: a side that does not read is not written to. Costs one 
 
 import asyncio
 import contextlib
+import random
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -21,6 +23,9 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.choked = False
         """The peer's buffer is full."""
+        self._answers = peer is not None
+        self._late: deque[bytes] = deque()
+        """What was read and is passed on later, in its order."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -30,8 +35,12 @@ class _Side(asyncio.Protocol):
             self.proxy.open(self)
 
     def data_received(self, data: bytes) -> None:
-        if self.peer is not None and self.peer.transport is not None:
-            self.peer.transport.write(data)
+        lag = random.uniform(*self.proxy.lag) if self._answers else 0.0  # noqa: S311 -- a delay, not a secret
+        self._late.append(data)
+        if lag or len(self._late) > 1:
+            asyncio.get_running_loop().call_later(lag, self._pass_on)
+        else:
+            self._pass_on()
 
     def pause_writing(self) -> None:
         self._choke_peer(choked=True)
@@ -58,6 +67,11 @@ class _Side(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def _pass_on(self) -> None:
+        data = self._late.popleft()
+        if self.peer is not None and self.peer.transport is not None and not self.peer.transport.is_closing():
+            self.peer.transport.write(data)
+
     def _choke_peer(self, *, choked: bool) -> None:
         if self.peer is not None:
             self.peer.choked = choked
@@ -70,6 +84,8 @@ class Proxy:
     def __init__(self, target: Callable[[], int]) -> None:
         self.port = 0
         self.stalled = False
+        self.lag = (0.0, 0.0)
+        """How late the server's answers are passed on: seconds, from and to."""
         self.sides: set[_Side] = set()
         self._target = target
         self._server: asyncio.Server | None = None

@@ -179,8 +179,7 @@ async def is_served(conn: Connection, worker_target: str) -> bool:
     return row["served"]
 
 
-async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str]) -> None:
-    """This instance serves these targets, now; after a gap it counts as new."""
-    await query("touch_worker").many(
-        conn, instance=instance, worker_targets=list(worker_targets), silent_seconds=WORKER_SILENT_SECONDS
-    )
+async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str], *, anew: bool = False) -> None:
+    """This instance serves these targets, now; after a gap, or where it says so, it counts as new."""
+    targets, silent = list(worker_targets), WORKER_SILENT_SECONDS
+    await query("touch_worker").many(conn, instance=instance, worker_targets=targets, silent_seconds=silent, anew=anew)

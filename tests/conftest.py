@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--turns", type=int, default=42, help="how many turns are live when Temporal's data is deleted")
     parser.addoption("--pictures", help="the directory where tests/e2e/test_web_ui.py renews the pictures of the docs")
+    parser.addoption("--slow-turns", type=int, default=0, help="how many turns meet servers that answer late")
     parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")
 
 

@@ -1,9 +1,13 @@
-"""Who serves what: workers, and services of their own, sign on in `state.workers` (protocol §4, §8)."""
+"""Who serves what: workers, and services of their own, sign on in `state.workers` (protocol §4, §8).
+
+A worker signs on while the engine answers it, since without the engine nobody can ring it. After a time in which it
+could not, it counts as new: no turn is late for what its worker could not hear of.
+"""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ledger.pool import Pool
 from ledger.sweep import touch_worker
@@ -13,12 +17,27 @@ log = logging.getLogger(__name__)
 _SIGN_ON_SECONDS = 10.0
 
 
-async def sign_on(pool: Pool, instance: str, worker_targets: Sequence[str], stop: asyncio.Event) -> None:
-    """Say in `state.workers`, now and then, that this worker serves its targets."""
+async def sign_on(
+    pool: Pool,
+    instance: str,
+    worker_targets: Sequence[str],
+    stop: asyncio.Event,
+    reach: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Say in `state.workers`, now and then, that this worker serves its targets.
+
+    `reach` raises `ServerUnavailable` while the server by which it is rung is away.
+    """
+    away = False
     while not stop.is_set():
         try:
-            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets))
+            if reach is not None:
+                await reach()
+            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, anew=away))  # noqa: B023 -- awaited here
         except ServerUnavailable as error:
             log.warning("not signed on: %s", error)
+            away = True
+        else:
+            away = False
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)

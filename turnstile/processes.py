@@ -24,7 +24,7 @@ from bridge.claimqueue import ClaimQueue
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection
 from bridge.doorbells import Doorbells
-from bridge.engine import declare_search_attributes, ensure_readable
+from bridge.engine import declare_search_attributes, ensure_engine, ensure_readable
 from bridge.nearbells import NearBells
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
@@ -202,7 +202,7 @@ def _start_workers(
         async with asyncio.TaskGroup() as working:
             for each in workers:
                 working.create_task(_work(each, stop))
-            working.create_task(sign_on(pool, client.identity, targets, stop))
+            working.create_task(sign_on(pool, client.identity, targets, stop, partial(ensure_engine, client)))
 
     shared, exclusive = split_targets(served_targets(settings))
     if shared:

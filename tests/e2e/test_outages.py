@@ -4,11 +4,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
 
+import psutil
 import pytest
 
+from bridge import engine, starter
+from bridge.engine import ensure_engine
+from bridge.reconciler import Workflow
 from ledger.intake import enqueue
 from schema.base import JsonObject
 from schema.errors import ServerUnavailable
@@ -17,15 +25,21 @@ from schema.inbox import EnqueueRequest
 from schema.states import ReplyStatus
 from tests.support import agents
 from tests.support.conditions import until
+from tests.support.hatchery import Hatchery
 from tests.support.invariants import assert_invariants
-from tests.support.net import claim, net_of, unheard
+from tests.support.net import claim, in_hand, net_of, unheard
 from tests.support.process import Processes, processes_of
-from tests.support.stack import Stack, open_stack
+from tests.support.stack import QUICK, Config, Stack, Value, open_stack, write_config
 from tests.support.tenants import CHANNEL, Tenant, new_tenant, turn_of
+from turnstile import presence
 from turnstile.embedded import EmbeddedServers, ServerName
+from turnstile.presence import sign_on
 
 log = logging.getLogger(__name__)
 AGENTS, EACH = 8, 5
+HUNG = 60
+"""Turns that are asked for while Temporal hangs."""
+IMPATIENT: dict[str, Value] = {"dispatched_timeout_seconds": 1.0, "dispatched_retry_seconds": 1.0}
 TURNS = AGENTS * EACH
 PAUSE = 0.3
 """Between two requests of a client."""
@@ -215,6 +229,91 @@ async def test_rules_that_need_the_engine_leave_the_others_running_while_it_is_a
     assert failed == dict.fromkeys(("engine", "engine_over"), "Temporal: tcp connect error")
     assert swept["unannounced"].mended == 1
     assert await tenant.task_events() == {turn: 1}
+
+
+@contextmanager
+def hanging(servers: EmbeddedServers) -> Generator[None]:
+    """Temporal is stopped: connections stay open, and nothing is answered."""
+    head = psutil.Process(servers.pid("temporal"))
+    processes = [head, *head.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+async def test_a_worker_signs_on_while_the_engine_answers_and_counts_as_new_after_it_was_away(
+    own_servers: EmbeddedServers, stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(presence, "_SIGN_ON_SECONDS", 0.05)
+    monkeypatch.setattr(engine, "_HEALTH_TIMEOUT", timedelta(seconds=0.5))
+    tenant, stop = new_tenant(stack), asyncio.Event()
+
+    async def signed_on(after: datetime | None = None) -> dict[str, datetime] | None:
+        found = await tenant.rows("SELECT started_at, last_seen_at FROM state.workers WHERE instance = 'w'")
+        return next((row for row in found if after is None or row["last_seen_at"] > after), None)
+
+    async def says_so() -> bool:
+        return "not signed on: Temporal" in caplog.text
+
+    signing = asyncio.create_task(sign_on(stack.pool, "w", ["w"], stop, partial(ensure_engine, stack.temporal)))
+    first = await until(signed_on, 10, "it signs on")
+    with hanging(own_servers):
+        await until(says_so, 10, "the engine does not answer")
+        before = await signed_on()
+        assert before is not None
+        await asyncio.sleep(0.3)
+        assert await signed_on() == before
+    again = await until(lambda: signed_on(before["last_seen_at"]), 10, "it signs on again")
+    stop.set()
+    await signing
+    assert before["started_at"] == first["started_at"] <= before["last_seen_at"] < again["started_at"]
+
+
+async def test_a_start_that_the_engine_does_not_answer_ends_no_turn(
+    own_servers: EmbeddedServers, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = new_tenant(stack)
+    await tenant.agent("plain")
+    turn = await unheard(tenant)
+    late, reconciler = [await in_hand(tenant, turn)], net_of(stack).rules.reconciler
+
+    async def unknown(_: object) -> Workflow:
+        return Workflow()
+
+    monkeypatch.setattr(reconciler, "_look", unknown)  # what it said before it hung
+    monkeypatch.setattr(starter, "_RPC_TIMEOUT", timedelta(seconds=0.5))
+    with hanging(own_servers), pytest.raises(ServerUnavailable, match="Timeout expired"):
+        await reconciler.reap_undispatched(late)
+    assert (await in_hand(tenant, turn)).status == "dispatched"
+
+
+async def test_an_engine_that_hangs_ends_no_turn(
+    own_servers: EmbeddedServers, stack: Stack, request: pytest.FixtureRequest, hatching: Hatchery, tmp_path: Path
+) -> None:
+    """Longer than turns may stay unbegun: as it wakes, the rules that start turns and that reap them race."""
+    seconds = float(str(request.config.getoption("--outage-seconds")))
+    config: Config = {**QUICK, "bridge": {**QUICK["bridge"], "engine_interval_seconds": 0.3, **IMPATIENT}}
+    [target] = stack.settings.worker.worker_targets
+    tenant = new_tenant(stack)
+    hung = await tenant.agents("plain", HUNG)
+    async with processes_of(write_config(tmp_path, own_servers.endpoints, target, config), hatching) as both:
+        await both.worker.start()
+        await both.bridge.start()
+        first = turn_of(await tenant.enqueue(hung[0]))
+        await tenant.ended(first)
+        with hanging(own_servers):
+            turns = [first, *[await unheard(tenant, agent) for agent in hung]]
+            await asyncio.sleep(seconds)
+        await tenant.all_ended(turns, 60)
+    found = await tenant.rows(
+        "SELECT status, error_code, count(*) AS n FROM state.turn_outcomes WHERE project_id = $1 GROUP BY 1, 2",
+        tenant.project,
+    )
+    assert [tuple(row.values()) for row in found] == [("success", None, len(turns))]
 
 
 async def some_run(tenant: Tenant) -> bool:

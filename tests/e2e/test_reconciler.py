@@ -16,7 +16,9 @@ import pytest
 from bridge import reconciler
 from bridge.endings import end_by_force
 from bridge.publisher import NatsPublisher
+from bridge.reconciler import Workflow
 from bridge.watchdog import Swept
+from ledger.lease import TurnInHand
 from ledger.waiting import request_stop
 from schema.base import JsonObject
 from schema.errors import StaleTurn
@@ -358,6 +360,50 @@ async def test_a_lease_that_was_never_started_is_started_not_given_up(tenant: Te
     assert await status_of(tenant.stack, turn) is OPEN
     async with running_here(tenant.stack, run_worker):
         assert (await tenant.ended(turn)).view.status == "success"
+
+
+async def unstarted(tenant: Tenant, net: Net) -> tuple[AgentTurnId, list[TurnInHand]]:
+    """A late lease that the engine did not know when the rule looked."""
+    await tenant.agent("plain")
+    turn = await unheard(tenant)
+    await sign_on(tenant.stack)
+    await pass_time(tenant)
+    found = await net.rules.reconciler.list_undispatched(tenant.pool.run, older_seconds=30)
+    assert [each.agent_turn_id for each in found] == [turn]
+    return turn, found
+
+
+async def test_a_lease_that_is_started_while_the_rule_looks_is_not_given_up(tenant: Tenant, net: Net) -> None:
+    """The engine is back, and the rule 'dispatched, retry' was first."""
+    turn, found = await unstarted(tenant, net)
+    await net.look("dispatched_retry")
+    await net.look("doorbell")
+    await until_status(tenant.stack, turn, OPEN)
+    assert await net.rules.reconciler.reap_undispatched(found) == 0
+    assert (await in_hand(tenant, turn)).status == "dispatched"
+    async with running_here(tenant.stack, run_worker):
+        assert (await tenant.ended(turn)).view.status == "success"
+
+
+async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_it(
+    tenant: Tenant, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last look and the start the turn has ended: the engine does not start a completed workflow again."""
+    turn, found = await unstarted(tenant, net)
+    reconciler, look = net.rules.reconciler, net.rules.reconciler._look
+
+    async def overtaken(lease: TurnInHand) -> Workflow:
+        seen = await look(lease)
+        await net.look("doorbell")
+        await tenant.ended(turn)
+        await until_status(tenant.stack, turn, COMPLETED)
+        return seen
+
+    async with running_here(tenant.stack, run_worker):
+        monkeypatch.setattr(reconciler, "_look", overtaken)
+        assert await reconciler.reap_undispatched(found) == 0
+    assert (await tenant.ended(turn)).view.status == "success"
+    assert await tenant.task_events() == {turn: 1}
 
 
 def test_leases_are_never_given_up_where_that_is_off(net: Net) -> None:

@@ -457,6 +457,18 @@ async def test_a_worker_that_was_silent_starts_its_service_anew(agents: Pool) ->
     assert {key for key, since in after.items() if since != before[key]} == {("w1", TARGET)}
 
 
+async def test_a_worker_that_says_so_starts_its_service_anew(agents: Pool) -> None:
+    """Its engine was away for less than the time in which a worker counts as silent."""
+    for instance in ("w1", "w2"):
+        await serve(agents, instance)
+    await pass_shift(agents, on_since=3600, last_seen=1)
+    before = await services(agents)
+    await agents.run(lambda conn: touch_worker(conn, "w1", [TARGET], anew=True))
+    after = await services(agents)
+    assert after[("w1", TARGET)] - before[("w1", TARGET)] >= OLD
+    assert {key for key, since in after.items() if since != before[key]} == {("w1", TARGET)}
+
+
 async def test_workers_that_are_long_gone_are_forgotten(agents: Pool) -> None:
     for instance in ("w1", "w2"):
         await serve(agents, instance)
