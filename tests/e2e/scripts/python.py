@@ -70,7 +70,13 @@ def _shown(request: ModelRequest) -> dict[str, object]:
     }
 
 
+def verbose(_: ModelRequest) -> ScriptLine:
+    """Says 5 MB."""
+    return ScriptLine(text="word\n" * 1_000_000, chunks=200)
+
+
 SCRIPTS: dict[str, Script] = {
+    "verbose": verbose,
     "mirror": mirror,
     "mirror_at_last": mirror_at_last,
     "gated": gated,
