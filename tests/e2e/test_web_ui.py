@@ -3,6 +3,7 @@
 `--pictures docs/images` renews the pictures of the documents.
 """
 
+import json
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -133,15 +134,25 @@ async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "outcome"),
-    [({"text": "It is done."}, "outcome success"), (REFUSED, "outcome failed (context_too_long)")],
+    ("line", "headline", "outcome"),
+    [
+        ({"text": "It is done."}, "✅ success", "outcome success"),
+        (REFUSED, "❌ failed: context_too_long", "outcome failed (context_too_long)"),
+    ],
     ids=["finished", "failed"],
 )
-async def test_a_turn_that_is_over_shows_its_outcome(ui: WebUi, tenant: Tenant, line: JsonObject, outcome: str) -> None:
+async def test_a_turn_that_is_over_shows_its_outcome(
+    ui: WebUi, tenant: Tenant, line: JsonObject, headline: str, outcome: str
+) -> None:
+    """The first thing under *Result* is the status; the details begin with it."""
     async with hand_of(tenant) as hand:
         ended = await hand.ended(turn := await hand.start(line))
+        status, code = ended.view.status, ended.view.error_code
+        await ui.open(f"workflows/{turn_workflow_id(turn)}")
+        await ui.shows("COMPLETED", f'"status": "{status}"', f'"error_code": {json.dumps(code)}')
         await ui.open_turn(turn)
-        await ui.shows("COMPLETED", f"{hand.agent} in {tenant.project}", outcome, str(ended.view.deliverable_card_id))
+        details = (headline, f"{hand.agent} in {tenant.project}", outcome, str(ended.view.deliverable_card_id))
+        await ui.shows("COMPLETED", *details)
         await ui.picture(f"{ended.view.status}-turn")
 
 
