@@ -9,7 +9,7 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright
@@ -19,6 +19,7 @@ from schema.ids import AgentId, AgentTurnId
 from tests.support.conditions import until
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
+from tests.turnstile.support import turnstile
 from workflows.options import turn_workflow_id
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -169,6 +170,11 @@ async def test_the_list_finds_turns_by_what_they_are(ui: WebUi, tenant: Tenant) 
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnAgent="{BOB}"', failed)
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnStatus="suspended"', asleep)
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnStatus="failed"', failed)
+        told = await turnstile(
+            *("turn", "list", "--config", tenant.stack.config, "--project", tenant.project), cwd=Path.cwd()
+        )
+        _, _, link = told.err.strip().partition("workflows?query=")
+        await ui.finds(unquote(link), failed)
         await hand.report(call_of(asleep))
         await hand.ended(done)
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnStatus="success"', asleep, done)

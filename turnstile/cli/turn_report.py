@@ -18,6 +18,7 @@ from ledger.views import StepView, TurnLine, list_calls, list_steps
 from schema.cards import Card
 from schema.described import TurnView
 from schema.ids import AgentTurnId, BoxId, workflow_id
+from schema.states import TurnStatus
 from turnstile import wiring
 from turnstile.cli.lookup import require_turn
 from turnstile.cli.output import Output
@@ -65,10 +66,25 @@ def link_of(session: Session, turn: AgentTurnId) -> str | None:
 
 def page_of(session: Session, workflow: str) -> str | None:
     """A workflow's page in the Web UI, if its address is known."""
+    found = _web_ui(session)
+    return found and wiring.turn_link(*found, workflow)
+
+
+def list_of(session: Session, agent: str | None) -> str | None:
+    """The project's turns that did not succeed, or an agent's, as a list in the Web UI; None as for `link_of`."""
+    found = _web_ui(session)
+    whose = f' AND TurnAgent = "{agent}"' if agent else ""
+    ended = ", ".join(f'"{status}"' for status in TurnStatus if status is not TurnStatus.SUCCESS)
+    query = f'TurnProject = "{session.project}"{whose} AND TurnStatus IN ({ended})'
+    return found and wiring.list_link(*found, query)
+
+
+def _web_ui(session: Session) -> tuple[str, str] | None:
+    """Its address, and the namespace that it shows."""
     found = wiring.announced(session.options.data)
     web_ui = wiring.web_ui_url(session.settings, found)
     namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else wiring.NAMESPACE)
-    return wiring.turn_link(web_ui, namespace, workflow) if web_ui else None
+    return (web_ui, namespace) if web_ui else None
 
 
 def document_of(report: TurnReport, link: str | None) -> dict[str, JsonValue]:

@@ -47,7 +47,7 @@ async def show_all(
     from ledger.views import list_turns
     from schema.ids import AgentId
     from turnstile.cli.lookup import require_agent
-    from turnstile.cli.turn_report import duration, note_of
+    from turnstile.cli.turn_report import duration, list_of, note_of
 
     wanted = AgentId(agent) if agent else None
     async with session.ledger() as pool:
@@ -75,6 +75,8 @@ async def show_all(
         },
         cut="asked",
     )
+    if not session.out.as_json and (link := list_of(session, wanted)):
+        session.out.remark(f"those that did not succeed, in Temporal: {link}")
 
 
 @command(app, "stop", project=True, channel=True)
