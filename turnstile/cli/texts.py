@@ -9,11 +9,11 @@ from schema.inbox import TEXT_LIMIT_BYTES
 
 def given_text(text: str | None, file: Path | None) -> str:
     """The text, or the file's; `-` reads standard input. Raises `BadRequest` for none of both, or both."""
-    if (text is None) == (file is None):
-        raise BadRequest("give a text, or --file FILE")
-    if text == "-" or str(file) == "-":
-        return sys.stdin.read()
-    return text if file is None else read_text(file)
+    if text is not None and file is None:
+        return sys.stdin.read() if text == "-" else text
+    if file is not None and text is None:
+        return sys.stdin.read() if str(file) == "-" else read_text(file)
+    raise BadRequest("give a text, or --file FILE")
 
 
 def read_text(file: Path) -> str:
