@@ -198,7 +198,7 @@ async def _attempt(
         try:
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
             _check_filter(answer, question.config.model)
-            await chunks.end(usage=answer.usage, response_cost=answer.response_cost)
+            await chunks.end(usage=answer.usage, response_cost=answer.response_cost, truncated=answer.truncated)
         except ModelError as error:
             code = error.code
             await chunks.end(error_code=code)

@@ -103,6 +103,7 @@ class ChunkWriter:
         usage: JsonObject | None = None,
         response_cost: float | None = None,
         error_code: str | None = None,
+        truncated: str | None = None,
     ) -> None:
         """Send what is gathered and the `end` chunk, with the answer's usage and cost, or why there is no answer."""
         if self._ending.is_set():
@@ -111,7 +112,8 @@ class ChunkWriter:
         self._filled.set()
         if self._sender is not None:
             await self._sender
-        metadata: JsonObject = {} if error_code is None else {"error_code": error_code}
+        told = {"error_code": error_code, "truncated": truncated}
+        metadata: JsonObject = {name: code for name, code in told.items() if code is not None}
         await self._emit(ChunkType.END, metadata=metadata, usage=usage, response_cost=response_cost)
 
     async def _send_gathered(self) -> None:

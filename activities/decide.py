@@ -97,7 +97,7 @@ def decide(asked: Asked, answer: ModelAnswer) -> Decision:
     calls = [_Call(tool_call_id(asked.step_id, index), call) for index, call in enumerate(answer.calls)]
     thought = _thought(asked, answer.text, calls)
     if not calls:
-        return _without_calls(asked, answer.text, thought)
+        return _without_calls(asked, answer, thought)
     match ending(answer.calls, asked.config.choices, asked.wanted):
         case None:
             return _with_calls(asked, answer.text, thought, calls)
@@ -128,11 +128,13 @@ def _send(asked: Asked, call: _Call) -> Outgoing | Card:
     return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
 
 
-def _without_calls(asked: Asked, text: str, thought: tuple[Card, ...]) -> Decision:
+def _without_calls(asked: Asked, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
+    text, partial = answer.text, True if answer.truncated else None
     if asked.is_last and (asked.config.must_end_with or not text.strip()):
         return _out_of_steps(asked, text, thought)
     if not asked.config.must_end_with:
-        deliverable = _deliverable(asked, TextContent(text=text if text.strip() else EMPTY_DELIVERABLE))
+        content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
+        deliverable = _deliverable(asked, content, partial=partial)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
     names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices)))
     reminder = TextContent(

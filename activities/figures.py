@@ -33,13 +33,16 @@ def turn_stats(step: int, metadata: JsonObject) -> JsonObject:
     """`stats` of a turn that ends with this step; the ledger adds `queue_delay_ms` and `e2e_ms` by its own clock."""
     last, attempts = metadata["timing"], metadata["attempts"]
     newest = attempts[-1] if isinstance(attempts, list) and attempts else None
-    return {
+    stats: JsonObject = {
         "steps": step,
         "step_ms": last.get("step_ms") if isinstance(last, dict) else None,
         "first_token_ms": last.get("first_token_ms") if isinstance(last, dict) else None,
         "model": newest.get("model") if isinstance(newest, dict) else None,
         "llm_usage": metadata["llm_usage"],
     }
+    if "truncated" in metadata:
+        stats["truncated"] = metadata["truncated"]
+    return stats
 
 
 def suspended(head: StepHead) -> float | None:

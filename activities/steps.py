@@ -230,6 +230,8 @@ class StepActivities:
     async def _commit(self, step: StepInHand, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
         cards = (*pinned.cards, *decision.cards)
         metadata = step.metadata(pinned) | {"finish_reason": answer.finish_reason}
+        if answer.truncated is not None:
+            metadata["truncated"] = answer.truncated
         match decision:
             case Continue():
                 return await self._continue(step, cards, metadata)

@@ -79,7 +79,8 @@ class Teller:
         """The `step` event of a step that is over, from what its commit recorded."""
         failed = "error_code" in recorded
         ids = recorded.get("new_card_ids")
-        shown = {name: recorded[name] for name in ("timing", "finish_reason", "error_code") if name in recorded}
+        names = ("timing", "finish_reason", "truncated", "error_code")
+        shown = {name: recorded[name] for name in names if name in recorded}
         return self.step(
             step_id(self.turn.agent_turn_id, number),
             StepPhase.FAILED if failed else StepPhase.COMPLETED,

@@ -6,10 +6,11 @@ from datetime import datetime
 
 from pydantic import Json, ValidationError
 
+from ledger.cards import box_cards
 from ledger.pool import Again, Pool
 from ledger.queries import Connection, Row, query
 from schema.base import JsonObject, Tolerant
-from schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role
+from schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content
 from schema.errors import BadRequest, Refused
 from schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, new_box_id, token, uuid7
 from schema.profiles import Profile
@@ -109,6 +110,35 @@ async def add_agent(
             raise Refused("agent_exists", f"project {project} has an agent {agent} already")
         case _:
             raise Refused("unknown_profile", f"project {project} has no profile {profile_name!r}: put it first")
+
+
+async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> None:
+    """Take the agent off the roster, in a transaction. Its turns, cards and epoch stay; its memory goes.
+
+    Raises `Refused`: unknown_agent; agent_busy if it has a turn in hand or turns that wait.
+    """
+    named = {"project_id": project, "agent_id": agent}
+    if await query("hold_agent").opt(conn, **named) is None:
+        raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
+    work = await query("count_agent_work").one(conn, **named)
+    if work["live"] or work["queued"]:
+        raise Refused("agent_busy", f"agent {agent} has {work['live']} turn in hand and {work['queued']} that wait")
+    head = await query("head_epoch").opt(conn, **named)
+    await query("forget_agent").many(conn, **named, edge_id=uuid7())
+    if head is not None:
+        await query("keep_epoch").many(conn, **named, turn_epoch=head["turn_epoch"])
+
+
+async def get_profile(pool: Pool, project: ProjectId, name: str) -> JsonObject:
+    """The profile as it was put; raises `Refused` (unknown_profile) if there is none, or none that can be read."""
+    row = await pool.run(lambda conn: query("profile_box").opt(conn, project_id=project, name=name))
+    box = None if row is None else BoxId(row["profile_box_id"])
+    cards = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
+    for card in cards or ():
+        content = read_content(card.content) if isinstance(card.content, dict) else None
+        if isinstance(content, JsonContent) and isinstance(content.data, dict):
+            return content.data
+    raise Refused("unknown_profile", f"project {project} has no profile {name!r}")
 
 
 async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:

@@ -23,6 +23,23 @@ class TurnLine(Tolerant):
     started_at: datetime | None
     ended_at: datetime | None
     error_code: str | None
+    truncated: str | None
+    """Why its last answer is cut off, if it is."""
+    calls_timed_out: int
+    asked: str | None
+    """The beginning of what was asked; of a UI action the tool."""
+
+
+class SentCall(Tolerant):
+    """A call that a turn has sent, and where it stands."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    step_id: StepId
+    wait_status: str
+    created_at: datetime
+    received_at: datetime | None
+    applied_at: datetime | None
 
 
 class StepView(Tolerant):
@@ -71,6 +88,18 @@ async def list_steps(conn: Connection, project: ProjectId, turn: AgentTurnId) ->
     """The turn's committed steps in order."""
     rows = await query("list_steps").many(conn, project_id=project, agent_turn_id=turn)
     return [StepView.model_validate(dict(row)) for row in rows]
+
+
+async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, row_limit: int) -> list[AgentTurnId]:
+    """The turns whose ids begin so, the newest first."""
+    rows = await query("find_turns").many(conn, project_id=project, beginning=beginning, row_limit=row_limit)
+    return [AgentTurnId(row["agent_turn_id"]) for row in rows]
+
+
+async def list_calls(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[SentCall]:
+    """The calls that the turn has sent, in order."""
+    rows = await query("list_calls").many(conn, project_id=project, agent_turn_id=turn)
+    return [SentCall.model_validate(dict(row)) for row in rows]
 
 
 async def list_inbox(

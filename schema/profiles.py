@@ -124,6 +124,18 @@ class RuntimeConfig(Strict):
 
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+PROMPT_PLACEHOLDERS = frozenset(
+    {
+        *("project_id", "channel_id", "agent_id", "agent_turn_id", "turn_epoch", "step_id", "parent_step_id"),
+        *("trace_id", "context_box_id"),
+    }
+)
+"""What is filled into a system prompt (protocol §7.3); a call's arguments also know `tool_call_id`."""
+
+
+def placeholders(template: str) -> set[str]:
+    """The names in braces in it, known or not."""
+    return set(_PLACEHOLDER.findall(template))
 
 
 def render(template: str, values: dict[str, str]) -> str:

@@ -152,8 +152,14 @@ QuickStepResult = Annotated[
 
 
 class TurnResult(Tolerant):
-    """Result of the `AgentTurn` workflow. `outcome` is null where the turn was fenced: the ledger has it."""
+    """Result of the `AgentTurn` workflow. `outcome` is null where the turn was fenced: the ledger has it.
 
+    Status and code come first, since the Web UI shows the result's beginning beside a badge that says *Completed*.
+    """
+
+    status: str = ""
+    """The outcome's, or `fenced`."""
+    error_code: str | None = None
     agent_turn_id: AgentTurnId
     turn_epoch: int
     steps: int

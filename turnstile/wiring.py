@@ -1,7 +1,7 @@
 """Which servers a command talks to: the addresses in the settings, else those a running `turnstile up` announces."""
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import ValidationError
 
@@ -71,6 +71,11 @@ def web_ui_url(settings: Settings, found: Endpoints | None) -> str | None:
 def turn_link(web_ui: str, namespace: str, workflow_id: str) -> str:
     """The page of a turn's workflow in the Web UI."""
     return f"{web_ui.rstrip('/')}/namespaces/{namespace}/workflows/{workflow_id}"
+
+
+def list_link(web_ui: str, namespace: str, query: str) -> str:
+    """The list of workflows in the Web UI that a query finds."""
+    return f"{web_ui.rstrip('/')}/namespaces/{namespace}/workflows?query={quote(query)}"
 
 
 def nothing_runs(data: Path | None, missing: list[str]) -> ConfigError:

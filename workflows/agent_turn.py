@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from schema.states import MessageType
+from schema.states import MessageType, TurnStatus
 from schema.turns import (
     ApplyInput,
     Outcome,
@@ -70,7 +70,12 @@ class AgentTurn:
         status = "fenced" if action.outcome is None else action.outcome.status.value
         self._set_status(status)
         return TurnResult(
-            agent_turn_id=turn.agent_turn_id, turn_epoch=turn.turn_epoch, steps=state.step, outcome=action.outcome
+            status=status,
+            error_code=None if action.outcome is None else action.outcome.error_code,
+            agent_turn_id=turn.agent_turn_id,
+            turn_epoch=turn.turn_epoch,
+            steps=state.step,
+            outcome=action.outcome,
         )
 
     def _may_continue_as_new(self, action: _turn.Action) -> bool:
@@ -218,6 +223,7 @@ class AgentTurn:
 def _details(turn: TurnRef, state: _turn.TurnState) -> str:
     """The turn's state in Markdown: ids and codes, no content."""
     lines = [
+        *_headline(state),
         f"**{turn.agent_id}** in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}: {state.phase.value}",
         "",  # else the Web UI takes what follows for more of the sentence
         f"- step {state.step or 'next'}",
@@ -230,6 +236,15 @@ def _details(turn: TurnRef, state: _turn.TurnState) -> str:
     if state.outcome is not None:
         lines.append(_outcome(state.outcome))
     return "\n".join(lines)
+
+
+def _headline(state: _turn.TurnState) -> list[str]:
+    """How the turn ended, to be seen at a glance: the workflow itself is completed whatever its turn came to."""
+    if state.outcome is None:
+        return []
+    status, code = state.outcome.status, state.outcome.error_code
+    mark = "✅" if status is TurnStatus.SUCCESS else "⚠️" if status is TurnStatus.PARTIAL else "❌"
+    return [f"## {mark} {status.value}{f': {code}' if code else ''}", ""]
 
 
 def _until(state: _turn.TurnState) -> str:

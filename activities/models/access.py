@@ -12,7 +12,7 @@ from pathlib import Path
 from schema.errors import ModelError
 
 NO_KEY = "no-key"
-"""Sent where the operator's own server wants none: clients insist on sending something."""
+"""Sent to the operator's own server where no key is set: clients insist on sending something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,17 @@ class ModelAccess:
         return None if entry is None else self.api_bases[entry]
 
     def api_key(self, model: str) -> str | None:
-        """The key to send; None leaves it to the environment.
+        """The key of the longest entry of a key file that fits; None leaves it to the environment.
 
-        A server that is set for some models of a provider only gets no key of that provider's environment: its own
-        file's, or `NO_KEY`. Raises `ModelError` (`model_key_missing`) for a key file that holds none.
+        Raises `ModelError` (`model_key_missing`) for a key file that holds none.
         """
-        file, base = _longest(self.key_files, model), _longest(self.api_bases, model)
-        if file is not None and (base is None or len(file) >= len(base) or "/" not in base):
-            return _read(file, self.key_files[file])
-        return NO_KEY if base is not None and "/" in base else None
+        file = _longest(self.key_files, model)
+        return None if file is None else _read(file, self.key_files[file])
+
+    def needs_no_key(self, model: str) -> bool:
+        """Whether the model has a server of the operator's own, set for some models of its provider only."""
+        base = _longest(self.api_bases, model)
+        return base is not None and "/" in base
 
 
 def _longest(entries: Mapping[str, object], model: str) -> str | None:

@@ -1,14 +1,17 @@
 """A model's answer, folded from its stream; the draft belongs to the caller and survives a cancellation.
 
 `collect` bounds the whole stream and, if asked, the silence between two events, and closes the stream however it ends.
-It never judges an answer: what the calls mean is decided where the step is committed (protocol §7.4). Text is made
-storable here, so that nothing a model writes can break a card.
+An answer takes at most `ANSWER_LIMIT_BYTES` as JSON: what is beyond is neither kept nor read, so that every card made
+of it can be fetched over NATS. It never judges an answer: what the calls mean is decided where the step is committed
+(protocol §7.4). Text is made storable here, so that nothing a model writes can break a card.
 """
 
 import asyncio
+import json
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from activities.text import storable
 from schema.base import JsonObject
@@ -16,6 +19,12 @@ from schema.errors import ModelError
 from schema.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+ANSWER_LIMIT_BYTES: Final = 524_288
+"""Of an answer's text and calls, as JSON."""
+TOO_LARGE: Final = "answer_too_large"
+"""`finish_reason` of an answer that was stopped at the limit."""
+_CUT_OFF: Final = frozenset({"length", TOO_LARGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,11 @@ class ModelAnswer:
     nameless_calls: int = 0
     """Calls that were left out because the model gave them no name: worth a warning."""
 
+    @property
+    def truncated(self) -> str | None:
+        """Why the answer is cut off: `length` (the model's own limit) or `answer_too_large`; None if it is whole."""
+        return self.finish_reason if self.finish_reason in _CUT_OFF else None
+
 
 @dataclass(slots=True)
 class _CallDraft:
@@ -60,6 +74,34 @@ class AnswerDraft:
         self._calls: dict[int, _CallDraft] = {}
         self.done: ModelDone | None = None
         self.first_token_seconds: float | None = None
+        self._room = ANSWER_LIMIT_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something did not fit."""
+        return self._room < 0
+
+    def fitting(self, delta: Delta) -> Delta:
+        """The delta, or as much of it as fits; to be added, once."""
+        match delta:
+            case ContentDelta(text):
+                return delta if self._takes(text) else ContentDelta(self._rest(text))
+            case ToolCallDelta(name=name, arguments=arguments):
+                if self._takes(name or "") and not self._takes(arguments):
+                    return replace(delta, arguments=self._rest(arguments))
+                return replace(delta, name=None, arguments="") if self.is_full else delta
+            case ReasoningDelta():  # streamed, and not kept
+                return delta
+
+    def _takes(self, text: str) -> bool:
+        self._room -= _size(text)
+        return self._room >= 0
+
+    def _rest(self, text: str) -> str:
+        """The longest beginning of a text that did not fit which does."""
+        room = self._room + _size(text)
+        text = text[:room]
+        return text[: bisect_right(range(len(text) + 1), room, key=lambda end: _size(text[:end])) - 1]
 
     def add(self, event: ModelEvent) -> None:
         """Take in one event; pieces of a call are merged by index, its first id and name hold."""
@@ -134,13 +176,17 @@ async def collect(
     try:
         async with deadline:
             async for event in events:
-                draft.add(event)
-                if isinstance(event, ModelDone):
+                taken = event if isinstance(event, ModelDone) else draft.fitting(event)
+                draft.add(taken)
+                if isinstance(taken, ModelDone):
                     break
                 if draft.first_token_seconds is None:
                     draft.first_token_seconds = clock() - start
                 if on_delta is not None:
-                    on_delta(event)
+                    on_delta(taken)
+                if draft.is_full:
+                    draft.add(ModelDone(TOO_LARGE))
+                    break
                 deadline.reschedule(min(start + timeout_seconds, clock() + silence))
     except TimeoutError:
         if not deadline.expired():
@@ -150,6 +196,11 @@ async def collect(
         if isinstance(events, AsyncGenerator):
             await events.aclose()
     return draft.answer()
+
+
+def _size(text: str) -> int:
+    """Bytes of the text in a JSON document."""
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2
 
 
 def _too_slow(elapsed: float, timeout_seconds: float, silence: float) -> ModelError:

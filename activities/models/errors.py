@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from json import JSONDecodeError
 
 from schema.errors import ModelError
 
@@ -138,6 +139,8 @@ _OTHER_REFUSAL = _rule("model_bad_request", "the provider refused the request")
 _OTHER_FAILURE = _rule("model_server_error", "the provider failed", retryable=True)
 _UNKNOWN = _rule("model_failed", "the model library failed")
 _BROKEN = _rule(STREAM_BROKEN, "the stream broke off", retryable=True)
+_UNREADABLE = _rule(STREAM_BROKEN, "the stream is not JSON in UTF-8", retryable=True)
+_MISSHAPEN = _rule("model_response_invalid", "the provider's answer does not parse", retryable=True)
 
 _VAGUE = frozenset({"BadRequestError", "InternalServerError", "APIConnectionError"})
 """What litellm raises for any status: there the status says more than the name."""
@@ -172,6 +175,8 @@ def rule_of(error: Exception) -> ErrorRule:
     names, status = {each.__name__ for each in type(error).__mro__}, _status(error)
     if status is None and (network := _network_names(error)):
         names = network
+    if status is None and (unread := _unread(error)) is not None:
+        return unread
     by_class = next((rule for rule in ERROR_RULES if names & rule.classes), None)
     if by_class is not None and type(error).__name__ not in _VAGUE:
         return by_class
@@ -241,6 +246,16 @@ def _network_names(error: Exception) -> set[str]:
         if "TransportError" in names:
             return names
     return set()
+
+
+def _unread(error: Exception) -> ErrorRule | None:
+    """The rule for an answer that came and could not be read, which litellm calls an error of the connection."""
+    if type(error).__name__ != "APIConnectionError" or _network_names(error):
+        return None
+    *_, root = _chain(error)
+    if isinstance(root, UnicodeError | JSONDecodeError):
+        return _UNREADABLE
+    return _MISSHAPEN if isinstance(root, AttributeError | TypeError | LookupError) else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

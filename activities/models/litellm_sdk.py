@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import os
+import sys
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -144,6 +145,8 @@ def load_litellm() -> LitellmSdk:
     module.set_verbose = False
     module.drop_params = False
     module.cache = None
+    # Else an answer with 100 equal pieces (a table, a row of dashes) is stopped as an HTTP 500 that nobody sent.
+    module.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
     module.disable_aiohttp_transport = True  # its aiohttp clients outlive their place in the cache unclosed
     for name in _SILENCED:
         logging.getLogger(name).disabled = True

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from activities.models.access import ModelAccess
+from activities.models.access import NO_KEY, ModelAccess
 from activities.models.errors import STREAM_BROKEN, model_error
 from activities.models.forms import request_form
 from activities.models.litellm_sdk import CallPiece, End, LitellmSdk, load_litellm
@@ -37,11 +37,11 @@ class LitellmModel:
         model = request.config.model
         sdk = await self.warm_up()
         provider = self._provider(sdk, model)
-        self._check_key(sdk, model, provider)
+        key = self._key(sdk, model, provider)
         form = request_form(request, provider)
         pieces = sdk.stream(
             form,
-            api_key=self._access.api_key(model),
+            api_key=key,
             api_base=self._access.api_base(model),
             timeout=request.timeout_seconds + _GRACE_SECONDS,
         )
@@ -66,7 +66,7 @@ class LitellmModel:
     async def check(self, model: str) -> None:
         """Raises `ModelError`: `model_unknown`, or `model_key_missing` naming the variable. Asks no provider."""
         sdk = await self.warm_up()
-        self._check_key(sdk, model, self._provider(sdk, model))
+        self._key(sdk, model, self._provider(sdk, model))
 
     async def warm_up(self) -> LitellmSdk:
         """Load litellm, once: seconds of CPU and some 160 MB."""
@@ -87,15 +87,19 @@ class LitellmModel:
             raise ModelError("model_unknown", message, retryable=False)
         return provider
 
-    def _check_key(self, sdk: LitellmSdk, model: str, provider: str) -> None:
-        if provider in _LOCAL or self._access.api_key(model) is not None:
-            return
-        if missing := sdk.missing_variables(model):
-            names = (" or " if provider in _EITHER else " and ").join(sorted(missing))
-            message = (
-                f"{model} needs {names} in the worker's environment, or a file in [model.api_key_files].{provider}"
-            )
-            raise ModelError("model_key_missing", message, retryable=False)
+    def _key(self, sdk: LitellmSdk, model: str, provider: str) -> str | None:
+        """The key to send; None leaves it to the environment. Raises `ModelError` (`model_key_missing`)."""
+        key = self._access.api_key(model)
+        if key is not None or provider in _LOCAL:
+            return key
+        missing = sdk.missing_variables(model)
+        if not missing:
+            return None
+        if self._access.needs_no_key(model):
+            return NO_KEY
+        names = (" or " if provider in _EITHER else " and ").join(sorted(missing))
+        message = f"{model} needs {names} in the worker's environment, or a file in [model.api_key_files].{provider}"
+        raise ModelError("model_key_missing", message, retryable=False)
 
 
 def _done(end: End, model: str) -> ModelDone:

@@ -87,6 +87,48 @@ LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p
 LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
 WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;
 
+-- name: hold_agent :opt
+-- The agent's row and its head, ours until the transaction ends: enqueues that hold the head are waited for.
+SELECT a.agent_id FROM resource.project_agents a
+LEFT JOIN LATERAL (
+    SELECT h.agent_id FROM state.agent_state_head h WHERE h.agent_id = a.agent_id AND h.project_id = a.project_id FOR UPDATE) h ON true
+WHERE a.agent_id = :agent_id AND a.project_id = :project_id FOR UPDATE OF a;
+
+-- name: count_agent_work :one
+-- What an agent that is held has under way: its turn in hand, the turns that wait, and messages of threads that wait for it.
+SELECT (SELECT count(*) FROM state.agent_state_head h
+        WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.status <> 'idle') AS live,
+       (SELECT count(*) FROM state.agent_inbox i
+        WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
+          AND i.message_type IN ('turn', 'ui_action') AND i.status = 'queued') AS queued;
+
+-- name: forget_agent :exec
+-- Takes an agent that is held off the roster, with its memory and its head; the box of its last turn stays known.
+WITH
+agent AS (DELETE FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id),
+pointers AS (
+    UPDATE state.agent_state_pointers p SET memory_context_box_id = NULL, updated_at = now()
+    WHERE p.agent_id = :agent_id AND p.project_id = :project_id
+),
+edge AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
+    VALUES (:edge_id, :project_id, 'remove', :agent_id)
+)
+DELETE FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id;
+
+-- name: head_epoch :opt
+-- The epoch of an agent's last lease.
+SELECT h.turn_epoch FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id;
+
+-- name: keep_epoch :exec
+-- A new head, so that epochs go on rising if the agent is added again. An enqueue that had seen the old one finds it gone,
+-- looks again, and hears that there is no such agent.
+INSERT INTO state.agent_state_head (project_id, agent_id, turn_epoch) VALUES (:project_id, :agent_id, :turn_epoch);
+
+-- name: profile_box :opt
+-- The box of a profile by its name, whatever the case.
+SELECT p.profile_box_id FROM resource.profiles p WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id;
+
 -- name: put_tool :one
 -- A tool of the project, new or replaced; turns in hand keep what they pinned.
 INSERT INTO resource.tools AS t (project_id, tool_name, description, parameters, target_subject, after_execution, options)

@@ -18,17 +18,41 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id =
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action');
 
 -- name: list_turns :many
--- The newest turns of a project, or of one of its agents.
-SELECT i.agent_turn_id, i.agent_id, i.created_at, i.correlation_id, i.turn_epoch,
-       CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
-            WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
-       o.started_at, o.ended_at, o.error_code
-FROM state.agent_inbox i
-LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
-LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
-    AND h.active_agent_turn_id = i.agent_turn_id
-WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN ('turn', 'ui_action') AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+-- The newest turns of a project, or of one of its agents, with the beginning of what was asked.
+WITH page AS MATERIALIZED (
+    SELECT i.agent_turn_id, i.project_id, i.agent_id, i.created_at, i.correlation_id, i.turn_epoch, i.payload,
+           CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+                WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+           o.started_at, o.ended_at, o.error_code, o.stats ->> 'truncated' AS truncated
+    FROM state.agent_inbox i
+    LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+        AND h.active_agent_turn_id = i.agent_turn_id
+    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN ('turn', 'ui_action') AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+    ORDER BY i.created_at DESC LIMIT :row_limit::int
+)
+SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch, g.status, g.started_at, g.ended_at, g.error_code, g.truncated,
+       (SELECT count(*) FROM state.turn_waiting_tools w
+        WHERE w.agent_turn_id = g.agent_turn_id AND w.project_id = g.project_id AND w.wait_status = 'expired') AS calls_timed_out,
+       coalesce(g.payload -> 'ui_action' ->> 'tool_name',
+                (SELECT left(coalesce(c.content ->> 'text', c.content ->> 'data'), 300)
+                 FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
+                 WHERE p.box_id = state.as_uuid(g.payload ->> 'context_box_id') AND c.tenant_id = g.project_id
+                   AND c.metadata ->> 'type' = 'task.instruction'
+                 ORDER BY p.position DESC LIMIT 1)) AS asked
+FROM page g ORDER BY g.created_at DESC;
+
+-- name: find_turns :many
+-- The turns of a project whose ids begin so, for people who type the beginning of one.
+SELECT i.agent_turn_id FROM state.agent_inbox i
+WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN ('turn', 'ui_action') AND starts_with(i.agent_turn_id, :beginning)
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
+
+-- name: list_calls :many
+-- The calls that a turn has sent, in order.
+SELECT w.tool_call_id, w.tool_name, w.step_id, w.wait_status, w.created_at, w.received_at, w.applied_at
+FROM state.turn_waiting_tools w
+WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id ORDER BY w.created_at, w.tool_call_id;
 
 -- name: list_steps :many
 -- The steps of a turn, in order.

@@ -1,6 +1,7 @@
 """Folding a stream into an answer: whole, cut in any way, late, broken, canceled."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from random import Random
 
@@ -8,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.models.answer import AnswerDraft, AnsweredCall, Delta, ModelAnswer, collect
+from activities.models.answer import (
+    ANSWER_LIMIT_BYTES,
+    TOO_LARGE,
+    AnswerDraft,
+    AnsweredCall,
+    Delta,
+    ModelAnswer,
+    collect,
+)
 from schema.errors import ModelError
 from schema.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
 from tests.activities.models import Stream
@@ -82,6 +91,29 @@ async def test_a_timeout_of_the_stream_itself_is_not_ours() -> None:
 
     with pytest.raises(TimeoutError, match="socket"):
         await collect(fails(), AnswerDraft(), timeout_seconds=5)
+
+
+@pytest.mark.parametrize("piece", ["x", "\n", "é", "😀", "\ud83d", '"\\'])
+@pytest.mark.parametrize("pieces", [1, 7])
+async def test_an_answer_takes_as_much_as_fits(piece: str, pieces: int) -> None:
+    """Measured as it is stored; what is beyond is not read, and nobody hears of it."""
+    whole = piece * (ANSWER_LIMIT_BYTES // pieces)
+    stream, heard = Stream([ContentDelta(whole)] * (pieces + 1), hangs=True), list[Delta]()
+    answer = await collect(stream(), AnswerDraft(), timeout_seconds=5, on_delta=heard.append)
+    size = len(json.dumps("".join(each.text for each in heard if isinstance(each, ContentDelta)), ensure_ascii=False))
+    assert len(json.dumps(answer.text, ensure_ascii=False).encode()) - 2 <= ANSWER_LIMIT_BYTES
+    assert size > ANSWER_LIMIT_BYTES // 5
+    assert (answer.finish_reason, answer.truncated, answer.usage_kind) == (TOO_LARGE, TOO_LARGE, "unknown")
+    assert stream.closed
+
+
+async def test_the_arguments_of_calls_count_too() -> None:
+    half = "x" * (ANSWER_LIMIT_BYTES // 2)
+    events = [ContentDelta(half), ToolCallDelta(0, "c", "search", half), ToolCallDelta(1, "d", "search", "{}")]
+    answer = await collect(Stream([*events, DONE])(), AnswerDraft(), timeout_seconds=5)
+    [call] = answer.calls
+    assert len(half) + len("search") + len(call.arguments_text) == ANSWER_LIMIT_BYTES
+    assert answer.truncated == TOO_LARGE
 
 
 async def test_a_stream_that_breaks_off() -> None:

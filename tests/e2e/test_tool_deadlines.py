@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from schema import headers
+from schema.base import JsonObject
 from schema.ids import ToolCallId
 from tests.conftest import Databases
 from tests.support.calls import TOOL, result_card, write_card, written_report
@@ -15,6 +17,7 @@ from tests.support.conditions import until
 from tests.support.stack import QUICK, Stack, open_stack
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
+from tests.turnstile.support import Ran, turnstile
 from turnstile.embedded import Endpoints
 
 log = logging.getLogger(__name__)
@@ -205,3 +208,67 @@ async def test_a_report_by_sql_that_breaks_the_protocol_is_an_error_and_its_call
         ended = await hand.ended(turn)
     assert settled == [("error", "protocol_violation")] * 3
     assert ended.results() == [TIMEOUT] * 3
+
+
+async def _told(tenant: Tenant, *command: str, **variables: str) -> Ran:
+    config = str(tenant.stack.config)
+    return await turnstile(*command, "--config", config, "--project", tenant.project, cwd=Path.cwd(), **variables)
+
+
+async def test_a_transcript_tells_calls_timeouts_retries_and_what_is_cut_off(tenant: Tenant) -> None:
+    """In 80 columns, with nothing of a stranger's that could steer a terminal, and the same as JSON."""
+    fails: JsonObject = {"error": {"code": "rate_limited", "retry_after_seconds": 0.01}}
+    last: JsonObject = {"text": "It is \x1b[31mred\u202e.", "finish_reason": "length", "response_cost": 0.25}
+    async with hand_of(tenant) as hand:
+        called = calling("search", "nosuchtool", text="I look it up.")
+        turn = await hand.suspended(called, {"attempts": [fails, last]})
+        await hand.ended(turn)
+    shown = await _told(tenant, "turn", "show", turn[:18], COLUMNS="80")
+    assert shown.code == 0, shown.err
+    assert max(map(len, shown.out.splitlines()[:-1])) <= 80
+    assert "\x1b" not in shown.out
+    assert "\u202e" not in shown.out
+    parts = (
+        "1 call timed out (search); 1 attempt at the model failed; the last answer is cut off",
+        " asked ",
+        "step 1 completed",
+        "I look it up.",
+        '→ search {"q": "search it"}',
+        "← timeout after",
+        "tool_timeout: the tool did not answer in time",
+        "→ nosuchtool",
+        "← failed: unknown_tool",
+        "step 2 completed",
+        "! attempt 1 at the model: rate_limited",
+        "! the answer is cut off (length)",
+        "ended: success",
+        "deliverable (card",
+        "It is [31mred.",
+    )
+    flat = " ".join(shown.out.split())
+    for part in parts:
+        _, found, flat = flat.partition(part)
+        assert found, (part, shown.out)
+    told = (await _told(tenant, "turn", "show", turn, "--json")).json()["transcript"]
+    assert [call["status"] for call in told["steps"][0]["calls"]] == ["timeout", "failed"]
+    assert told["steps"][0]["calls"][0]["arguments"] == {"q": "search it"}
+    assert (told["calls_timed_out"], told["failed_attempts"], told["response_cost"]) == (1, 1, 0.25)
+    assert (told["steps"][1]["truncated"], told["steps"][1]["failed_attempts"]) == ("length", ["rate_limited"])
+    listed = await _told(tenant, "turn", "list", COLUMNS="100")
+    assert turn[:18] in listed.out
+    assert "cut off: length, 1 call timed out" in " ".join(listed.out.replace("│", " ").split())
+    assert '{"steps":' in listed.out
+    assert max(map(len, listed.out.splitlines())) <= 100
+
+
+async def test_the_beginning_of_an_id_names_a_turn_unless_it_fits_several(tenant: Tenant) -> None:
+    agent = await tenant.agent("plain")
+    turns = [(await tenant.turn(agent)).view.agent_turn_id for _ in range(2)]
+    [first, second] = turns
+    same = next(size for size in range(36) if first[: size + 1] != second[: size + 1])
+    for command in (("turn", "show"), ("turn", "stop"), ("watch",)):
+        refused = (await _told(tenant, *command, first[:same], "--json")).json()["error"]
+        assert refused["code"] == "ambiguous_turn"
+        assert all(turn in refused["message"] for turn in turns)
+        ran = await _told(tenant, *command, first[: same + 1])
+        assert (ran.code, first in ran.out or "success" in ran.out) == (0, True), ran

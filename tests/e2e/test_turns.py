@@ -435,3 +435,31 @@ async def test_turns_of_one_agent_queue(tenant: Tenant) -> None:
     ended = [await tenant.ended(turn) for turn in turns]
     assert [each.view.turn_epoch for each in ended] == [1, 2, 3, 4, 5]
     assert await tenant.task_events() == dict.fromkeys(turns, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "why"),
+    [("player", {"text": "It is", "finish_reason": "length"}, "length"), ("verbose", {}, "answer_too_large")],
+)
+async def test_an_answer_that_is_cut_off_delivers_and_says_so(
+    tenant: Tenant, model: str, line: JsonObject, why: str
+) -> None:
+    """What is delivered can be fetched, whatever the model wrote: the reply is smaller than NATS's default limit."""
+    ended = await tenant.run(model, json.dumps({"steps": [line]}))
+    assert outcome(ended) == ("success", None)
+    [step] = ended.steps
+    assert (step.metadata["truncated"], step.metadata["finish_reason"]) == (why, why)
+    assert ended.view.stats is not None
+    assert ended.view.stats["truncated"] == why
+    [task] = await tenant.events("agent.*.task")
+    assert task.payload["stats"] == ended.view.stats
+    reply = await tenant.client.request("describe", {"card_id": ended.view.deliverable_card_id})
+    assert reply["status"] == "accepted", reply
+    assert len(json.dumps(reply)) < 1_000_000
+    card = reply["card"]
+    assert isinstance(card, dict)
+    assert isinstance(card["metadata"], dict)
+    assert card["metadata"]["partial"] is True
+    text = ended.deliverable()
+    assert isinstance(text, str)
+    assert text == "It is" if model == "player" else 524_280 < len(json.dumps(text)) <= 524_290

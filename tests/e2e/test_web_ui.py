@@ -3,12 +3,13 @@
 `--pictures docs/images` renews the pictures of the documents.
 """
 
+import json
 import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright
@@ -18,6 +19,7 @@ from schema.ids import AgentId, AgentTurnId
 from tests.support.conditions import until
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
+from tests.turnstile.support import turnstile
 from workflows.options import turn_workflow_id
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -133,15 +135,25 @@ async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "outcome"),
-    [({"text": "It is done."}, "outcome success"), (REFUSED, "outcome failed (context_too_long)")],
+    ("line", "headline", "outcome"),
+    [
+        ({"text": "It is done."}, "✅ success", "outcome success"),
+        (REFUSED, "❌ failed: context_too_long", "outcome failed (context_too_long)"),
+    ],
     ids=["finished", "failed"],
 )
-async def test_a_turn_that_is_over_shows_its_outcome(ui: WebUi, tenant: Tenant, line: JsonObject, outcome: str) -> None:
+async def test_a_turn_that_is_over_shows_its_outcome(
+    ui: WebUi, tenant: Tenant, line: JsonObject, headline: str, outcome: str
+) -> None:
+    """The first thing under *Result* is the status; the details begin with it."""
     async with hand_of(tenant) as hand:
         ended = await hand.ended(turn := await hand.start(line))
+        status, code = ended.view.status, ended.view.error_code
+        await ui.open(f"workflows/{turn_workflow_id(turn)}")
+        await ui.shows("COMPLETED", f'"status": "{status}"', f'"error_code": {json.dumps(code)}')
         await ui.open_turn(turn)
-        await ui.shows("COMPLETED", f"{hand.agent} in {tenant.project}", outcome, str(ended.view.deliverable_card_id))
+        details = (headline, f"{hand.agent} in {tenant.project}", outcome, str(ended.view.deliverable_card_id))
+        await ui.shows("COMPLETED", *details)
         await ui.picture(f"{ended.view.status}-turn")
 
 
@@ -158,6 +170,12 @@ async def test_the_list_finds_turns_by_what_they_are(ui: WebUi, tenant: Tenant) 
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnAgent="{BOB}"', failed)
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnStatus="suspended"', asleep)
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnStatus="failed"', failed)
+        command = ("turn", "list", "--config", tenant.stack.config, "--project", tenant.project)
+        web_ui = str(tenant.stack.endpoints.web_ui_url)
+        told = await turnstile(*command, cwd=Path.cwd(), TURNSTILE__TEMPORAL__WEB_UI_URL=web_ui)
+        _, found, link = told.err.strip().partition("workflows?query=")
+        assert found, told
+        await ui.finds(unquote(link), failed)
         await hand.report(call_of(asleep))
         await hand.ended(done)
         await ui.finds(f'TurnProject="{tenant.project}" AND TurnStatus="success"', asleep, done)

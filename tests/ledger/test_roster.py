@@ -6,7 +6,16 @@ import pytest
 
 from ledger.cards import box_cards
 from ledger.pool import Pool
-from ledger.roster import add_agent, list_agents, list_profiles, list_tools, put_profile, put_tool, remove_tool
+from ledger.roster import (
+    add_agent,
+    list_agents,
+    list_profiles,
+    list_tools,
+    put_profile,
+    put_tool,
+    remove_agent,
+    remove_tool,
+)
 from schema.cards import CardType, JsonContent, content_of
 from schema.errors import BadRequest, Refused
 from schema.ids import AgentId, ProjectId
@@ -28,6 +37,7 @@ from tests.support.agents import (
     profile,
     rows,
 )
+from tests.support.waiting import overtaken
 
 
 async def test_a_profile_is_a_card_in_a_box(pool: Pool) -> None:
@@ -42,6 +52,35 @@ async def test_a_profile_is_a_card_in_a_box(pool: Pool) -> None:
     assert [card.type for card in cards] == [CardType.PROFILE]
     [row] = await list_profiles(pool, PROJECT)
     assert (row.name, row.profile_box_id, row.tags, row.agents) == ("helper", box_id, ["a", "b"], 0)
+
+
+async def _remove(pool: Pool) -> None:
+    await pool.transact(lambda conn: remove_agent(conn, PROJECT, ALICE))
+
+
+async def test_an_agent_is_removed_once_it_has_no_work(agents: Pool) -> None:
+    """Its epochs go on from where they were, so that events of before are never the newer ones."""
+    turn = await lease(agents)
+    await ask(agents)
+    await begin(agents, turn)
+    with pytest.raises(Refused, match="1 turn in hand and 1 that wait"):
+        await _remove(agents)
+    await finish(agents, turn)
+    with pytest.raises(Refused, match="1 turn in hand and 0 that wait"):
+        await _remove(agents)
+    await play(agents)
+    await _remove(agents)
+    assert ALICE not in {agent.agent_id for agent in await list_agents(agents, PROJECT)}
+    with pytest.raises(Refused, match="no agent"):
+        await _remove(agents)
+    await add_agent(agents, PROJECT, ALICE, "helper")
+    assert (await lease(agents)).turn_epoch == 3
+
+
+async def test_an_enqueue_that_meets_a_removal_finds_no_agent(agents: Pool) -> None:
+    with pytest.raises(Refused) as refused:
+        await overtaken(agents, lambda conn: remove_agent(conn, PROJECT, ALICE), ask(agents))
+    assert refused.value.code == "unknown_agent"
 
 
 async def test_a_new_version_of_a_profile_repoints_its_agents_but_no_turn_in_hand(agents: Pool) -> None:

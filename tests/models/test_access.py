@@ -77,20 +77,33 @@ def test_the_longest_entry_holds(tmp_path: Path) -> None:
     )
     assert (access.api_base("openai/qwen2"), access.api_key("openai/qwen2")) == (None, "their-key")
     assert (access.api_base("openai/qwen-7b"), access.api_key("openai/qwen-7b")) == ("http://house/v1", "house-key")
-    assert (access.api_base("openai/phi"), access.api_key("openai/phi")) == ("http://other/v1", NO_KEY)
+    assert (access.api_base("openai/phi"), access.api_key("openai/phi")) == ("http://other/v1", "their-key")
     assert (access.api_base("openai/gpt-4o"), access.api_key("openai/gpt-4o")) == (None, "their-key")
     assert (access.api_base("anthropic/x"), access.api_key("anthropic/x")) == ("http://gateway", None)
 
 
-async def test_a_house_server_never_gets_the_providers_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
+async def test_a_server_of_ones_own_is_sent_the_providers_key(
+    monkeypatch: pytest.MonkeyPatch, key_file: Path, tmp_path: Path
+) -> None:
+    """That of a file, else of the environment; an entry of its own holds against both, and without any it is none."""
+    other = tmp_path / "other"
+    other.write_text("other-key")
     async with OpenAIStub(Said(text=("x",))) as stub:
-        model = LitellmModel(ModelAccess(api_bases={"openai/qwen": stub.api_base}))
-        await model.check("openai/qwen")
-        error = (await question(model, "openai/qwen")).failed()
-        assert error.code == "auth_failed"  # the stub wants the key, and did not get it
-        assert stub.requests[0].headers["authorization"] == f"Bearer {NO_KEY}"
-        await model.close()
+
+        async def sent(**key_files: Path) -> str:
+            files = {name.replace("_", "/"): file for name, file in key_files.items()}
+            model = LitellmModel(ModelAccess(files, {"openai/qwen": stub.api_base}))
+            await model.check("openai/qwen")
+            await question(model, "openai/qwen")
+            await model.close()
+            return stub.requests[-1].headers["authorization"].removeprefix("Bearer ")
+
+        assert await sent() == NO_KEY
+        assert await sent(openai=key_file) == API_KEY
+        monkeypatch.setenv("OPENAI_API_KEY", "environment-key")
+        assert await sent() == "environment-key"
+        assert await sent(openai=key_file) == API_KEY
+        assert await sent(openai=key_file, openai_qwen=other) == "other-key"
 
 
 @pytest.mark.parametrize("name", ["api_base", "api_key", "base_url", "extra_headers", "mock_response", "fallbacks"])

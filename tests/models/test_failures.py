@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 
 from activities.models import LitellmModel, ModelAccess
 from activities.models.errors import ERROR_RULES, retry_after
 from tests.models.asking import LIMITS, PROMPT, Asked, question
+from tests.models.openai_stub import OpenAIStub
 from tests.models.provider_stub import API_KEY, Fault, ProviderStub, Said
 from tests.support.conditions import until
 
@@ -136,6 +138,31 @@ async def test_malformed_json_in_a_stream(provider: type[ProviderStub], model_of
     async with provider(Said(text=("a", "b"), events=3, garbage=GARBAGE), OK) as stub:
         asked = await question(model_of(stub), stub.model)
     assert (asked.said().text, asked.codes()) == ("fine", ["model_stream_broken", None])
+
+
+UNREADABLE = {
+    "no UTF-8": (b'data: {"choices": [{"delta": {"content": "\xff\xfe"}}]}\n\n', "model_stream_broken"),
+    "no JSON": (GARBAGE, "model_stream_broken"),
+    "no object": (b"data: [1, 2]\n\n", "model_response_invalid"),
+    "no choices": (b'data: {"choices": 5}\n\n', "model_response_invalid"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+async def test_a_first_event_that_cannot_be_read_is_no_error_of_the_connection(key_file: Path, name: str) -> None:
+    garbage, code = UNREADABLE[name]
+    async with OpenAIStub(Said(events=0, garbage=garbage), OK) as stub:
+        model = LitellmModel(ModelAccess({"openai": key_file}, {"openai": stub.api_base}))
+        asked = await question(model, stub.model)
+        await model.close()
+    assert (asked.said().text, asked.codes()) == ("fine", [code, None])
+
+
+async def test_equal_pieces_are_an_answer(provider: type[ProviderStub], model_of: ModelOf) -> None:
+    """litellm would stop them as a model that repeats itself, with a status that nobody sent, after each was paid."""
+    async with provider(Said(text=("- - ",) * 150)) as stub:
+        asked = await question(model_of(stub), stub.model)
+        assert (asked.said().text, len(stub.requests)) == ("- - " * 150, 1)
 
 
 async def test_a_stall(provider: type[ProviderStub], model_of: ModelOf) -> None:

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.support.tools import definition
 from tests.turnstile.support import launch, read_until, turnstile, until_gone
 
 PROFILES = sorted((Path(__file__).parents[2] / "examples" / "profiles").glob("*.yaml"))
@@ -79,6 +81,69 @@ async def test_an_agents_memory_is_shown_set_and_forgotten(home: Path) -> None:
     ran = await turnstile("agent", "memory", "echo", "--forget", cwd=home)
     assert ran.out == "agent echo has no memory any more\n", ran.err
     assert "memory       none" in (await turnstile("agent", "memory", "echo", cwd=home)).out
+
+
+async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> None:
+    (home / "long.txt").write_text("long words " * 40_000)
+    (home / "longer.txt").write_text("x" * 524_289)
+    made, refused, asked = await asyncio.gather(
+        turnstile("box", "put", "long.txt", "long.txt", "--json", cwd=home),
+        turnstile("box", "put", "longer.txt", "--json", cwd=home),
+        turnstile("enqueue", "echo", "--file", "long.txt", "--wait", "--json", cwd=home),
+    )
+    assert asked.json()["deliverable"].startswith("You said: long words long words"), asked.err
+    assert (refused.code, refused.json()["error"]["code"]) == (1, "text_too_large")
+    box = made.json()["box_id"]
+    asked = await turnstile("enqueue", "echo", "--context-box", box, "--wait", "--json", cwd=home)
+    assert asked.json()["transcript"]["request"] == ["long words " * 40_000] * 2, asked.err
+    neither = await turnstile("enqueue", "echo", "--json", cwd=home)
+    assert (neither.code, neither.json()["error"]["code"]) == (2, "bad_request")
+
+
+async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -> None:
+    shown = await turnstile("profile", "show", "ECHO", cwd=home)
+    assert shown.code == 0, shown.err
+    profile = yaml.safe_load(shown.out)
+    odd = {
+        "name": "odd",
+        "allowed_tools": ["web_serch"],
+        "must_end_with": ["submit_reslt"],
+        "system_prompt_template": "You are {agent} of {project_id}.",
+        "llm_config": profile["llm_config"] | {"model": "antropic/claude-x"},
+    }
+    (home / "odd.yaml").write_text(yaml.safe_dump(profile | odd))
+    (home / "tool.yaml").write_text(yaml.safe_dump(definition("web_search").model_dump(mode="json")))
+    assert (await turnstile("tool", "put", "tool.yaml", cwd=home)).code == 0
+    put = await turnstile("profile", "put", "odd.yaml", cwd=home)
+    assert put.code == 0, put.err
+    for said in ("'web_serch'", "'web_search'?", "'submit_result'?", "'agent_id'?", "'anthropic/claude-x'?"):
+        assert said in put.err
+    as_json = (await turnstile("profile", "put", "odd.yaml", "--json", cwd=home)).json()
+    assert len(as_json[0]["warnings"]) == 4
+    again = await turnstile("profile", "show", "odd", "--json", cwd=home)
+    assert again.json() == profile | odd
+    assert (await turnstile("profile", "show", "nope", "--json", cwd=home)).json()["error"]["code"] == "unknown_profile"
+
+
+async def test_an_agent_is_removed_unless_it_has_work(home: Path) -> None:
+    assert (await turnstile("agent", "add", "brief", "--profile", "echo", cwd=home)).code == 0
+    asked = (await turnstile("enqueue", "brief", "hi", "--wait", "--json", cwd=home)).json()
+    removed = await turnstile("agent", "remove", "brief", cwd=home)
+    assert (removed.code, "removed" in removed.out) == (0, True), removed.err
+    shown, again, refused = await asyncio.gather(
+        turnstile("turn", "show", asked["agent_turn_id"], "--json", cwd=home),
+        turnstile("enqueue", "brief", "hi", "--json", cwd=home),
+        turnstile("agent", "remove", "brief", "--json", cwd=home),
+    )
+    assert shown.json()["deliverable"] == "You said: hi"
+    assert again.json()["error"]["code"] == "unknown_agent"
+    assert refused.json()["error"]["code"] == "unknown_agent"
+
+
+async def test_the_shell_completes_commands(home: Path) -> None:
+    asked = {"_TURNSTILE_COMPLETE": "complete_bash", "COMP_WORDS": "turnstile profile sh", "COMP_CWORD": "2"}
+    assert (await turnstile(cwd=home, **asked)).out.split() == ["show"]
+    assert "--install-completion" in (await turnstile("--help", cwd=home)).out
 
 
 async def test_watch_an_agent_until_interrupted(home: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from activities.models.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
 from schema.documents import LIMITS as XML
 from schema.documents import PayloadCode
 from schema.inbox import RESULT_LIMIT_BYTES, TEXT_LIMIT_BYTES
@@ -25,6 +26,7 @@ def test_the_sizes_are_the_codes() -> None:
     assert told == {
         "text of a request": (str(TEXT_LIMIT_BYTES), "text_too_large"),
         "inline result of a report": (str(RESULT_LIMIT_BYTES), "result_too_large"),
+        "a model's answer": (str(ANSWER_LIMIT_BYTES), TOO_LARGE),
         "payload as XML": (str(XML.size), PayloadCode.TOO_LARGE.value),
         "nesting of XML": (str(XML.depth), PayloadCode.TOO_DEEP.value),
         "elements of XML": (str(XML.elements), PayloadCode.TOO_MANY_ELEMENTS.value),

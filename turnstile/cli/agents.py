@@ -1,4 +1,4 @@
-"""`turnstile agent`: add and list."""
+"""`turnstile agent`: add, list, remove, and what it remembers."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -64,6 +64,20 @@ async def show(session: "Session") -> None:
             "name": lambda row: row.display_name,
         },
     )
+
+
+@command(app, "remove", project=True)
+async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
+    """Take an agent away that has no turn in hand and none that waits. Its turns and cards stay, its memory goes."""
+    from ledger.roster import remove_agent
+    from schema.ids import AgentId
+
+    async with session.ledger() as pool:
+        await pool.transact(lambda conn: remove_agent(conn, session.project, AgentId(agent)))
+    if session.out.as_json:
+        session.out.document({"agent_id": agent, "removed": True})
+    else:
+        session.out.line(f"agent {agent} removed from {session.project}; its turns stay until `turnstile prune`")
 
 
 @command(app, "memory", project=True)

@@ -10,6 +10,7 @@ from turnstile.cli import (
     agents,
     audit,
     bench,
+    boxes,
     doctor,
     health,
     inbox,
@@ -33,7 +34,6 @@ app = typer.Typer(
     name="turnstile",
     help="A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -62,6 +62,7 @@ for name, noun, what in (
     ("profile", profiles, "Profiles: what an agent is."),
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
+    ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turns, "Turns: what was asked, and where it stands."),
     ("thread", threads, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),

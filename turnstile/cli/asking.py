@@ -4,7 +4,6 @@ A bridge is waited for before anything is sent, so that the request itself is se
 no event of the turn is missed.
 """
 
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,7 +32,8 @@ class Question:
     """What `enqueue` was given."""
 
     agent: str
-    text: str
+    text: str | None
+    """None where a context box says it all."""
     correlation_id: str | None = None
     fields: str | None = None
     profile: str | None = None
@@ -144,8 +144,9 @@ async def tell_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:
 
 def request_of(question: Question) -> EnqueueRequest:
     """The request; raises `BadRequest` naming the option that is wrong."""
-    text = sys.stdin.read() if question.text == "-" else question.text
-    given: dict[str, JsonValue] = {"agent_id": question.agent, "instruction": text}
+    given: dict[str, JsonValue] = {"agent_id": question.agent}
+    if question.text is not None:
+        given["instruction"] = question.text
     if question.correlation_id is not None:
         given["correlation_id"] = question.correlation_id
     if question.profile is not None:

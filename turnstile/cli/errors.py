@@ -20,8 +20,10 @@ INTERRUPTED = 130
 _HINTS = {
     "unknown_project": "`turnstile profile put FILE` makes the project; --project names another one",
     "unknown_agent": "`turnstile agent list` shows the agents, `turnstile agent add` adds one",
+    "agent_busy": "`turnstile turn list --agent AGENT` shows them; wait, or `turnstile turn stop TURN`",
     "unknown_profile": "`turnstile profile list` shows the profiles, `turnstile profile put FILE` adds one",
     "unknown_turn": "`turnstile turn list` shows the turns; --project names another project",
+    "ambiguous_turn": "give more of the id",
     "unknown_thread": "`turnstile thread list` shows the threads; one can be joined by who began it, in its channel",
     "undelivered": "its listener is not there, or its payload is not what the listener takes; the answer tells no more",
     "pruned": "send it again, in a thread of its own or when the other messages are answered",

@@ -97,6 +97,8 @@ class LiveView:
                 self.close()
                 if code := chunk.metadata.get("error_code"):
                     self._out.line(f"· the model failed: {code}", style="yellow")
+                elif code := chunk.metadata.get("truncated"):
+                    self._out.line(f"· the answer is cut off ({code})", style="yellow")
             case _:
                 assert_never(chunk.chunk_type)
 
@@ -141,7 +143,10 @@ def _summary(suffix: str, payload: JsonObject) -> str:
             return f"{number} {payload.get('phase')}"
         case "task":
             code = payload.get("error_code")
-            return f"{payload.get('status')}{f' ({code})' if code else ''}, card {payload.get('deliverable_card_id')}"
+            stats = payload.get("stats")
+            cut = stats.get("truncated") if isinstance(stats, dict) else None
+            why = "".join(f" ({each})" for each in (code, cut and f"cut off: {cut}") if each)
+            return f"{payload.get('status')}{why}, card {payload.get('deliverable_card_id')}"
         case _:
             return ", ".join(f"{name} {value}" for name, value in payload.items() if isinstance(value, (str, int)))
 

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, JsonValue
 from rich.console import Console, RenderableType
 from rich.logging import RichHandler
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +27,9 @@ from turnstile.logs import TextFormatter, json_lines
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDE = 200
+_INDENT = 4
+_LEAST = 12
+"""Columns that a shortened cell keeps, even where there is no room."""
 _QUIET = ("nats", "temporalio", "asyncio", "urllib3", "requests", "opentelemetry")
 _WORDY = ("httpx", "httpcore", "openai", "anthropic", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 """Libraries whose lines quote what is sent, or the address with a key in it: only their warnings."""
@@ -57,6 +61,8 @@ class Output:
         self.as_json = as_json
         self.verbose = verbose
         self._out = _console(stderr=False)
+        self.wraps = sys.stdout.isatty() or "COLUMNS" in os.environ
+        """Whether the result is read at a width."""
         self._err = _console(stderr=True)
         self._log: logging.Logger | None = None
         """Where remarks and errors go if the log is JSON lines."""
@@ -85,23 +91,41 @@ class Output:
         """One object of a stream."""
         self._write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
 
-    def records(self, title: str, items: Sequence[Item], columns: Mapping[str, Callable[[Item], object]]) -> None:
+    def records(
+        self, title: str, items: Sequence[Item], columns: Mapping[str, Callable[[Item], object]], *, cut: str = ""
+    ) -> None:
         """A list: a table whose cells the functions make, or the items as JSON."""
         if self.as_json:
             self.document(items)
         elif not items:
             self.remark(f"no {title}")
         else:
-            self.table(title, list(columns), [[cell(item) for cell in columns.values()] for item in items])
+            self.table(title, list(columns), [[cell(item) for cell in columns.values()] for item in items], cut=cut)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table for people."""
+    @property
+    def width(self) -> int:
+        """Columns of the terminal, or of what is taken for one."""
+        return self._out.width
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str = "") -> None:
+        """A table for people. The column `cut` is shortened to what the others leave."""
         table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
         for column in columns:
             table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(_cell(value) for value in row))
+        cells = [[_cell(value) for value in row] for row in rows]
+        if cut:
+            self._shorten(columns, cells, columns.index(cut))
+        for row in cells:
+            table.add_row(*row)
         self._out.print(table)
+
+    def _shorten(self, columns: Sequence[str], rows: Sequence[Sequence[Text]], cut: int) -> None:
+        """Cut the cells of one column to what the others leave of the width; rich would fold the others first."""
+        widths = [max((row[place].cell_len for row in rows), default=0) for place in range(len(columns))]
+        others = [max(width, len(name)) for name, width in zip(columns, widths, strict=True)]
+        room = self.width - sum(others) + others[cut] - 3 * len(columns) - 1
+        for row in rows:
+            row[cut].truncate(max(room, _LEAST), overflow="ellipsis")
 
     def facts(self, title: str, facts: Mapping[str, object]) -> None:
         """Names and values below each other, without those that are None or empty."""
@@ -124,9 +148,18 @@ class Output:
         """A part of the result that is made already."""
         self._out.print(what)
 
-    def line(self, text: str = "", *, style: str = "") -> None:
-        """A line of the result."""
-        self._out.print(Text(clean(text), style=style), soft_wrap=True)
+    def line(self, text: str = "", *, style: str = "", note: str = "") -> None:
+        """A line of the result, with a note behind it in small print."""
+        told = Text.assemble((clean(text), style), (f"  {clean(note)}" if note else "", "dim"))
+        self._out.print(told, soft_wrap=True)
+
+    def indented(self, text: str, *, style: str = "") -> None:
+        """Text below the line it belongs to; on a terminal it is wrapped, elsewhere its lines stay whole."""
+        if self.wraps:
+            self._out.print(Padding(Text(clean(text), style=style), (0, 0, 0, _INDENT)))
+            return
+        for each in clean(text).split("\n"):
+            self._out.print(Text(" " * _INDENT + each, style=style), soft_wrap=True)
 
     def stream(self, text: str, *, style: str = "") -> None:
         """A piece of text without a newline, at once."""

@@ -1,4 +1,4 @@
-"""`turnstile profile`: put and list."""
+"""`turnstile profile`: put, show and list."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -25,6 +25,7 @@ async def put(
 ) -> None:
     """Store profiles from YAML files. Agents take the new version with their next turn."""
     from ledger.roster import put_profile
+    from turnstile.cli.profile_check import profile_warnings
     from turnstile.yaml_files import check_scripted, read_profile
 
     profiles = [read_profile(file) for file in files]
@@ -35,12 +36,33 @@ async def put(
     async with session.ledger() as pool:
         for profile in profiles:
             box, created, agents = await put_profile(pool, session.project, profile)
-            stored.append({"name": profile.name, "profile_box_id": box, "created": created, "agents": agents})
+            warnings = await profile_warnings(pool, session.project, profile)
+            facts: dict[str, JsonValue] = {"name": profile.name, "profile_box_id": box, "created": created}
+            stored.append({**facts, "agents": agents, "warnings": [*warnings]})
             if not session.out.as_json:
                 verb = "added" if created else f"replaced, with {agents} agents on it"
                 session.out.line(f"profile {profile.name} {verb} (box {box})")
+                for warning in warnings:
+                    session.out.remark(f"warning: profile {profile.name}: {warning}")
     if session.out.as_json:
         session.out.document(stored)
+
+
+@command(app, "show", project=True)
+async def show_one(
+    session: "Session", profile: Annotated[str, typer.Argument(help="The profile's name.", metavar="NAME")]
+) -> None:
+    """Show a profile as YAML that `profile put` takes."""
+    import yaml
+
+    from ledger.roster import get_profile
+
+    async with session.ledger() as pool:
+        found = await get_profile(pool, session.project, profile)
+    if session.out.as_json:
+        session.out.document(found)
+    else:
+        session.out.line(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=1000).rstrip())
 
 
 @command(app, "list", project=True)

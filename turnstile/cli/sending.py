@@ -5,7 +5,6 @@ repeated), or while NATS was away, is read from the ledger.
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from schema.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.follow import telling_interrupt, telling_outages
 from turnstile.cli.session import Session, patiently
+from turnstile.cli.texts import given_text, read_text
 
 _SENDER = "turnstile.cli"
 _LOOK_SECONDS = 2.0
@@ -173,11 +173,6 @@ def _tell(session: Session, heard: ReplyEvent) -> None:
 
 def _text(given: str) -> str:
     """The payload: what is given, a file, or standard input."""
-    if given == "-":
-        return sys.stdin.read()
-    if not given.startswith("@"):
-        return given
-    try:
-        return Path(given[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{given[1:]} cannot be read: {error}") from None
+    if given.startswith("@"):
+        return read_text(Path(given[1:]))
+    return given_text(given, None)

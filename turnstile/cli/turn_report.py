@@ -1,22 +1,33 @@
-"""A turn on paper: its facts, its timeline, its deliverable and its page in the Web UI. Reads the ledger, prints."""
+"""A turn on paper: its transcript, its deliverable and its page in the Web UI. Reads the ledger, prints.
 
+Text of models and tools is indented below the line that says whose it is, so that none of it looks like ours.
+"""
+
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 
 from pydantic import JsonValue
 from rich.json import JSON
 
-from ledger.cards import get_card
+from ledger.cards import box_cards, get_card
 from ledger.pool import Pool
-from ledger.views import StepView, list_steps
-from schema.cards import Card, CardUnreadable, JsonContent, TextContent, content_of
+from ledger.views import StepView, TurnLine, list_calls, list_steps
+from schema.cards import Card
 from schema.described import TurnView
-from schema.ids import AgentTurnId, workflow_id
+from schema.ids import AgentTurnId, BoxId, workflow_id
+from schema.states import TurnStatus
 from turnstile import wiring
 from turnstile.cli.lookup import require_turn
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
+from turnstile.cli.transcript import CallEntry, StepEntry, Transcript, transcript_of, value_of
+
+_TEXT = 2000
+_VALUE = 400
+"""Characters of a text, and of a call's arguments or result, that are shown unless all is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +37,26 @@ class TurnReport:
     turn: TurnView
     steps: Sequence[StepView]
     deliverable: Card | None
+    transcript: Transcript
 
 
-async def read_report(pool: Pool, session: Session, turn: AgentTurnId) -> TurnReport:
-    """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`)."""
+async def read_report(pool: Pool, session: Session, turn: str) -> TurnReport:
+    """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
     view = await require_turn(pool, session.project, turn)
-    steps = await pool.run(lambda conn: list_steps(conn, session.project, turn))
+    project, own = session.project, view.agent_turn_id
+
+    async def cards(box: BoxId | None) -> list[Card]:
+        found = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
+        return found or []
+
+    steps = await pool.run(lambda conn: list_steps(conn, project, own))
+    sent = await pool.run(lambda conn: list_calls(conn, project, own))
+    context, output = await cards(view.context_box_id), await cards(view.output_box_id)
     card_id = view.deliverable_card_id
     card = None
     if card_id is not None:
-        card = await pool.run(lambda conn: get_card(conn, session.project, card_id))
-    return TurnReport(view, steps, card)
+        card = await pool.run(lambda conn: get_card(conn, project, card_id))
+    return TurnReport(view, steps, card, transcript_of(steps, context, output, sent))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
@@ -46,64 +66,161 @@ def link_of(session: Session, turn: AgentTurnId) -> str | None:
 
 def page_of(session: Session, workflow: str) -> str | None:
     """A workflow's page in the Web UI, if its address is known."""
+    found = _web_ui(session)
+    return found and wiring.turn_link(*found, workflow)
+
+
+def list_of(session: Session, agent: str | None) -> str | None:
+    """The project's turns that did not succeed, or an agent's, as a list in the Web UI; None as for `link_of`."""
+    found = _web_ui(session)
+    whose = f' AND TurnAgent = "{agent}"' if agent else ""
+    ended = ", ".join(f'"{status}"' for status in TurnStatus if status is not TurnStatus.SUCCESS)
+    query = f'TurnProject = "{session.project}"{whose} AND TurnStatus IN ({ended})'
+    return found and wiring.list_link(*found, query)
+
+
+def _web_ui(session: Session) -> tuple[str, str] | None:
+    """Its address, and the namespace that it shows."""
     found = wiring.announced(session.options.data)
     web_ui = wiring.web_ui_url(session.settings, found)
     namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else wiring.NAMESPACE)
-    return wiring.turn_link(web_ui, namespace, workflow) if web_ui else None
-
-
-def deliverable_of(card: Card | None) -> JsonValue:
-    """The deliverable as JSON: a text, or what its content holds; null if there is none, or none that can be read."""
-    if card is None:
-        return None
-    try:
-        content = content_of(card)
-    except CardUnreadable:
-        return card.content
-    match content:
-        case TextContent(text=text):
-            return text
-        case JsonContent(data=data):
-            return data
-        case _:
-            return content.model_dump(mode="json")
+    return (web_ui, namespace) if web_ui else None
 
 
 def document_of(report: TurnReport, link: str | None) -> dict[str, JsonValue]:
     """The report as one JSON object."""
     return {
         **report.turn.model_dump(mode="json"),
-        "deliverable": deliverable_of(report.deliverable),
+        "transcript": report.transcript.model_dump(mode="json"),
+        "deliverable": None if report.deliverable is None else value_of(report.deliverable),
         "step_list": [step.model_dump(mode="json") for step in report.steps],
         "web_ui_url": link,
     }
 
 
-def print_report(out: Output, report: TurnReport, link: str | None) -> None:
-    """The whole report for people."""
-    turn = report.turn
-    waits = None
-    if turn.waiting_tool_count:
-        waits = f"{turn.waiting_tool_count} tool calls, until {turn.resume_deadline:%H:%M:%S %Z}"
-    facts: dict[str, object] = {
-        "status": turn.status,
-        "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}",
-        "epoch": turn.turn_epoch,
-        "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
-        "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
-        "waits for": waits,
-        "error": " ".join(filter(None, (turn.error, turn.error_code and f"({turn.error_code})"))),
-        "last error": turn.last_error,
-        "context box": turn.context_box_id,
-        "output box": turn.output_box_id,
-        "trace": turn.trace_id,
-        "usage": _usage(turn),
-    }
-    out.facts(f"turn {turn.agent_turn_id}", facts)
-    print_timeline(out, report)
+def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bool = False) -> None:
+    """The whole report for people: what was asked, each step, and what it came to; `whole` shortens nothing."""
+    turn, told = report.turn, report.transcript
+    out.facts(f"turn {turn.agent_turn_id}", _facts(turn, told))
+    moment = turn.created_at
+    out.line(f"\n{_clock(moment)}  asked", style="bold")
+    for request in told.request:
+        out.indented(_shortened(_text(request), None if whole else _TEXT))
+    if not told.request:
+        out.indented("(no instruction: the turn reads its boxes as they are)", style="dim")
+    for step in told.steps:
+        moment = max(moment, step.started_at)
+        _print_step(out, step, moment, whole=whole)
+    if turn.ended_at is not None:
+        moment = max(moment, turn.ended_at)
+        code = f" ({turn.error_code})" if turn.error_code else ""
+        out.line(f"\n{_clock(moment)}  ended: {turn.status}{code}", style="bold")
     print_deliverable(out, report)
     if link:
         out.line(f"Temporal: {link}", style="dim")
+
+
+def _facts(turn: TurnView, told: Transcript) -> dict[str, object]:
+    waits = None
+    if turn.waiting_tool_count:
+        until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
+        waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"
+    late = sorted({call.tool for step in told.steps for call in step.calls if call.status == "timeout"})
+    cut = _truncated(turn)
+    notes = _joined(
+        f"{_count(told.calls_timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
+        f"{_count(told.failed_attempts, 'attempt')} at the model failed" if told.failed_attempts else "",
+        f"the last answer is cut off ({cut})" if cut else "",
+        between="; ",
+    )
+    return {
+        "status": turn.status,
+        "note": notes,
+        "error": " ".join(filter(None, (turn.error, turn.error_code and f"({turn.error_code})"))),
+        "last error": turn.last_error,
+        "waits for": waits,
+        "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
+        "took": duration(turn.created_at, turn.ended_at),
+        "cost": _cost(told),
+        "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
+        "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
+        "context box": turn.context_box_id,
+        "output box": turn.output_box_id,
+        "trace": turn.trace_id,
+    }
+
+
+def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) -> None:
+    facts = _joined(
+        step.model,
+        duration(step.started_at, step.ended_at),
+        f"{step.tokens:,} tokens" if step.tokens else "",
+        f"${step.response_cost:.4f}" if step.response_cost else "",
+    )
+    out.line()
+    out.line(f"{_clock(moment)}  step {step.number} {step.status}", style="bold", note=facts)
+    for number, code in enumerate(step.failed_attempts, 1):
+        out.indented(f"! attempt {number} at the model: {code}", style="yellow")
+    if step.text:
+        out.indented(_shortened(step.text, None if whole else _TEXT))
+    for call in step.calls:
+        _print_call(out, call, None if whole else _VALUE)
+    if step.truncated:
+        out.indented(f"! the answer is cut off ({step.truncated})", style="yellow")
+    if step.reminded:
+        out.indented("! told to end the turn with a tool", style="yellow")
+    if step.error:
+        out.indented(f"! {step.error}", style="red")
+
+
+def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:
+    out.indented(f"→ {call.tool} {_shortened(_text(call.arguments), limit)}", style="cyan")
+    if call.status == "waiting":
+        out.indented("← waiting for its result", style="yellow")
+        return
+    took = "" if call.sent_at is None else duration(call.sent_at, call.answered_at)
+    after = f" after {took}" if took else ""
+    if call.error_code is None:
+        out.indented(f"← {call.status}{after}: {_shortened(_text(call.result), limit)}")
+    else:
+        words = f"{call.error_code}: {_shortened(call.error or '', limit)}"
+        out.indented(f"← {call.status}{after}: {words}", style="yellow")
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _shortened(text: str, limit: int | None) -> str:
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]}… ({len(text) - limit:,} more characters; --full shows them)"
+
+
+def _clock(moment: datetime) -> str:
+    return moment.astimezone().strftime("%H:%M:%S")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _truncated(turn: TurnView) -> str | None:
+    found = (turn.stats or {}).get("truncated")
+    return found if isinstance(found, str) else None
+
+
+def _cost(told: Transcript) -> str:
+    tokens = sum(step.tokens or 0 for step in told.steps)
+    return _joined(
+        _count(len(told.steps), "step"),
+        f"{tokens:,} tokens" if tokens else "",
+        f"${told.response_cost:.4f}" if told.response_cost else "",
+    )
+
+
+def _joined(*facts: str | None, between: str = ", ") -> str:
+    return between.join(fact for fact in facts if fact)
 
 
 def print_timeline(out: Output, report: TurnReport) -> None:
@@ -119,14 +236,17 @@ def print_deliverable(out: Output, report: TurnReport) -> None:
     if card is None:
         out.line("no deliverable yet", style="dim")
         return
-    partial = ", partial" if card.metadata.partial else ""
+    cut = _truncated(report.turn)
+    partial = ", partial" if card.metadata.partial and not cut else ""
     out.line(f"deliverable (card {card.card_id}{partial})", style="bold")
-    value = deliverable_of(card)
+    if cut:
+        out.line(f"! cut off ({cut})", style="yellow")
+    value = value_of(card)
     out.line(value if isinstance(value, str) else JSON.from_data(value).text.plain)
 
 
 def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
-    """Moments in the order of the protocol (§7): clocks of worker and database may differ by some milliseconds."""
+    """Moments in the order of the protocol (§7): clocks of worker and database differ, so none is before the last."""
     turn = report.turn
     moments = [(turn.created_at, "enqueued", "", "")]
     if turn.started_at:
@@ -138,7 +258,15 @@ def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
         moments.append((turn.ended_at, f"ended: {turn.status}", "", turn.error_code or ""))
     if turn.announced_at:
         moments.append((turn.announced_at, "announced", "", "task event acknowledged by NATS"))
-    return moments
+    latest = accumulate((moment for moment, *_ in moments), max)
+    return [(moment, what, took, detail) for moment, (_, what, took, detail) in zip(latest, moments, strict=True)]
+
+
+def note_of(line: TurnLine) -> str:
+    """What a list says of a turn beside its status: what went wrong, whatever it ended as."""
+    cut = f"cut off: {line.truncated}" if line.truncated else ""
+    late = f"{_count(line.calls_timed_out, 'call')} timed out" if line.calls_timed_out else ""
+    return _joined(line.error_code, cut, late)
 
 
 def duration(start: datetime, end: datetime | None) -> str:
@@ -159,8 +287,3 @@ def _step_detail(step: StepView) -> str:
     if step.error:
         told.append(step.error)
     return ", ".join(told)
-
-
-def _usage(turn: TurnView) -> str:
-    stats = turn.stats or {}
-    return ", ".join(f"{name} {value}" for name, value in stats.items() if isinstance(value, (int, float, str)))

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,20 +14,27 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_WIDE = 140
+_BEGINNING = 18
+"""Columns from which a list has room for whole ids; else what names a turn: its millisecond and twelve bits."""
+
 
 @command(app, "show", project=True)
-async def show(session: "Session", turn: Annotated[str, typer.Argument(help="The turn's id.")]) -> None:
-    """Show a turn: its request, where it stands, its timeline, its deliverable, and its page in the Web UI."""
-    from schema.ids import AgentTurnId
+async def show(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+) -> None:
+    """Show a turn as a transcript: what was asked, each step with its calls, the deliverable, its Web UI page."""
     from turnstile.cli.turn_report import document_of, link_of, print_report, read_report
 
     async with session.ledger() as pool:
-        report = await read_report(pool, session, AgentTurnId(turn))
+        report = await read_report(pool, session, turn)
     link = link_of(session, report.turn.agent_turn_id)
     if session.out.as_json:
         session.out.document(document_of(report, link))
     else:
-        print_report(session.out, report, link)
+        print_report(session.out, report, link, whole=full)
 
 
 @command(app, "list", project=True)
@@ -39,7 +47,7 @@ async def show_all(
     from ledger.views import list_turns
     from schema.ids import AgentId
     from turnstile.cli.lookup import require_agent
-    from turnstile.cli.turn_report import duration
+    from turnstile.cli.turn_report import duration, list_of, note_of
 
     wanted = AgentId(agent) if agent else None
     async with session.ledger() as pool:
@@ -54,23 +62,34 @@ async def show_all(
             "turn": lambda row: row.agent_turn_id,
             "agent": lambda row: row.agent_id,
             "status": lambda row: row.status,
-            "error": lambda row: row.error_code,
+            "note": note_of,
             "took": lambda row: duration(row.created_at, row.ended_at),
-            "epoch": lambda row: row.turn_epoch,
-            "correlation": lambda row: None if row.correlation_id == row.agent_turn_id else row.correlation_id,
+            "asked": lambda row: " ".join((row.asked or "").split()),
+        }
+        if session.out.width >= _WIDE
+        else {
+            "turn": lambda row: row.agent_turn_id[:_BEGINNING],
+            "agent": lambda row: row.agent_id,
+            "status": lambda row: " ".join(filter(None, (row.status, note_of(row)))),
+            "asked": lambda row: " ".join((row.asked or "").split()),
         },
+        cut="asked",
     )
+    if not session.out.as_json and (link := list_of(session, wanted)):
+        session.out.remark(f"those that did not succeed, in Temporal: {link}")
 
 
 @command(app, "stop", project=True, channel=True)
 async def stop(
     session: "Session",
-    turn: Annotated[str, typer.Argument(help="The turn's id.")],
+    turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
 ) -> None:
     """End a turn: it keeps what it has and is delivered as canceled."""
     from turnstile.cli.asking import stop_turn
+    from turnstile.cli.lookup import whole_id
 
+    turn = await whole_id(session, turn)
     reply = await stop_turn(session, turn, reason)
     if session.out.as_json:
         session.out.document(reply)
@@ -86,7 +105,11 @@ def register(root: typer.Typer) -> None:
 async def enqueue(
     session: "Session",
     agent: Annotated[str, typer.Argument(help="Who is asked.")],
-    text: Annotated[str, typer.Argument(help="What is asked; `-` reads standard input.")],
+    text: Annotated[str | None, typer.Argument(help="What is asked; `-` reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with what is asked, instead of TEXT.")] = None,
+    context_box: Annotated[
+        str | None, typer.Option(help="A box that the turn reads before what is asked.", metavar="BOX")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show the answer as it streams, and the deliverable.")] = False,
     correlation_id: Annotated[
         str | None, typer.Option(help="A name for this request: the same request again answers the same turn.")
@@ -100,5 +123,8 @@ async def enqueue(
 ) -> None:
     """Ask an agent: one turn, exactly one deliverable. Exits 1 with --wait if the turn does not succeed."""
     from turnstile.cli.asking import Question, ask
+    from turnstile.cli.texts import given_text
 
-    await ask(session, Question(agent, text, correlation_id, fields, profile, model), wait=wait, direct=direct)
+    asked = None if (text, file) == (None, None) and context_box else given_text(text, file)
+    question = Question(agent, asked, correlation_id, fields, profile, model, context_box)
+    await ask(session, question, wait=wait, direct=direct)

@@ -24,13 +24,15 @@ async def watch(
     ],
 ) -> None:
     """Show streamed text and events live. With --json every event is one line."""
-    from schema.ids import AgentId, AgentTurnId
-    from turnstile.cli.lookup import find_turn, require_agent
+    from schema.ids import AgentId
+    from turnstile.cli.lookup import find_turn, has_agent, require_agent
     from turnstile.cli.watching import watch_agent, watch_turn
 
+    agent = AgentId(target)
     async with session.ledger() as pool:
-        if (turn := await find_turn(pool, session.project, AgentTurnId(target))) is not None:
-            await watch_turn(session, pool, turn)
-            return
-        await require_agent(pool, session.project, AgentId(target))
-    await watch_agent(session, AgentId(target))
+        if not await has_agent(pool, session.project, agent):
+            if (turn := await find_turn(pool, session.project, target)) is not None:
+                await watch_turn(session, pool, turn)
+                return
+            await require_agent(pool, session.project, agent)
+    await watch_agent(session, agent)

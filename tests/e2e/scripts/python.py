@@ -54,10 +54,15 @@ def three_steps(request: ModelRequest) -> ScriptLine:
 
 
 def player(request: ModelRequest) -> ScriptLine:
-    """Says the lines of its instruction, `{"steps": [line, …]}`, one a step; then answers with the request."""
+    """Says the lines of its instruction, `{"steps": [line, …]}`, one a step (or one an attempt, where a step is
+    `{"attempts": [line, …]}`); then answers with the request.
+    """
     told = next(each.content for each in request.messages if each.role == "user")
     lines = json.loads(told)["steps"]
-    return ScriptLine.model_validate(lines[request.step - 1]) if request.step <= len(lines) else mirror(request)
+    if request.step > len(lines):
+        return mirror(request)
+    tried = lines[request.step - 1].get("attempts", [lines[request.step - 1]])
+    return ScriptLine.model_validate(tried[min(request.attempt, len(tried)) - 1])
 
 
 def _shown(request: ModelRequest) -> dict[str, object]:
@@ -70,7 +75,13 @@ def _shown(request: ModelRequest) -> dict[str, object]:
     }
 
 
+def verbose(_: ModelRequest) -> ScriptLine:
+    """Says 5 MB."""
+    return ScriptLine(text="word\n" * 1_000_000, chunks=200)
+
+
 SCRIPTS: dict[str, Script] = {
+    "verbose": verbose,
     "mirror": mirror,
     "mirror_at_last": mirror_at_last,
     "gated": gated,
