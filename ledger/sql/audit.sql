@@ -9,7 +9,7 @@ SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'a
        CASE WHEN h.heads > 1 THEN format('it is on %s heads', h.heads)
             ELSE format('its head, at epoch %s, names no inbox row of this turn and epoch', h.turn_epoch) END AS detail
 FROM (SELECT *, count(*) OVER (PARTITION BY active_agent_turn_id) AS heads FROM state.agent_state_head WHERE status <> 'idle') h
-LEFT JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id AND i.agent_turn_id = h.active_agent_turn_id AND i.agent_id = h.agent_id
+LEFT JOIN state.agent_inbox i ON i.agent_turn_id = h.active_agent_turn_id AND i.inbox_id = coalesce(h.active_inbox_id, i.inbox_id) AND i.agent_id = h.agent_id
     AND i.project_id = h.project_id AND i.turn_epoch = h.turn_epoch AND i.message_type IN ('turn', 'ui_action')
 WHERE (i.inbox_id IS NULL OR h.heads > 1) AND (:project_id::text IS NULL OR h.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -57,13 +57,13 @@ WHERE h.status <> 'idle' AND (h.status = 'dispatched') <> (i.archived_at IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: idle_heads_hold_nothing :many
--- Protocol §4.2: nothing of a turn is left on an idle head.
+-- Protocol §4.2: nothing of a turn is left on an idle head, but for the profile box, which a UI worker leaves there.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id,
                           'inbox_id', h.active_inbox_id, 'box_id', h.output_box_id) AS ids,
        'the head is idle and holds something of a turn' AS detail
 FROM state.agent_state_head h
 WHERE h.status = 'idle' AND (:project_id::text IS NULL OR h.project_id = :project_id)
-  AND (num_nonnulls(h.active_agent_turn_id, h.active_inbox_id, h.active_channel_id, h.context_box_id, h.output_box_id, h.profile_box_id,
+  AND (num_nonnulls(h.active_agent_turn_id, h.active_inbox_id, h.active_channel_id, h.context_box_id, h.output_box_id,
                     h.trace_id, h.parent_step_id, h.resume_deadline, h.expecting_correlation_id, h.started_at) > 0
        OR (h.waiting_tool_count, h.restart_count, h.step_count, h.step_attempt, h.model_failures, h.output_position) <> (0, 0, 0, 0, 0, 0))
 ORDER BY ids LIMIT :row_limit::int;
