@@ -6,7 +6,15 @@ A row is kept as it was written, by whoever wrote it; `options_of` reads its opt
 import re
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from schema import subjects
 from schema.base import JsonObject, Strict, Tolerant
@@ -196,9 +204,14 @@ def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) 
         "{channel_id}", token(channel, "channel_id")
     )
     parsed = subjects.parse(subject)
-    serves = parsed.rest[0] == "tool" and len(parsed.rest) >= 3
-    orchestrates = parsed.rest[:3] == ("sys", "pmo", "internal") and len(parsed.rest) == 4 and parsed.rest[3] in PMO_TOOLS
-    if parsed.project_id != project or parsed.category != "cmd" or not (serves or orchestrates):
+    match parsed.rest:
+        case ("tool", _, _, *_):
+            known = True
+        case ("sys", "pmo", "internal", name):
+            known = name in PMO_TOOLS
+        case _:
+            known = False
+    if parsed.project_id != project or parsed.category != "cmd" or not known:
         raise BadRequest(f"target_subject {target_subject[:120]!r} is no cmd.tool subject of this project")
     return subject
 

@@ -195,7 +195,8 @@ async def test_a_v1r4_card_of_another_type_author_or_call_breaks_the_protocol(
     done = await settle(agents, turn, inbox_id)
     assert [(row.status, row.reason) for row in done.rows] == [("error", "protocol_violation")]
     [refused] = await rows(agents, "SELECT source, error_code, error, ids ->> 'inbox_id' AS row FROM state.rejections")
-    assert (refused["source"], refused["error_code"]) == (f"sql:{changes.get('author_id', 'tool.search') or 'nobody'}", "not_its_card")
+    author = changes.get("author_id", "tool.search") or "nobody"
+    assert (refused["source"], refused["error_code"]) == (f"sql:{author}", "not_its_card")
     assert (refused["error"], refused["row"]) == (f"report: {done.rows[0].flaw}", inbox_id)
     assert (done.waiting, await waits(agents)) == (["a", "b"], {"a": "waiting", "b": "waiting"})
     assert await results(agents, turn) == []

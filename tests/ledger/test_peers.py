@@ -1,4 +1,4 @@
-"""What CommonGround v1r4's stores and card store say to the ledger, statement by statement in their form (protocol §10.12)."""
+"""What CommonGround v1r4's stores say to the ledger, statement by statement in their form (protocol §10.12)."""
 
 import json
 from datetime import datetime
@@ -9,12 +9,11 @@ import pytest
 
 from ledger.pool import Pool
 from schema.ids import new_box_id, uuid7
-from tests.support.agents import ALICE, BOB, PROJECT, begin, claim, finish, lease, rows, value
+from tests.support.agents import ALICE, PROJECT, begin, claim, finish, lease, rows, value
 from tests.support.calls import (
     TOOL,
     became,
     expire,
-    pass_deadline,
     result_card,
     results,
     settle,
@@ -24,20 +23,29 @@ from tests.support.calls import (
     written_edge,
     written_report,
 )
+from tests.support.invariants import assert_invariants
 
-HEADERS = json.dumps({"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "CG-Recursion-Depth": "0"})
+HEADERS = json.dumps(
+    {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "CG-Recursion-Depth": "0"}
+)
 
 INBOX = """
-    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id,
-        agent_turn_id, turn_epoch, context_headers, payload, status, retry_count, next_retry_at, last_error, defer_reason,
-        created_at)
+    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode,
+        correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status, retry_count, next_retry_at,
+        last_error, defer_reason, created_at)
     VALUES ($1, $2, $3, 'public', $4, 'call', $5, $6, $7, $8::jsonb, $9::jsonb, $10, 0, NOW(), NULL, NULL, NOW())
     ON CONFLICT DO NOTHING RETURNING inbox_id"""
 
+IDLE_HEAD = """
+    INSERT INTO state.agent_state_head (project_id, agent_id, status, active_agent_turn_id, turn_epoch, updated_at,
+        active_channel_id, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id)
+    VALUES ($1, $2, 'idle', NULL, 0, NOW(), 'public', NULL, NULL, $3, $4, $5)
+    ON CONFLICT (project_id, agent_id) DO NOTHING"""
+
 LEASE = """
     UPDATE state.agent_state_head SET status='dispatched', active_agent_turn_id=$3, turn_epoch=turn_epoch + 1,
-        active_channel_id=COALESCE('public', active_channel_id), active_recursion_depth=COALESCE(0, 0), parent_step_id=NULL,
-        trace_id='0123456789abcdef0123456789abcdef', profile_box_id=COALESCE($4, profile_box_id),
+        active_channel_id=COALESCE('public', active_channel_id), active_recursion_depth=COALESCE(0, 0),
+        parent_step_id=NULL, trace_id='0123456789abcdef0123456789abcdef', profile_box_id=COALESCE($4, profile_box_id),
         context_box_id=COALESCE($5, context_box_id), output_box_id=COALESCE($6, output_box_id),
         expecting_correlation_id=NULL, waiting_tool_count=0, resume_deadline=NULL, updated_at=NOW()
     WHERE project_id=$1 AND agent_id=$2 AND status='idle' RETURNING turn_epoch"""
@@ -53,8 +61,8 @@ IDLE = """
     WHERE project_id=$1 AND agent_id=$2 AND turn_epoch=$3 AND active_agent_turn_id=$4 RETURNING agent_id"""
 
 STEP = """
-    INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
-        profile_box_id, context_box_id, output_box_id, started_at)
+    INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id,
+        status, profile_box_id, context_box_id, output_box_id, started_at)
     VALUES ($1, $2, $3, $4, 'public', NULL, NULL, 'tool_dispatched', NULL, $5, $6, NOW())
     ON CONFLICT (project_id, agent_id, step_id) DO NOTHING RETURNING step_id"""
 
@@ -134,7 +142,10 @@ async def test_every_result_of_the_kernel_says_what_follows_and_when_it_was_made
 async def test_a_card_that_is_saved_again_as_it_was_stays(agents: Pool) -> None:
     for _ in range(2):
         await save_card(agents, "c")
-    assert await value(agents, "SELECT metadata ->> 'created_at' FROM cards WHERE card_id = 'c'") == "2026-01-01T00:00:00+00:00"
+    assert (
+        await value(agents, "SELECT metadata ->> 'created_at' FROM cards WHERE card_id = 'c'")
+        == "2026-01-01T00:00:00+00:00"
+    )
     with pytest.raises(asyncpg.RestrictViolationError, match="immutable"):
         await save_card(agents, "c", type="agent.thought")
 
@@ -160,27 +171,44 @@ async def test_a_box_is_made_read_and_grown_as_their_card_store_does(agents: Poo
 async def test_a_ui_worker_leases_without_boxes_takes_a_step_and_idles(agents: Pool) -> None:
     """Between lease and end its turn breaks no rule of the audit: the fixture checks them after each test."""
     epoch = await value(agents, LEASE, PROJECT, ALICE, "turn_ui", None, None, None)
-    action = await inbox(agents, "ui_action", "pending", "turn_ui", epoch, {"action_id": "x", "tool_name": TOOL, "args": {}})
+    action = await inbox(
+        agents, "ui_action", "pending", "turn_ui", epoch, {"action_id": "x", "tool_name": TOOL, "args": {}}
+    )
     context, output = await new_box(agents), await new_box(agents)
     head = "UPDATE state.agent_state_head SET updated_at = NOW(), context_box_id=$2, output_box_id=$3 WHERE agent_id=$1"
     await rows(agents, head, ALICE, context, output)
     for _ in range(2):
         await rows(agents, STEP, PROJECT, ALICE, "step_ui_1", "turn_ui", context, output)
     await inbox(agents, "command_anchor", "consumed", "turn_ui", epoch, {"kind": "command_anchor"})
-    assert await value(agents, "SELECT archived_at IS NOT NULL FROM state.agent_inbox WHERE message_type = 'command_anchor'")
+    assert await value(
+        agents, "SELECT archived_at IS NOT NULL FROM state.agent_inbox WHERE message_type = 'command_anchor'"
+    )
     await rows(agents, APPEND, json.dumps([await save_card(agents, "c1")]), output, PROJECT)
     done = "UPDATE state.agent_inbox SET status='consumed', archived_at=COALESCE(archived_at, NOW()) WHERE inbox_id=$1"
     await rows(agents, done, action)
     assert await value(agents, IDLE, PROJECT, ALICE, epoch, "turn_ui") == ALICE
+    pointer = """INSERT INTO state.agent_state_pointers (project_id, agent_id, last_output_box_id, updated_at)
+        VALUES ($1, $2, $3, NOW()) ON CONFLICT (project_id, agent_id) DO UPDATE
+        SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = NOW()"""
+    await rows(agents, pointer, PROJECT, ALICE, output)
+    async with agents.connection() as conn:
+        await assert_invariants(conn)
     following = await lease(agents)
     assert following.turn_epoch == epoch + 1
 
 
 async def test_a_turn_that_their_enqueue_leases_runs_here(agents: Pool) -> None:
-    profile_box = await value(agents, "SELECT profile_box_id::text FROM resource.project_agents WHERE agent_id = 'alice'")
-    boxes = {"profile_box_id": profile_box, "context_box_id": await new_box(agents), "output_box_id": await new_box(agents)}
+    profile_box = await value(
+        agents, "SELECT profile_box_id::text FROM resource.project_agents WHERE agent_id = 'alice'"
+    )
+    boxes = {
+        "profile_box_id": profile_box,
+        "context_box_id": await new_box(agents),
+        "output_box_id": await new_box(agents),
+    }
     row = await inbox(agents, "turn", "queued", "turn_theirs", 0, boxes)
     async with agents.connection() as conn, conn.transaction():
+        await conn.fetch(IDLE_HEAD, PROJECT, ALICE, *boxes.values())
         [leased] = await conn.fetch(LEASE, PROJECT, ALICE, "turn_theirs", *boxes.values())
         assert await conn.fetch(PROMOTE, PROJECT, row, "turn_theirs", leased["turn_epoch"])
     [claimed] = await claim(agents, ALICE)

@@ -18,6 +18,17 @@ ALTER TABLE state.agent_state_head DROP CONSTRAINT idle_holds_nothing, ADD CONST
               AND (active_inbox_id IS NULL OR (context_box_id IS NOT NULL AND output_box_id IS NOT NULL))
     END);
 
+-- Before each lease they insert an idle head that names the turn's boxes, which is checked even where the head is there.
+CREATE FUNCTION state.empty_idle_head() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.context_box_id := NULL;
+    NEW.output_box_id := NULL;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER idle_head_emptied BEFORE INSERT ON state.agent_state_head FOR EACH ROW
+    WHEN (NEW.status = 'idle' AND (NEW.context_box_id IS NOT NULL OR NEW.output_box_id IS NOT NULL))
+    EXECUTE FUNCTION state.empty_idle_head();
+
 -- They queue a turn as due at once, and their command anchors are consumed but not archived.
 CREATE OR REPLACE FUNCTION state.fill_inbox() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
