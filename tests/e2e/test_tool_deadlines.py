@@ -203,5 +203,9 @@ async def test_a_report_by_sql_that_breaks_the_protocol_is_an_error_and_its_call
             await written_report(tenant.pool, ref, call, card)
         settled = [await hand.settled(call) for call in calls]
         ended = await hand.ended(turn)
+        refused = await hand.rejections()
     assert settled == [("error", "protocol_violation")] * 3
+    assert sorted((code, ids["tool_call_id"]) for code, ids in refused) == [
+        ("not_its_card", each) for each in sorted(calls)
+    ]
     assert ended.results() == [TIMEOUT] * 3
