@@ -14,6 +14,7 @@ from schema.errors import BadRequest
 from schema.ids import AgentId, AgentTurnId, new_box_id
 from schema.inbox import RESULT_LIMIT_BYTES
 from tests.support.calls import TOOL, result_card, write_card
+from tests.support.conditions import until
 from tests.support.tenants import CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 
@@ -199,7 +200,7 @@ async def test_a_report_under_the_wrong_agent_s_row_is_an_error(tenant: Tenant) 
             *(tenant.project, bob, call, turn),
         )
         assert await hand.settled(call, "timeout") == ("error", "protocol_violation")
-        [(code, ids)] = await hand.rejections()
+        [(code, ids)] = await until(hand.rejections, 10, "the row is refused")
         assert (code, ids["correlation_id"]) == ("protocol_violation", call)
         await hand.report(call)
         assert (await hand.ended(turn)).view.status == "success"
