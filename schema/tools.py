@@ -102,8 +102,13 @@ class DefinedOptions(ToolOptions):
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, JsonObject] = Field(init=False)
     args: ToolArgOptions = DefinedArgs()
+
+    @model_validator(mode="after")
+    def _others_are_objects(self) -> Self:
+        if slips := sorted(name for name, value in (self.model_extra or {}).items() if not isinstance(value, dict)):
+            raise ValueError(f"unknown: {', '.join(slips)}; a tool service's own options are objects")
+        return self
 
 
 class ToolDefinition(Strict):
