@@ -44,8 +44,10 @@ def ready(
     except BadRequest as error:
         return f"The tool {row.tool_name} cannot be called: {error}"
     filled = _fill(given, options, values)
+    schema = _schema(row, options)
     own = {name: value for name, value in filled.items() if name not in options.envs}
-    if (problem := violation(row.tool_name, _schema(row, options), own, quotes=quotes)) is not None:
+    checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
+    if (problem := violation(row.tool_name, schema, checked, quotes=quotes)) is not None:
         return problem
     waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
@@ -79,6 +81,12 @@ def _schema(row: ToolRow, options: ToolOptions) -> JsonObject:
     if isinstance(required, list):
         schema["required"] = [name for name in required if name not in options.envs]
     return schema
+
+
+def _names(schema: JsonObject, name: str) -> bool:
+    """Whether the schema says something of this argument: what is forced beyond it is between operator and tool."""
+    properties, required = schema.get("properties"), schema.get("required")
+    return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
 
 
 def _registered(schema: JsonObject) -> Validator:

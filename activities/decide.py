@@ -180,7 +180,8 @@ def _unknown(asked: Asked, call: _Call) -> str:
 
 
 def _refusal(asked: Asked, call: _Call, code: str, message: str) -> Card:
-    content = ToolResultContent(status=TurnStatus.FAILED, error=ToolError(code=code, message=message))
+    error = ToolError(code=code, message=message)
+    content = ToolResultContent(status=TurnStatus.FAILED, after_execution=AfterExecution.SUSPEND, error=error)
     return _result(asked, call, content)
 
 

@@ -3,6 +3,8 @@
 Local activities of a few round trips each, idempotent, since a worker that dies runs them whole again.
 """
 
+import logging
+
 from temporalio import activity
 
 from activities.telling import Teller
@@ -19,6 +21,7 @@ from schema.states import HeadStatus, TurnStatus
 from schema.telemetry import SILENT, Telemetry
 from schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
 
+log = logging.getLogger(__name__)
 STOPPED = "stopped"
 _STOP_REASON = "the turn was stopped"
 
@@ -78,7 +81,10 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
 
 
 async def tell_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
-    """Say what became of the rows; best effort."""
+    """Say what became of the rows: to the log what was refused, to others all of it, as best effort."""
+    for row in done.rows:
+        if row.flaw is not None:
+            log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
     teller = Teller(publisher, turn, done.context_headers)
     progress = [
         InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})

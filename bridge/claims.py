@@ -15,9 +15,11 @@ from bridge.endings import end_by_force
 from bridge.telling import SENDER, tell
 from ledger.lease import AgentKey, Claim, claim_inbox, release_claims
 from ledger.pool import Pool
+from ledger.sweep import reject
 from ledger.views import locate_turn
 from schema.events import Address, InboxProgress
 from schema.faults import Fault, hit
+from schema.headers import SENDER as SENDER_HEADER
 from schema.ids import AgentTurnId
 from schema.logs import about
 from schema.ports import Publisher
@@ -99,9 +101,18 @@ class Claims(ABC):
                 await self._tell(claim, claim.last_error or claim.verdict)
             case "error":
                 self.counts.settled += 1
-                log.error("inbox row %s breaks the protocol: marked error", claim.inbox_id)
+                await self._refuse(claim)
                 await self._tell(claim, "protocol_violation")
                 await self._fence(claim)
+
+    async def _refuse(self, claim: Claim) -> None:
+        """Say whose row it was, and what is wrong with it."""
+        sender, why = claim.context_headers.get(SENDER_HEADER, "unknown"), _flaw(claim)
+        log.error("inbox row %s by %r breaks the protocol, and is marked error: %s", claim.inbox_id, sender[:128], why)
+        ids = {"inbox_id": claim.inbox_id, "correlation_id": (claim.correlation_id or "")[:128]}
+        await self._pool.run(
+            lambda conn: reject(conn, claim.project_id, f"sql:{sender}", "protocol_violation", why, ids)
+        )
 
     async def release(self, claims: Sequence[Claim], delay: float) -> None:
         """Give the rows back, due again after the delay."""
@@ -136,6 +147,19 @@ class Claims(ABC):
         )
         progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
         await tell(self._publisher, address.inbox_progress(progress))
+
+
+def _flaw(claim: Claim) -> str:
+    """Which rule of the claim (protocol §6) a row breaks."""
+    if claim.agent_turn_id is None or not claim.turn_epoch or claim.correlation_id is None:
+        return "it lacks a turn, an epoch or a correlation"
+    match claim.message_type:
+        case "tool_result" | "timeout":
+            return "its correlation is no call of this agent"
+        case "turn" | "ui_action" | "stop":
+            return "its turn is another agent's"
+        case _:
+            return "its message_type is unknown"
 
 
 def _unfinished(claims: Sequence[Claim]) -> list[AgentKey]:

@@ -31,7 +31,7 @@ _REFUSALS = {
     "unknown_call": "the project has no such call",
     "not_your_call": "the call belongs to another turn, agent or depth than the report says",
     "unknown_card": "the project has no such card",
-    "not_its_card": "the card is no tool.result for this call by its tool",
+    "not_its_card": "the card is no tool.result for this call by a service (tool.…, sys.…) or the system",
 }
 
 
@@ -44,11 +44,14 @@ class Reported:
 
 
 class SettledRow(Tolerant):
-    """What became of an inbox row."""
+    """What became of an inbox row; `flaw` is why its card, by `author`, may not answer `call`."""
 
     inbox_id: InboxId
     status: str
     reason: str | None
+    call: ToolCallId
+    author: str
+    flaw: str | None
 
 
 class AppliedReports(Tolerant):
@@ -153,7 +156,7 @@ def _content(request: ReportRequest) -> str | None:
         )
     return ToolResultContent(
         status=request.status, after_execution=request.after_execution, result=request.result, error=error
-    ).model_dump_json()
+    ).model_dump_json(exclude={"after_execution"} if request.after_execution is None else None)
 
 
 async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[InboxId]) -> AppliedReports:

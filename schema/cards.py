@@ -106,7 +106,7 @@ class ToolResultContent(_Content):
     status: TurnStatus
     """How the call ended."""
     after_execution: AfterExecution | None = None
-    """What it does to the turn."""
+    """What it does to the turn; cards of before 0014 may lack it."""
     result: JsonValue = None
     """What the tool answered."""
     error: ToolError | None = None
@@ -168,7 +168,7 @@ class CardMetadata(BaseModel):
     role: str = ""
     """The role it has for the model: system, user, assistant or tool."""
     author_id: str | None = None
-    """Who wrote it, such as `agent.alice` or `tool.search`; for audit only."""
+    """Who wrote it: an agent's id, a service such as `tool.search`, or `system`."""
     step_id: StepId | None = None
     """The step that made it."""
     agent_turn_id: AgentTurnId | None = None
@@ -277,8 +277,8 @@ class SubmittedField(Tolerant):
 
 
 def agent_author(agent: AgentId) -> str:
-    """`author_id` of what an agent writes."""
-    return f"agent.{agent}"
+    """`author_id` of what an agent writes: its id. (Cards of before 0014 have `agent.` in front of it.)"""
+    return agent
 
 
 SYSTEM_AUTHOR = "system"

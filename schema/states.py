@@ -48,6 +48,7 @@ class StepStatus(StrEnum):
     """`state.agent_steps.status`."""
 
     RUNNING = "running"
+    TOOL_DISPATCHED = "tool_dispatched"  # a UI worker's (protocol §10.12); ours are written once, when they are over
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELED = "canceled"

@@ -6,7 +6,15 @@ A row is kept as it was written, by whoever wrote it; `options_of` reads its opt
 import re
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from schema import subjects
 from schema.base import JsonObject, Strict, Tolerant
@@ -17,16 +25,20 @@ from schema.states import AfterExecution
 
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
-RESERVED = frozenset(
-    {SUBMIT_RESULT, "delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"}
-)
-"""Names that are built in, here or at `cmd.sys.pmo.internal.*`."""
+PMO_TOOLS = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
+"""Names of v1r4's orchestrator: a tool of this name is the one that is served at `cmd.sys.pmo.internal.{name}`."""
 
 FUNCTION_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 """What every provider accepts as a function name."""
 _TARGET = re.compile(
     rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
     r"\.cmd\.tool(\.[A-Za-z0-9_-]+){2,}\Z"
+)
+
+
+_PMO_TARGET = re.compile(
+    rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
+    r"\.cmd\.sys\.pmo\.internal\.([a-z_]+)\Z"
 )
 
 
@@ -84,10 +96,19 @@ class DefinedArgs(ToolArgOptions):
 
 
 class DefinedOptions(ToolOptions):
-    """`options` of a tool that is put. What is filled in from `args.fixed` or `envs` is hidden from the model."""
+    """`options` of a tool that is put. What is filled in from `args.fixed` or `envs` is hidden from the model.
 
-    model_config = Strict.model_config
+    An object under any other name is the tool service's own. Anything else there is more likely a slip.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
     args: ToolArgOptions = DefinedArgs()
+
+    @model_validator(mode="after")
+    def _others_are_objects(self) -> Self:
+        if slips := sorted(name for name, value in (self.model_extra or {}).items() if not isinstance(value, dict)):
+            raise ValueError(f"unknown: {', '.join(slips)}; a tool service's own options are objects")
+        return self
 
 
 class ToolDefinition(Strict):
@@ -111,25 +132,34 @@ class ToolDefinition(Strict):
     @field_validator("tool_name")
     @classmethod
     def _not_reserved(cls, value: str) -> str:
-        if value in RESERVED:
+        if value == SUBMIT_RESULT:
             raise ValueError(f"{value} is built in: choose another name")
         return value
 
     @field_validator("target_subject")
     @classmethod
     def _tool_subject(cls, value: str) -> str:
-        if not _TARGET.match(value):
+        if not _TARGET.match(value) and not _PMO_TARGET.match(value):
             form = subjects.tool_target("NAME", "SUFFIX")
             raise ValueError(f"must be {form}: a cmd.tool subject of 8 tokens or more")
         return value
 
     @model_validator(mode="after")
-    def _options_name_parameters(self) -> Self:
+    def _orchestrators_are_served_as_such(self) -> Self:
+        found = _PMO_TARGET.match(self.target_subject)
+        if (found[1] if found else None) != (self.tool_name if self.tool_name in PMO_TOOLS else None):
+            form = f"cmd.sys.pmo.internal.{{{','.join(sorted(PMO_TOOLS))}}}"
+            raise ValueError(f"{form} have these names, and nothing else has: choose another name or target_subject")
+        return self
+
+    @model_validator(mode="after")
+    def _defaults_name_parameters(self) -> Self:
+        """What is forced need not be named: the model never sees it."""
         properties = self.parameters.get("properties", {})
         known = set(properties) if isinstance(properties, dict) else set[str]()
-        named = {*self.options.args.defaults, *self.options.args.fixed, *self.options.envs}
+        named = set(self.options.args.defaults)
         if unknown := sorted(named - known):
-            raise ValueError(f"options name arguments that parameters do not have: {', '.join(unknown)}")
+            raise ValueError(f"options.args.defaults name arguments that parameters do not have: {', '.join(unknown)}")
         return self
 
 
@@ -179,7 +209,14 @@ def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) 
         "{channel_id}", token(channel, "channel_id")
     )
     parsed = subjects.parse(subject)
-    if parsed.project_id != project or parsed.category != "cmd" or parsed.rest[0] != "tool" or len(parsed.rest) < 3:
+    match parsed.rest:
+        case ("tool", _, _, *_):
+            known = True
+        case ("sys", "pmo", "internal", name):
+            known = name in PMO_TOOLS
+        case _:
+            known = False
+    if parsed.project_id != project or parsed.category != "cmd" or not known:
         raise BadRequest(f"target_subject {target_subject[:120]!r} is no cmd.tool subject of this project")
     return subject
 

@@ -9,7 +9,7 @@ SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'a
        CASE WHEN h.heads > 1 THEN format('it is on %s heads', h.heads)
             ELSE format('its head, at epoch %s, names no inbox row of this turn and epoch', h.turn_epoch) END AS detail
 FROM (SELECT *, count(*) OVER (PARTITION BY active_agent_turn_id) AS heads FROM state.agent_state_head WHERE status <> 'idle') h
-LEFT JOIN state.agent_inbox i ON i.inbox_id = h.active_inbox_id AND i.agent_turn_id = h.active_agent_turn_id AND i.agent_id = h.agent_id
+LEFT JOIN state.agent_inbox i ON i.agent_turn_id = h.active_agent_turn_id AND i.inbox_id = coalesce(h.active_inbox_id, i.inbox_id) AND i.agent_id = h.agent_id
     AND i.project_id = h.project_id AND i.turn_epoch = h.turn_epoch AND i.message_type IN ('turn', 'ui_action')
 WHERE (i.inbox_id IS NULL OR h.heads > 1) AND (:project_id::text IS NULL OR h.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -57,13 +57,13 @@ WHERE h.status <> 'idle' AND (h.status = 'dispatched') <> (i.archived_at IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: idle_heads_hold_nothing :many
--- Protocol §4.2: nothing of a turn is left on an idle head.
+-- Protocol §4.2: nothing of a turn is left on an idle head, but for the profile box, which a UI worker leaves there.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id,
                           'inbox_id', h.active_inbox_id, 'box_id', h.output_box_id) AS ids,
        'the head is idle and holds something of a turn' AS detail
 FROM state.agent_state_head h
 WHERE h.status = 'idle' AND (:project_id::text IS NULL OR h.project_id = :project_id)
-  AND (num_nonnulls(h.active_agent_turn_id, h.active_inbox_id, h.active_channel_id, h.context_box_id, h.output_box_id, h.profile_box_id,
+  AND (num_nonnulls(h.active_agent_turn_id, h.active_inbox_id, h.active_channel_id, h.context_box_id, h.output_box_id,
                     h.trace_id, h.parent_step_id, h.resume_deadline, h.expecting_correlation_id, h.started_at) > 0
        OR (h.waiting_tool_count, h.restart_count, h.step_count, h.step_attempt, h.model_failures, h.output_position) <> (0, 0, 0, 0, 0, 0))
 ORDER BY ids LIMIT :row_limit::int;
@@ -226,7 +226,7 @@ ORDER BY ids LIMIT :row_limit::int;
 
 -- name: pointers_name_the_last_box :many
 -- Protocol §4.2: an agent's pointer names the output box of its last turn that was on the head, or what box_replace has put in its
--- place. Of a window only where no turn from before it can have been leased since.
+-- place, or a box of a UI worker's own turn (protocol §10.12). Of a window only where no turn from before it can have been leased since.
 SELECT jsonb_build_object('project_id', x.project_id, 'agent_id', x.agent_id, 'agent_turn_id', x.agent_turn_id,
                           'box_id', x.last_output_box_id) AS ids,
        format('the pointer does not name the box of the last turn, %s', coalesce(x.output_box_id::text, 'of which there is none')) AS detail
@@ -245,6 +245,8 @@ FROM (
 LEFT JOIN state.agent_state_head h ON h.agent_id = x.agent_id AND h.project_id = x.project_id
 WHERE x.last_output_box_id IS DISTINCT FROM x.output_box_id AND (x.last_output_box_id = x.replaced_output_box_id) IS NOT TRUE
   AND (:since_id::text IS NULL OR h.turn_epoch - (h.status <> 'idle')::int <= x.turn_epoch)
+  AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_id = x.agent_id AND i.project_id = x.project_id
+                  AND i.message_type = 'ui_action' AND i.request_digest IS NULL AND i.turn_epoch > coalesce(x.turn_epoch, 0))
   AND (:project_id::text IS NULL OR x.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 

@@ -1,4 +1,5 @@
--- The audit's rules on steps, calls and edges. Those on calls start from the turns of the window, as the other rules do.
+-- The audit's rules on steps, calls and edges. Those on calls start from the turns of the window, as the other rules do. Steps
+-- called step_… are a UI worker's (protocol §10.12): of its turns there is no outcome, and no order of steps.
 
 -- name: steps_in_order :many
 -- Protocol §4.2: the steps of a turn are 1 to n.
@@ -8,7 +9,8 @@ FROM (
     SELECT s.agent_turn_id, CASE WHEN starts_with(s.step_id, s.agent_turn_id || '-s') AND pg_input_is_valid(n.digits, 'integer')
                                  THEN n.digits::int END AS number
     FROM state.agent_steps s CROSS JOIN LATERAL (SELECT substr(s.step_id, length(s.agent_turn_id) + 3) AS digits) n
-    WHERE (:since_id::text IS NULL OR s.step_id >= :since_id) AND (:project_id::text IS NULL OR s.project_id = :project_id)
+    WHERE NOT starts_with(s.step_id, 'step_')
+      AND (:since_id::text IS NULL OR s.step_id >= :since_id) AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ) s
 GROUP BY s.agent_turn_id HAVING (count(s.number), max(s.number), min(s.number)) IS DISTINCT FROM (count(*), count(*), 1)
 ORDER BY ids LIMIT :row_limit::int;
@@ -18,7 +20,8 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
        format('the head counts %s steps, and there are %s', h.step_count, s.steps) AS detail
 FROM state.agent_state_head h
-CROSS JOIN LATERAL (SELECT count(*) AS steps FROM state.agent_steps s WHERE s.agent_turn_id = h.active_agent_turn_id) s
+CROSS JOIN LATERAL (
+    SELECT count(*) AS steps FROM state.agent_steps s WHERE s.agent_turn_id = h.active_agent_turn_id AND NOT starts_with(s.step_id, 'step_')) s
 WHERE h.status <> 'idle' AND h.step_count <> s.steps AND (:project_id::text IS NULL OR h.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -39,6 +42,7 @@ WHERE (t.inbox_id IS NULL OR s.status = 'running' OR s.ended_at IS NULL OR s.cha
        OR s.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2)
        OR (s.profile_box_id::text, s.context_box_id::text, s.output_box_id::text)
           IS DISTINCT FROM (t.payload ->> 'profile_box_id', t.payload ->> 'context_box_id', t.payload ->> 'output_box_id'))
+  AND NOT starts_with(s.step_id, 'step_')
   AND (:since_id::text IS NULL OR s.step_id >= :since_id)
   AND (:project_id::text IS NULL OR s.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -207,7 +211,7 @@ WHERE CASE
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: results_are_their_calls :many
--- Protocol §6 report: an applied or expired call, and no other, names a result: a tool.result of its project and call, by its tool or
+-- Protocol §6 report: an applied or expired call, and no other, names a result: a tool.result of its project and call, by a service or
 -- the system.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id,
                           'card_id', w.tool_result_card_id) AS ids,
@@ -216,14 +220,14 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
             WHEN (w.wait_status IN ('applied', 'expired')) <> (w.applied_at IS NOT NULL)
             THEN format('the call is %s and %s applied', w.wait_status, CASE WHEN w.applied_at IS NULL THEN 'was not' ELSE 'was' END)
             WHEN c.card_id IS NULL THEN 'its result is no card of the project'
-            ELSE 'its result is no tool.result for it, by its tool or the system' END AS detail
+            ELSE 'its result is no tool.result for it, by a service or the system' END AS detail
 FROM state.turn_waiting_tools w
 LEFT JOIN public.cards c ON c.card_id = w.tool_result_card_id AND c.tenant_id = w.project_id
 WHERE ((w.wait_status IN ('applied', 'expired')) <> (w.tool_result_card_id IS NOT NULL)
        OR (w.wait_status IN ('applied', 'expired')) <> (w.applied_at IS NOT NULL)
        OR (w.tool_result_card_id IS NOT NULL
            AND (c.metadata ->> 'type' = 'tool.result' AND c.tool_call_id = w.tool_call_id
-                AND c.metadata ->> 'author_id' IN ('system', 'tool.' || w.tool_name)) IS NOT TRUE))
+                AND state.is_service(c.metadata ->> 'author_id')) IS NOT TRUE))
   AND (:since_id::text IS NULL OR w.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -232,7 +236,7 @@ ORDER BY ids LIMIT :row_limit::int;
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id, 'inbox_id', t.inbox_id) AS ids,
        'no edge enqueue/request has its correlation, agent, trace and depth' AS detail
 FROM state.agent_inbox t
-LEFT JOIN state.execution_edges e ON e.correlation_id = t.correlation_id AND e.project_id = t.project_id AND e.primitive = 'enqueue'
+LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(t.correlation_id) AND e.project_id = t.project_id AND e.primitive = 'enqueue'
     AND e.edge_phase = 'request' AND e.target_agent_turn_id = t.agent_turn_id AND e.target_agent_id = t.agent_id
     AND e.recursion_depth::text = t.context_headers ->> 'CG-Recursion-Depth'
     AND e.trace_id = split_part(t.context_headers ->> 'traceparent', '-', 2)
@@ -260,11 +264,11 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
        CASE WHEN count(DISTINCT e.edge_id) <> 1 THEN format('%s edges tool_call/request fit the call', count(DISTINCT e.edge_id))
             ELSE format('the call is %s and has %s edges report/response', w.wait_status, count(DISTINCT r.edge_id)) END AS detail
 FROM state.agent_inbox t JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
-LEFT JOIN state.execution_edges e ON e.correlation_id = w.tool_call_id AND e.project_id = w.project_id AND e.primitive = 'tool_call'
+LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id AND e.primitive = 'tool_call'
     AND e.edge_phase = 'request' AND e.source_agent_turn_id = w.agent_turn_id AND e.target_agent_turn_id = w.agent_turn_id
     AND e.source_step_id = w.step_id AND e.recursion_depth::text = t.context_headers ->> 'CG-Recursion-Depth'
     AND e.trace_id = split_part(t.context_headers ->> 'traceparent', '-', 2)
-LEFT JOIN state.execution_edges r ON r.correlation_id = w.tool_call_id AND r.project_id = w.project_id AND r.primitive = 'report'
+LEFT JOIN state.execution_edges r ON md5(r.correlation_id) = md5(w.tool_call_id) AND r.project_id = w.project_id AND r.primitive = 'report'
     AND r.edge_phase = 'response' AND r.target_agent_turn_id = w.agent_turn_id
 WHERE t.message_type IN ('turn', 'ui_action')
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
@@ -274,12 +278,12 @@ HAVING count(DISTINCT e.edge_id) <> 1 OR count(DISTINCT r.edge_id) > 1 OR (w.rec
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: edges_have_their_call :many
--- Protocol §6 command_intent: every edge tool_call/request has the waiting row of its call.
+-- Protocol §6 command_intent: every edge tool_call/request of ours has the waiting row of its call. (A UI worker's has none.)
 SELECT jsonb_build_object('project_id', e.project_id, 'agent_turn_id', e.source_agent_turn_id, 'tool_call_id', e.correlation_id,
                           'edge_id', e.edge_id) AS ids, 'no waiting row is of the call of this edge' AS detail
 FROM state.execution_edges e
 LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = e.correlation_id AND w.project_id = e.project_id
-WHERE e.primitive = 'tool_call' AND w.tool_call_id IS NULL AND (:since::timestamptz IS NULL OR e.created_at >= :since)
+WHERE e.primitive = 'tool_call' AND e.enqueue_mode IS NULL AND w.tool_call_id IS NULL AND (:since::timestamptz IS NULL OR e.created_at >= :since)
   AND (:project_id::text IS NULL OR e.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -290,8 +294,8 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
        format('the depth of the call is %s, of its report edge %s, of its inbox row %s', e.recursion_depth, coalesce(r.recursion_depth::text, 'none'),
               coalesce(i.context_headers ->> 'CG-Recursion-Depth', 'none')) AS detail
 FROM state.turn_waiting_tools w
-JOIN state.execution_edges e ON e.correlation_id = w.tool_call_id AND e.project_id = w.project_id AND e.primitive = 'tool_call'
-LEFT JOIN state.execution_edges r ON r.correlation_id = w.tool_call_id AND r.project_id = w.project_id AND r.primitive = 'report'
+JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id AND e.primitive = 'tool_call'
+LEFT JOIN state.execution_edges r ON md5(r.correlation_id) = md5(w.tool_call_id) AND r.project_id = w.project_id AND r.primitive = 'report'
 LEFT JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
     AND i.message_type IN ('tool_result', 'timeout') AND i.enqueue_mode = 'report' AND NOT i.payload ? 'tool_call_id'
 WHERE (r.recursion_depth <> e.recursion_depth OR i.context_headers ->> 'CG-Recursion-Depth' <> e.recursion_depth::text)

@@ -52,7 +52,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.workers', 'SELECT', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
-    ('state.rejections', 'INSERT', null),
+    ('state.rejections', 'INSERT', 'INSERT'),
     ('state.migrations', 'SELECT', 'SELECT')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text]) AS named (role) WHERE role IS NOT NULL

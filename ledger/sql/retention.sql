@@ -91,7 +91,7 @@ edges AS (
     DELETE FROM state.execution_edges e USING (
         SELECT w.agent_turn_id, w.project_id, w.correlation_id FROM waiting w
         UNION SELECT i.agent_turn_id, i.project_id, i.correlation_id FROM inbox i) c
-    WHERE e.correlation_id = c.correlation_id AND e.project_id = c.project_id
+    WHERE md5(e.correlation_id) = md5(c.correlation_id) AND e.project_id = c.project_id
       AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
 )
 SELECT gone.agent_turn_id AS id FROM gone;
@@ -164,7 +164,7 @@ WITH gone AS (
 ),
 edges AS (
     DELETE FROM state.execution_edges e USING gone
-    WHERE e.correlation_id = gone.correlation_id AND e.project_id = gone.project_id AND e.target_agent_turn_id = gone.agent_turn_id
+    WHERE md5(e.correlation_id) = md5(gone.correlation_id) AND e.project_id = gone.project_id AND e.target_agent_turn_id = gone.agent_turn_id
 )
 SELECT gone.inbox_id AS id FROM gone;
 

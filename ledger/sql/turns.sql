@@ -161,7 +161,7 @@ new_cards AS MATERIALIZED (  -- the canceled results before the cards of the end
     SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
     FROM (
         SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
-               jsonb_build_object('__type__', 'ToolResultContent', 'status', 'canceled', 'after_execution', NULL, 'result', NULL,
+               jsonb_build_object('__type__', 'ToolResultContent', 'status', 'canceled', 'after_execution', 'suspend', 'result', NULL,
                    'error', jsonb_build_object('code', 'canceled', 'message', 'the turn ended before this call was answered')) AS content,
                NULL::jsonb AS tool_calls, d.tool_call_id,
                jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', d.tool_name,

@@ -10,7 +10,7 @@ call AS MATERIALIZED (
     SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers,
            a.worker_target
     FROM state.turn_waiting_tools w
-    LEFT JOIN state.execution_edges e ON e.correlation_id = w.tool_call_id AND e.project_id = w.project_id
+    LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id
         AND e.primitive = 'tool_call' AND e.edge_phase = 'request'
     LEFT JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = w.project_id
         AND i.message_type IN ('turn', 'ui_action')
@@ -34,7 +34,7 @@ plan AS MATERIALIZED (
         WHEN :content::jsonb IS NOT NULL THEN 'accepted'
         WHEN card.card_id IS NULL THEN 'unknown_card'
         WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
-          OR coalesce(card.metadata ->> 'author_id', '') NOT IN ('tool.' || call.tool_name, 'system') THEN 'not_its_card'
+          OR NOT state.is_service(card.metadata ->> 'author_id') THEN 'not_its_card'
         ELSE 'accepted' END AS verdict
     FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
 ),
@@ -61,7 +61,8 @@ received AS (  -- only by a row of ours: a call that says so never expires
 ),
 made AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
-    SELECT call.tool_call_id || '-result', :project_id, :content::jsonb, call.tool_call_id, jsonb_build_object(
+    SELECT call.tool_call_id || '-result', :project_id, jsonb_build_object(
+               'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb, call.tool_call_id, jsonb_build_object(
                'type', 'tool.result', 'role', 'tool', 'author_id', 'tool.' || call.tool_name, 'function_name', call.tool_name,
                'step_id', call.step_id, 'agent_turn_id', call.agent_turn_id, 'trace_id', call.trace_id)
     FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
@@ -81,8 +82,8 @@ FROM plan LEFT JOIN call ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON tr
 
 -- name: apply_reports :opt
 -- Reports that rang, against the suspended head: one winner per waiting row, its card into the output box, the rest settled.
--- A card that is not visible yet defers its row; the last retry puts a failed result in its place. A card of another kind,
--- call or author breaks the protocol: its row ends as error, and the call waits on.
+-- A card that is not visible yet defers its row; the last retry puts a failed result in its place. A card of another kind or
+-- call, or by an agent, breaks the protocol: its row ends as error, a rejection says whose it was and why, and the call waits on.
 -- result: done | again (the picture changed under us). No row: the gate is not the caller's.
 WITH
 head AS MATERIALIZED (
@@ -119,12 +120,20 @@ judged AS MATERIALIZED (
                WHEN calls.tool_call_id IS NULL THEN 'settled'
                WHEN c.card_id IS NULL AND due.retry_count >= 3 THEN 'exhausted'
                WHEN c.card_id IS NULL THEN 'deferred'
-               WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR c.tool_call_id IS DISTINCT FROM calls.tool_call_id
-                 OR c.metadata ->> 'author_id' IS NULL
-                 OR c.metadata ->> 'author_id' NOT IN ('tool.' || calls.tool_name, 'system') THEN 'violation'
-               ELSE 'good' END AS verdict
+               WHEN flaw.told IS NOT NULL THEN 'violation'
+               ELSE 'good' END AS verdict, flaw.told AS flaw, coalesce(left(c.metadata ->> 'author_id', 128), 'nobody') AS author
     FROM due LEFT JOIN calls ON calls.tool_call_id = due.correlation_id
     LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
+    CROSS JOIN LATERAL (SELECT CASE
+        WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' THEN 'its card is no tool.result'
+        WHEN c.tool_call_id IS DISTINCT FROM calls.tool_call_id THEN 'its card is for another call'
+        WHEN NOT state.is_service(c.metadata ->> 'author_id') THEN 'its card is by no tool.… or sys.… and not by the system' END) flaw (told)
+),
+refused AS (
+    INSERT INTO state.rejections (project_id, source, error_code, error, ids)
+    SELECT :project_id, 'sql:' || j.author, 'not_its_card', 'report: ' || j.flaw, jsonb_build_object(
+               'tool_call_id', j.correlation_id, 'tool_result_card_id', j.card_id, 'inbox_id', j.inbox_id)
+    FROM judged j WHERE j.verdict = 'violation'
 ),
 winner AS MATERIALIZED (  -- a result and a timeout of one call: the earlier row wins
     SELECT DISTINCT ON (j.correlation_id) j.inbox_id, j.project_id, j.message_type, j.correlation_id, j.created_at, j.tool_name,
@@ -136,8 +145,8 @@ placed AS MATERIALIZED (
 ),
 stand_in AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
-    SELECT p.card_id, :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'failed', 'after_execution', NULL,
-               'result', NULL, 'error', jsonb_build_object('code', 'resume_retry_exhausted',
+    SELECT p.card_id, :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'failed',
+               'after_execution', state.after_execution_of(:project_id, p.tool_name), 'result', NULL, 'error', jsonb_build_object('code', 'resume_retry_exhausted',
                                                            'message', 'the tool reported a result that never appeared')),
            p.correlation_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', p.tool_name,
                'step_id', p.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id)
@@ -175,14 +184,15 @@ settled AS (
                                     WHEN 'settled' THEN 'already_settled'
                                     ELSE CASE WHEN p.inbox_id IS NULL THEN 'already_settled' END END
     FROM judged j LEFT JOIN placed p ON p.inbox_id = j.inbox_id WHERE i.inbox_id = j.inbox_id
-    RETURNING i.inbox_id, i.status, i.last_error
+    RETURNING i.inbox_id, i.status, i.last_error, i.correlation_id, j.author, CASE j.verdict WHEN 'violation' THEN j.flaw END AS flaw
 )
 SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
        (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
-       coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error)) FROM settled s), '[]')
-           AS rows
+       coalesce((SELECT jsonb_agg(jsonb_build_object(
+           'inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error, 'call', s.correlation_id, 'author', s.author, 'flaw', s.flaw))
+           FROM settled s), '[]') AS rows
 FROM go LEFT JOIN moved m ON true
 UNION ALL
 SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
@@ -223,7 +233,7 @@ inbox AS (
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
     SELECT x.tool_call_id || '-timeout', :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'timeout',
-               'after_execution', NULL, 'result', NULL,
+               'after_execution', state.after_execution_of(:project_id, x.tool_name), 'result', NULL,
                'error', jsonb_build_object('code', 'tool_timeout', 'message', 'the tool did not answer in time')),
            x.tool_call_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', x.tool_name,
                'step_id', x.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', head.trace_id)

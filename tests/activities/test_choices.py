@@ -101,7 +101,7 @@ def refusals(cards: Sequence[Card]) -> list[tuple[str, str]]:
     for card in results:
         content = content_of(card)
         assert isinstance(content, ToolResultContent)
-        assert (content.status, content.after_execution) == (TurnStatus.FAILED, None)
+        assert (content.status, content.after_execution) == (TurnStatus.FAILED, AfterExecution.SUSPEND)
         assert content.error is not None
         found.append((content.error.code, content.error.message))
     return found

@@ -46,7 +46,7 @@ def card(
         card_type,
         Role.ASSISTANT,
         TextContent(text=content) if isinstance(content, str) else content,
-        author="agent.a",
+        author="a",
         turn=None if turn is None else AgentTurnId(turn),
         tool_calls=calls,
         tool_call=None if answers is None else ToolCallId(answers),

@@ -282,7 +282,10 @@ async def test_an_illegal_row_becomes_an_error(client: Tenant, columns: dict[str
     assert (row["status"], row["last_error"]) == ("error", "protocol_violation")
     progress = await until(lambda: told(client, inbox_id), 10, "it is told")
     assert (progress["status"], progress["reason"]) == ("error", "protocol_violation")
-    assert await counts(client) == before
+    told_of = "SELECT error_code, error FROM state.rejections WHERE ids ->> 'inbox_id' = $1"
+    [refused] = await client.rows(told_of, inbox_id)
+    assert (refused["error_code"], refused["error"].startswith("it")) == ("protocol_violation", True)
+    assert (await counts(client)) | {"state.rejections": 0} == before | {"state.rejections": 0}
     assert (await client.turn(ALICE)).deliverable() == "It is done."
 
 

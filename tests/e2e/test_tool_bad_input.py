@@ -14,6 +14,7 @@ from schema.errors import BadRequest
 from schema.ids import AgentId, AgentTurnId, new_box_id
 from schema.inbox import RESULT_LIMIT_BYTES
 from tests.support.calls import TOOL, result_card, write_card
+from tests.support.conditions import until
 from tests.support.tenants import CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of
 
@@ -88,11 +89,11 @@ WRONG: dict[str, tuple[str, Making]] = {
     "a call of another depth": ("not_your_call", words({headers.DEPTH: "7"})),
     "another call in the header": ("bad_request", words({headers.TOOL_CALL_ID: "call_other"})),
     "a card of another type": ("not_its_card", pointing(type="task.instruction")),
-    "a card of another author": ("not_its_card", pointing(author_id="tool.another")),
-    "a card of an agent": ("not_its_card", pointing(author_id="agent.alice")),
+    "a card of nobody": ("not_its_card", pointing(author_id=None)),
+    "a card of an agent": ("not_its_card", pointing(author_id="alice")),
     "a card of another call": ("not_its_card", pointing(tool_call_id="call_other")),
     "a card of another project": ("unknown_card", pointing(project="another")),
-    "a card of nobody": ("unknown_card", words(result=None, tool_result_card_id="card-of-nobody")),
+    "a card that is not there": ("unknown_card", words(result=None, tool_result_card_id="card-of-nobody")),
     "a card and a result": ("bad_request", words(tool_result_card_id="card")),
     "a large result": ("result_too_large", words(result="x" * RESULT_LIMIT_BYTES)),
     "a result of 3 MB": ("result_too_large", words(result="x" * 3 * MEGABYTE)),
@@ -199,5 +200,7 @@ async def test_a_report_under_the_wrong_agent_s_row_is_an_error(tenant: Tenant) 
             *(tenant.project, bob, call, turn),
         )
         assert await hand.settled(call, "timeout") == ("error", "protocol_violation")
+        [(code, ids)] = await until(hand.rejections, 10, "the row is refused")
+        assert (code, ids["correlation_id"]) == ("protocol_violation", call)
         await hand.report(call)
         assert (await hand.ended(turn)).view.status == "success"

@@ -200,13 +200,17 @@ async def test_a_report_by_sql_that_breaks_the_protocol_is_an_error_and_its_call
         turn = await hand.suspended(calling(TOOL, TOOL, TOOL))
         ref = await hand.ref(turn)
         calls = [call_of(turn, index) for index in range(3)]
-        wrong = ({"author_id": "tool.another"}, {"tool_call_id": calls[0]}, {"author_id": None})
+        wrong = ({"author_id": "alice"}, {"tool_call_id": calls[0]}, {"author_id": None})
         for call, changes in zip(calls, wrong, strict=True):
             card = await write_card(tenant.pool, result_card(ref, call, **changes), tenant.project)
             await written_report(tenant.pool, ref, call, card)
         settled = [await hand.settled(call) for call in calls]
         ended = await hand.ended(turn)
+        refused = await hand.rejections()
     assert settled == [("error", "protocol_violation")] * 3
+    assert sorted((code, ids["tool_call_id"]) for code, ids in refused) == [
+        ("not_its_card", each) for each in sorted(calls)
+    ]
     assert ended.results() == [TIMEOUT] * 3
 
 

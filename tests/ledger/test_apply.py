@@ -179,7 +179,7 @@ async def test_a_v1r4_report_is_applied(agents: Pool) -> None:
 
 WRONG: list[dict[str, Any]] = [
     {"type": "agent.thought"},
-    {"author_id": "tool.other"},
+    {"author_id": "alice"},
     {"author_id": None},
     {"tool_call_id": "b"},
 ]
@@ -194,6 +194,10 @@ async def test_a_v1r4_card_of_another_type_author_or_call_breaks_the_protocol(
     inbox_id = await written_report(agents, turn, "a", await write_card(agents, other))
     done = await settle(agents, turn, inbox_id)
     assert [(row.status, row.reason) for row in done.rows] == [("error", "protocol_violation")]
+    [refused] = await rows(agents, "SELECT source, error_code, error, ids ->> 'inbox_id' AS row FROM state.rejections")
+    author = changes.get("author_id", "tool.search") or "nobody"
+    assert (refused["source"], refused["error_code"]) == (f"sql:{author}", "not_its_card")
+    assert (refused["error"], refused["row"]) == (f"report: {done.rows[0].flaw}", inbox_id)
     assert (done.waiting, await waits(agents)) == (["a", "b"], {"a": "waiting", "b": "waiting"})
     assert await results(agents, turn) == []
     if changes.get("type"):
@@ -204,7 +208,7 @@ async def test_a_v1r4_card_of_another_type_author_or_call_breaks_the_protocol(
 
 async def test_a_call_whose_report_broke_the_protocol_still_times_out(agents: Pool) -> None:
     turn = await sleeper(agents, "a", wait_seconds=0)
-    card_id = await write_card(agents, result_card(turn, "a", author_id="tool.other"))
+    card_id = await write_card(agents, result_card(turn, "a", author_id="alice"))
     await settle(agents, turn, await written_report(agents, turn, "a", card_id))
     [ring] = await expire(agents, turn)
     assert (await settle(agents, turn, ring.inbox_id)).status == HeadStatus.RUNNING

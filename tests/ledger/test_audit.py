@@ -308,7 +308,7 @@ DAMAGES = [
     ),
     Damage(
         "results_are_their_calls",
-        "UPDATE cards SET metadata = metadata || '{\"author_id\": \"tool.other\"}' WHERE card_id = 'answered-result'",
+        "UPDATE cards SET metadata = metadata || '{\"author_id\": \"alice\"}' WHERE card_id = 'answered-result'",
         {"tool_call_id": "answered", "card_id": "answered-result"},
     ),
     Damage(

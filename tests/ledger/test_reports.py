@@ -85,8 +85,8 @@ async def test_a_report_tells_whom_to_ring(agents: Pool) -> None:
     assert (claimed.verdict, claimed.inbox_id, claimed.correlation_id) == ("signal", ring.inbox_id, "a")
 
 
-@pytest.mark.parametrize("author", ["tool.search", "system"])
-async def test_a_report_may_point_to_a_card(agents: Pool, author: str) -> None:
+@pytest.mark.parametrize("author", ["tool.search", "tool.openapi", "sys.judge", "system"])
+async def test_a_report_may_point_to_a_card_of_any_service(agents: Pool, author: str) -> None:
     turn = await sleeper(agents, "a")
     card_id = await write_card(agents, result_card(turn, "a", author_id=author))
     await settle(agents, turn, await told(agents, "a", tool_result_card_id=card_id))
@@ -182,7 +182,7 @@ async def test_a_card_that_is_missing_is_refused(agents: Pool) -> None:
     [
         {"type": "agent.thought"},
         {"type": ""},
-        {"author_id": "tool.other"},
+        {"author_id": "alice"},
         {"author_id": "agent.alice"},
         {"author_id": None},
         {"tool_call_id": "b"},

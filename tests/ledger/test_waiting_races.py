@@ -208,7 +208,7 @@ async def test_8_timeouts_that_waited_for_an_apply_leave_its_calls_alone(agents:
 async def test_a_report_that_waited_for_one_by_sql_does_not_say_received(agents: Pool) -> None:
     """Or its call would never expire, should that row turn out to break the protocol."""
     turn = await sleeper(agents, "a", wait_seconds=0)
-    card_id = await write_card(agents, result_card(turn, "a", author_id="tool.other"))
+    card_id = await write_card(agents, result_card(turn, "a", author_id="alice"))
     insert = (
         "INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,"
         " turn_epoch, payload, next_retry_at, created_at) VALUES ('sql', 'p1', 'alice', 'tool_result', 'a', $1, 1,"

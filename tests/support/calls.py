@@ -52,7 +52,7 @@ def call_record(
             CardType.TOOL_CALL,
             Role.ASSISTANT,
             ToolCallContent(tool_name=TOOL, arguments={"q": each.tool_call_id}, target_subject=each.subject),
-            author=f"agent.{turn.agent_id}",
+            author=turn.agent_id,
             turn=turn.agent_turn_id,
             step=step_name,
             trace=turn.trace_id,
@@ -167,14 +167,28 @@ async def written_report(
         f"INSERT INTO state.agent_inbox ({', '.join(given)}) VALUES ({marks})",  # noqa: S608 -- names above
         *given.values(),
     )
+    await written_edge(pool, turn, call, "report", "response")
+    return inbox_id
+
+
+_EDGE = """
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id,
+        source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, correlation_id, enqueue_mode,
+        recursion_depth, trace_id, parent_step_id, metadata, created_at)
+    VALUES ($1, $2, $3, $4, $5, $6, NULL, NULL, $7, $8, $9, $10, $11, $12, NULL, $13::jsonb, NOW())
+    ON CONFLICT (project_id, md5(correlation_id), primitive, edge_phase) DO NOTHING"""
+"""An edge as v1r4's store inserts it: it names the index that it relies on."""
+
+
+async def written_edge(pool: Pool, turn: TurnRef, correlation: str, primitive: str, phase: str) -> None:
+    """An edge as a v1r4 tool writes it."""
+    told = json.dumps({"cg_ctx": {"agent_id": turn.agent_id}})
     await rows(
         pool,
-        "INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, target_agent_id,"
-        " target_agent_turn_id, correlation_id) VALUES ($1, $2, 'report', 'response', $3, $4, $5)"
-        " ON CONFLICT DO NOTHING",
-        *(uuid7(), turn.project_id, turn.agent_id, turn.agent_turn_id, call),
+        _EDGE,
+        *(f"edge_{uuid7()}", turn.project_id, turn.channel_id, primitive, phase, f"tool.{TOOL}", turn.agent_id),
+        *(turn.agent_turn_id, correlation, "call", 0, turn.trace_id, told),
     )
-    return inbox_id
 
 
 async def settle(pool: Pool, turn: TurnRef, *inbox_ids: InboxId) -> AppliedReports:
