@@ -11,10 +11,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.handling import HandlerFailed, run_handler
 from activities.heartbeat import beating
@@ -38,7 +39,7 @@ from activities.threadfigures import (
     tell_message,
     tell_replies,
 )
-from ledger.hops import BegunMessage, Effect, await_turn, begin_message, own_box, settle_message
+from ledger.hops import BegunMessage, Effect, ServedElsewhere, await_turn, begin_message, own_box, settle_message
 from ledger.intake import Enqueued, enqueue
 from ledger.pool import Pool
 from ledger.threads import SHOWN, ThreadLimits, look_at_thread
@@ -60,6 +61,8 @@ from schema.threads import AdvanceInput, MessageId, MessageKind, MessageStatus, 
 log = logging.getLogger(__name__)
 _LATE_TURN = "the message it worked for was ended"
 _PAUSE_SECONDS = 1.0
+_PASS_ON_SECONDS = 0.2
+_PASS_ON_LONGEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,14 @@ class PumpActivities:
         thread, message, run = given.thread, given.message_id, uuid7()
         with about(project_id=thread.project_id, thread_id=thread.thread_id, message_id=message):
             async with beating():
-                return await self._advance(thread, message, run)
+                try:
+                    return await self._advance(thread, message, run)
+                except ServedElsewhere as error:
+                    raise _hand_back(error) from None
 
     async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
-        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run))
+        serves = self._registry.serves(thread.worker_target)
+        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
         if begun is not None:
             hit(Fault.MESSAGE_BEGUN)
             effect = await self._handle(thread, begun)
@@ -265,6 +272,19 @@ class PumpActivities:
             log.warning("left to the safety net: %s", error)
             return False
         return True
+
+
+def _hand_back(error: ServedElsewhere) -> ApplicationError:
+    """The engine offers the message again, to whichever worker is free: soon at first, since one in a few has it."""
+    attempt = activity.info().attempt
+    log.debug("%s is left to another worker: attempt %d", error.listener, attempt)
+    delay = min(max(_PASS_ON_SECONDS, attempt * _PASS_ON_SECONDS / 10), _PASS_ON_LONGEST_SECONDS)
+    return ApplicationError(
+        error.code,
+        type=type(error).__name__,
+        next_retry_delay=timedelta(seconds=delay),
+        category=ApplicationErrorCategory.BENIGN,
+    )
 
 
 def _lineage(thread: ThreadRef, begun: BegunMessage, place: str | None) -> dict[str, str]:

@@ -20,10 +20,11 @@ from schema.base import Strict
 from schema.documents import Root
 from schema.errors import BadRequest, ConfigError
 from schema.ids import AgentId, token
-from schema.payloads import Payload
+from schema.payloads import Payload, form_of
 from schema.peers import usage_instructions
 from schema.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
 from schema.shapes import BadPayloadClass
+from schema.threads import Serves
 
 Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse | None]]
 """`async def handler(payload, metadata)`: the payload is the listener's own, an answer, or a message of the pump."""
@@ -166,6 +167,11 @@ class Registry:
     def listeners(self) -> Mapping[str, Listener]:
         """By name."""
         return MappingProxyType(self._by_name)
+
+    def serves(self, worker_target: str) -> Serves:
+        """What a worker with these listeners says that it has."""
+        payloads = sorted(form_of(each).name for each in self._classes.values())
+        return Serves(worker_target, tuple(sorted(self._by_name)), tuple(payloads))
 
     def get(self, name: str) -> Listener | None:
         """The listener of this name."""

@@ -161,14 +161,16 @@ async def _run(
 ) -> None:
     health = Health()
     async with AsyncExitStack() as stack:
-        opened = await _unless_told(stop, _open(settings, endpoints, stack, health, worker=worker, bridge=bridge))
+        registry = pump_registry(settings) if worker else None  # bad listeners are told of before anything is waited for
+        opening = _open(settings, endpoints, stack, health, registry, worker=worker, bridge=bridge)
+        opened = await _unless_told(stop, opening)
         if opened is None:
             return
         pool, conn, client, telemetry, bells = opened
         alone = Alone(endpoints.database_url, client.identity, standby)
         async with asyncio.TaskGroup() as group:
             if worker:
-                _start_workers(settings, pool, client, alone, stop, group)
+                _start_workers(settings, pool, client, alone, registry, stop, group)
             if bridge:
                 await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
             group.create_task(_watch_connection(conn, stop))
@@ -178,9 +180,19 @@ async def _run(
 
 
 def _start_workers(
-    settings: Settings, pool: Pool, client: Client, alone: Alone, stop: asyncio.Event, group: asyncio.TaskGroup
+    settings: Settings,
+    pool: Pool,
+    client: Client,
+    alone: Alone,
+    registry: Registry | None,
+    stop: asyncio.Event,
+    group: asyncio.TaskGroup,
 ) -> None:
-    """One Temporal worker per target; for those of one process, whenever they are ours."""
+    """One Temporal worker per target; for those of one process, whenever they are ours.
+
+    Each signs on before it takes its first message: others then know which listeners it has.
+    """
+    serves = None if registry is None else registry.serves(settings.pump.worker_target)
 
     async def work(targets: Sequence[str], stop: asyncio.Event) -> None:
         workers = turn_workers(
@@ -191,10 +203,14 @@ def _start_workers(
             handlers_target=settings.pump.worker_target,
             deployment=deployment_of(settings.worker),
         )
+        signed = asyncio.Event()
         async with asyncio.TaskGroup() as working:
+            working.create_task(sign_on(pool, client.identity, targets, stop, serves=serves, signed=signed))
+            await _unless_told(stop, signed.wait())
+            if serves is not None and serves.worker_target in targets:
+                log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
             for each in workers:
                 working.create_task(_work(each, stop))
-            working.create_task(sign_on(pool, client.identity, targets, stop))
 
     shared, exclusive = split_targets(served_targets(settings))
     if shared:
@@ -204,10 +220,16 @@ def _start_workers(
 
 
 async def _open(
-    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, health: Health, *, worker: bool, bridge: bool
+    settings: Settings,
+    endpoints: Endpoints,
+    stack: AsyncExitStack,
+    health: Health,
+    registry: Registry | None,
+    *,
+    worker: bool,
+    bridge: bool,
 ) -> tuple[Pool, NatsConnection, Client, Telemetry, NearBells]:
-    """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
-    registry = pump_registry(settings) if worker else None
+    """The three servers, each waited for; `stack` closes what is open."""
     name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))

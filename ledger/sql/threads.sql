@@ -61,11 +61,26 @@ FROM thread;
 -- name: begin_message :opt
 -- An open message in hand, with what its handling needs: its payload, its segment and caller, its turn's end if that is known.
 -- was: what it was before. Reading it counts as an attempt of its handler, once for each run (:begun_by). Alone, was is null,
--- and nothing is changed, where the message was moved meanwhile, to a segment that this statement does not see yet.
+-- and nothing is changed, where the message was moved meanwhile, to a segment that this statement does not see yet; and where
+-- elsewhere names the listener: :listeners and :payloads are what the caller has, and another worker has what it lacks of them,
+-- the listener or the payload that answers it. Of answers only: the pump has written those itself, so the tag is at their start.
 WITH found AS MATERIALIZED (
-    SELECT m.message_id, m.status, m.segment_id FROM state.thread_messages m
+    SELECT m.message_id, m.thread_id, m.status, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
     WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.project_id = :project_id
       AND m.status IN ('pending', 'handling', 'waiting') FOR NO KEY UPDATE
+),
+needed AS MATERIALIZED (
+    SELECT found.thread_id, s.listener,
+           CASE WHEN found.kind IN ('response', 'self') THEN substring(c.content ->> 'text' FROM '^<([A-Za-z0-9_.-]+)') END AS tag
+    FROM found JOIN state.thread_segments s ON s.segment_id = found.segment_id
+    LEFT JOIN public.cards c ON c.card_id = found.payload_card_id
+),
+elsewhere AS MATERIALIZED (
+    SELECT n.listener FROM needed n JOIN state.threads t ON t.thread_id = n.thread_id
+    WHERE (n.listener = ANY (:listeners::text[]) AND coalesce(n.tag = ANY (:payloads::text[]), true)) IS FALSE
+      AND EXISTS (SELECT FROM state.workers w
+                  WHERE w.worker_target = t.worker_target AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+                    AND n.listener = ANY (w.listeners) AND coalesce(n.tag = ANY (w.payloads), true))
 ),
 begun AS (
     UPDATE state.thread_messages m SET
@@ -73,7 +88,7 @@ begun AS (
         attempt = m.attempt + (found.status <> 'waiting' AND m.begun_by IS DISTINCT FROM :begun_by)::int,
         begun_by = :begun_by, begun_at = coalesce(m.begun_at, now())
     FROM found JOIN state.thread_segments s ON s.segment_id = found.segment_id
-    WHERE m.message_id = found.message_id
+    WHERE m.message_id = found.message_id AND NOT EXISTS (SELECT FROM elsewhere)
     RETURNING m.*, found.status AS was
 )
 SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segment_id, m.from_id, m.kind, m.agent_turn_id, m.deadline,
@@ -81,8 +96,9 @@ SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segme
        s.output_box_id::text AS output_box_id, s.caller_turn_id, t.requester, m.created_at, m.begun_at,
        coalesce(r.context_headers, t.context_headers) AS context_headers, c.content ->> 'text' AS payload,
        o.status AS outcome, o.error_code, d.content AS deliverable,
-       a.agent_id AS caller_agent_id
+       a.agent_id AS caller_agent_id, e.listener AS elsewhere
 FROM found
+LEFT JOIN elsewhere e ON true
 LEFT JOIN begun m ON true
 LEFT JOIN state.thread_segments s ON s.segment_id = m.segment_id
 LEFT JOIN state.threads t ON t.thread_id = m.thread_id

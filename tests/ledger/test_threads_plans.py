@@ -83,7 +83,8 @@ def statements(now: Live) -> Mapping[str, Statement]:
     thread: dict[str, Any] = {"project_id": PROJECT, "thread_id": LONG.thread_id}
     alone = {"thread_id": LONG.thread_id}
     rules = {"worker_targets": TARGETS, "row_limit": 9}
-    begins = {**thread, "begun_by": uuid7()}
+    served = {"listeners": ["a", "b"], "payloads": [], "silent_seconds": 300}
+    begins = {**thread, "begun_by": uuid7(), **served}
     ends = {**alone, "message_id": now.begun, "status": "handled", "effect": "respond", "ended_by": None}
     prunes = {**alone, "segment_id": now.segment, "fresh_segment_id": uuid7(), "ended_by": now.begun}
     waits = {"agent_turn_id": "t", "output_box_id": new_box_id(), "deadline_seconds": 9}
