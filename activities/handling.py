@@ -9,6 +9,7 @@ up its whole process, which then misses its heartbeats.
 import asyncio
 import traceback
 from collections.abc import Awaitable
+from contextvars import Context
 
 _GRACE_SECONDS = 1.0
 _FRAMES = 5
@@ -20,7 +21,8 @@ class HandlerFailed(Exception):
 
 async def run_handler(handling: Awaitable[object], seconds: float) -> object:
     """What the handler returns; raises `HandlerFailed`, or `TimeoutError` at its deadline."""
-    task = asyncio.create_task(_contained(handling), name="handler")
+    # A context of its own: ours holds the ids of the thread, which a handler is not to know (protocol §9.1).
+    task = asyncio.create_task(_contained(handling), name="handler", context=Context())
     task.add_done_callback(_silence)
     try:
         await asyncio.wait({task}, timeout=seconds)

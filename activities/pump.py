@@ -39,7 +39,16 @@ from activities.threadfigures import (
     tell_message,
     tell_replies,
 )
-from ledger.hops import BegunMessage, Effect, ServedElsewhere, await_turn, begin_message, own_box, settle_message
+from ledger.hops import (
+    BegunMessage,
+    Effect,
+    ServedElsewhere,
+    await_turn,
+    begin_message,
+    find_request,
+    own_box,
+    settle_message,
+)
 from ledger.intake import Enqueued, enqueue
 from ledger.pool import Pool
 from ledger.threads import SHOWN, ThreadLimits, look_at_thread
@@ -55,6 +64,7 @@ from schema.logs import about
 from schema.payloads import Payload
 from schema.ports import Publisher
 from schema.primitives import HandlerMetadata
+from schema.states import TurnStatus
 from schema.telemetry import SILENT, Telemetry
 from schema.threads import AdvanceInput, MessageId, MessageKind, MessageStatus, ThreadAdvanced, ThreadRef
 
@@ -141,11 +151,12 @@ class PumpActivities:
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
         """What the message's handling comes to; None while an agent's turn is out."""
         listener = self._registry.get(begun.listener)
-        if listener is None:
-            return huh(begun)
-        if begun.was is MessageStatus.WAITING:
-            return effect_of_turn(self._registry, listener, begun)
+        if begun.was is MessageStatus.WAITING and listener is not None:
+            return await self._hear(thread, begun, listener)
         payload = read_payload(self._registry, listener, begun)
+        if listener is None:
+            log.warning("message %s from %s: no listener is named %r", begun.message_id, begun.from_id, begun.listener)
+            return huh(begun)
         if payload is None:
             return unreadable(begun)
         if begun.depth > self._limits.thread.max_depth:
@@ -156,6 +167,13 @@ class PumpActivities:
             log.warning("message %s: %s died with its worker", begun.message_id, listener.name)
             return timed_out()
         return await self._call(thread, begun, listener, listener.handler, payload)
+
+    async def _hear(self, thread: ThreadRef, begun: BegunMessage, listener: Listener) -> Effect | None:
+        """What the agent's turn came to; one that is out of steps gives `huh` to whoever asked, with what that said."""
+        if begun.outcome is TurnStatus.PARTIAL and begun.kind is not MessageKind.REQUEST:
+            asked_with = await self._pool.run(lambda conn: find_request(conn, thread, begun))
+            begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": asked_with})
+        return effect_of_turn(self._registry, listener, begun)
 
     async def _call(
         self,
@@ -177,7 +195,7 @@ class PumpActivities:
         try:
             response = await run_handler(handler(payload, metadata), listener.deadline_seconds)
             outcome = HandlerOutcome.INVALID
-            effect = effect_of_response(self._registry, listener, response)
+            effect = effect_of_response(self._registry, listener, response, begun.message_id)
         except TimeoutError:
             outcome = HandlerOutcome.TIMEOUT
             log.warning("message %s: %s gave no answer in time", begun.message_id, listener.name)
@@ -202,7 +220,7 @@ class PumpActivities:
             log.warning("message %s: agent %s cannot be asked: %s", begun.message_id, listener.agent_id, error.code)
             # A worker of another version may have asked before it died, with other choices: that turn ends.
             asked_before = error.code == "correlation_conflict"
-            return huh(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
+            return unreadable(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
         turn, box = made.reply.agent_turn_id, made.reply.output_box_id
         assert turn is not None  # noqa: S101 -- accepted replies name both
         assert box is not None  # noqa: S101

@@ -161,7 +161,8 @@ async def _run(
 ) -> None:
     health = Health()
     async with AsyncExitStack() as stack:
-        registry = pump_registry(settings) if worker else None  # bad listeners are told of before anything is waited for
+        # Bad listeners are told of before any server is waited for.
+        registry = pump_registry(settings) if worker else None
         opening = _open(settings, endpoints, stack, health, registry, worker=worker, bridge=bridge)
         opened = await _unless_told(stop, opening)
         if opened is None:

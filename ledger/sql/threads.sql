@@ -110,6 +110,18 @@ LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id
 LEFT JOIN LATERAL (SELECT i.agent_id FROM state.agent_inbox i WHERE i.agent_turn_id = s.caller_turn_id
                    AND i.message_type = 'turn' LIMIT 1) a ON true;
 
+-- name: find_request :one
+-- The request of a segment from which one of its messages came, back along what caused what.
+WITH RECURSIVE past AS (
+    SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
+    WHERE m.message_id = :message_id AND m.thread_id = :thread_id
+    UNION ALL
+    SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM past JOIN state.thread_messages m ON m.message_id = past.cause_id
+    WHERE past.kind <> 'request' OR past.segment_id <> :segment_id
+)
+SELECT c.content ->> 'text' AS payload FROM past JOIN public.cards c ON c.card_id = past.payload_card_id
+WHERE past.kind = 'request' AND past.segment_id = :segment_id;
+
 -- name: own_box :one
 -- The box that an agent has in a segment, whoever is asked there first; made if there is none yet.
 WITH segment AS (
@@ -144,14 +156,14 @@ SELECT message.message_id FROM message;
 
 -- name: end_message :opt
 -- A message is handled, or canceled where the agent's turn for it is late; no row if it was settled before.
-UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = now()
+UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = clock_timestamp()
 WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting')
 RETURNING m.message_id, m.request_id, m.hop, m.segment_id;
 
 -- name: prune_segment :many
 -- Ends a segment and all below it: their open messages are canceled. Requests that nobody had begun move to a new segment
 -- of the same listener instead, which is made for them. Answers the canceled ones. What a message is, its locked row says:
--- it may be begun until then.
+-- it may be begun until then, and so after the transaction has: it ends by the clock.
 WITH below AS MATERIALIZED (
     SELECT s.segment_id, s.parent_id, s.lineage, s.listener, s.caller_turn_id FROM state.thread_segments s
     WHERE s.thread_id = :thread_id AND s.status = 'live' AND s.lineage @> ARRAY[:segment_id::text]
@@ -170,7 +182,7 @@ pruned AS (
 settled AS (
     UPDATE state.thread_messages m SET (segment_id, status, ended_by, ended_at) = (
         SELECT CASE WHEN x.stays THEN :fresh_segment_id ELSE m.segment_id END, CASE WHEN x.stays THEN m.status ELSE 'canceled' END,
-               CASE WHEN NOT x.stays THEN :ended_by END, CASE WHEN NOT x.stays THEN now() END
+               CASE WHEN NOT x.stays THEN :ended_by END, CASE WHEN NOT x.stays THEN clock_timestamp() END
         FROM (SELECT m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request' AS stays) x)
     FROM below b
     WHERE m.thread_id = :thread_id AND m.segment_id = b.segment_id AND m.status IN ('pending', 'handling', 'waiting')
@@ -196,7 +208,7 @@ ON CONFLICT DO NOTHING;
 -- A change is complete: the thread is later, and over once nothing is in flight; then its segments end.
 WITH thread AS (
     UPDATE state.threads t SET version = t.version + 1, updated_at = now(),
-        status = CASE WHEN f.flies THEN 'open' ELSE 'ended' END, ended_at = CASE WHEN f.flies THEN NULL ELSE now() END,
+        status = CASE WHEN f.flies THEN 'open' ELSE 'ended' END, ended_at = CASE WHEN f.flies THEN NULL ELSE clock_timestamp() END,
         end_reason = CASE WHEN f.flies THEN NULL ELSE :reason END
     FROM (SELECT EXISTS (SELECT FROM state.thread_messages m WHERE m.thread_id = :thread_id
                          AND m.status IN ('pending', 'handling', 'waiting')) AS flies) f

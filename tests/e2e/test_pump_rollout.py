@@ -1,4 +1,4 @@
-"""Two workers of one target with other listeners, as at every rolling deploy: a worker takes what it has (protocol §9)."""
+"""Two workers of one target with different listeners, as at a rolling deploy: each takes what it has (protocol §9)."""
 
 import asyncio
 import dataclasses

@@ -113,6 +113,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_action": set(actions.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._Earlier,
     "find_roles": {"role", "found", "is_owner"},
+    "find_request": {"payload"},
     "find_thread": described.ThreadLine,
     "finish_turn": turns.FinishedTurn,
     "fork_box": {"verdict"},

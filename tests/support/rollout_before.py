@@ -1,4 +1,4 @@
-"""Listeners of a program before a change: `host` answers by itself. `tests.support.rollout_after` is the program after."""
+"""Listeners of a program before a change: `host` answers by itself. `tests.support.rollout_after` is it after that."""
 
 from schema.listeners import listener
 from schema.payloads import Payload
