@@ -17,7 +17,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.handling import HandlerFailed, run_handler
+from activities.handling import HandlerFailed, InHand, run_handler
 from activities.heartbeat import beating
 from activities.routing import (
     asked,
@@ -105,6 +105,7 @@ class PumpActivities:
         }
         self._limits = limits
         self._telemetry = telemetry
+        self._in_hand = InHand()
 
     @activity.defn(name="look_at_thread")
     async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
@@ -123,6 +124,13 @@ class PumpActivities:
                     raise _hand_back(error) from None
 
     async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
+        await self._in_hand.settle(message, lambda: self._do(thread, message, run))
+        canceled = await self._tell(thread, message)
+        hit(Fault.MESSAGE_TOLD)
+        return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
+
+    async def _do(self, thread: ThreadRef, message: MessageId, run: str) -> None:
+        """Begin, handle and settle the message; nothing if it is settled, or waits for an agent's turn."""
         serves = self._registry.serves(thread.worker_target)
         begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
         if begun is not None:
@@ -131,9 +139,6 @@ class PumpActivities:
             if effect is not None:
                 await self._settle(thread, begun, effect)
                 hit(Fault.MESSAGE_SETTLED)
-        canceled = await self._tell(thread, message)
-        hit(Fault.MESSAGE_TOLD)
-        return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
 
     async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
         """Settle, however long the ledger is away: what a handler did cannot be had a second time."""
@@ -193,7 +198,7 @@ class PumpActivities:
         )
         clock, outcome = time.monotonic(), HandlerOutcome.CANCELED
         try:
-            response = await run_handler(handler(payload, metadata), listener.deadline_seconds)
+            response = await run_handler(handler(payload, metadata), listener.deadline_seconds, listener.name)
             outcome = HandlerOutcome.INVALID
             effect = effect_of_response(self._registry, listener, response, begun.message_id)
         except TimeoutError:

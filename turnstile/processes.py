@@ -65,6 +65,7 @@ from turnstile.conversations import pump_activities, pump_registry, served_targe
 from turnstile.embedded import Endpoints
 from turnstile.exclusive import Alone
 from turnstile.health import Health
+from turnstile.loopwatch import watching_loop
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin
 from turnstile.presence import sign_on
@@ -171,6 +172,7 @@ async def _run(
         alone = Alone(endpoints.database_url, client.identity, standby)
         async with asyncio.TaskGroup() as group:
             if worker:
+                await stack.enter_async_context(watching_loop())
                 _start_workers(settings, pool, client, alone, registry, stop, group)
             if bridge:
                 await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
