@@ -306,6 +306,27 @@ WHERE m.status IN ('pending', 'handling', 'waiting') AND t.status = 'open' AND t
       > CASE m.status WHEN 'pending' THEN m.created_at WHEN 'waiting' THEN least(m.deadline, o.ended_at) END
 LIMIT :row_limit::int;
 
+-- name: list_unserved :many
+-- Listeners with messages that nobody has begun for a while, and no worker that is there has them; workers: of their target.
+SELECT t.worker_target, s.listener, count(*) AS waiting, extract(epoch FROM now() - min(m.created_at))::float8 AS waited_seconds,
+       (SELECT count(*) FROM state.workers w WHERE w.worker_target = t.worker_target
+        AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS workers
+FROM state.thread_messages m
+JOIN state.threads t ON t.thread_id = m.thread_id
+JOIN state.thread_segments s ON s.segment_id = m.segment_id
+WHERE m.status IN ('pending', 'handling', 'waiting') AND m.status = 'pending' AND t.status = 'open'
+  AND t.worker_target = ANY (:worker_targets::text[])
+  AND m.created_at < now() - make_interval(secs => :older_seconds::float8)
+  AND NOT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = t.worker_target AND s.listener = ANY (w.listeners)
+                  AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+GROUP BY t.worker_target, s.listener ORDER BY waited_seconds DESC LIMIT :row_limit::int;
+
+-- name: list_served :many
+-- The listeners of a target that workers have who are there, and how many of them; a listener of null: workers that name none.
+SELECT l.listener, count(*) AS workers FROM state.workers w LEFT JOIN LATERAL unnest(w.listeners) l (listener) ON true
+WHERE w.worker_target = :worker_target AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+GROUP BY l.listener ORDER BY l.listener;
+
 -- name: list_open_threads :many
 -- Rule 'thread_engine': open threads that have not changed for a while, in the order of their ids, beyond a place in it.
 SELECT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.threads t

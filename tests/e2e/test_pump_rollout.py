@@ -3,14 +3,17 @@
 import asyncio
 import dataclasses
 import logging
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 
 from schema.threads import LISTENER_SILENT_SECONDS
 from tests.conftest import Databases
+from tests.support.conditions import until
 from tests.support.pump import Caller, assert_threads, calling_in, pump_config
 from tests.support.stack import Stack, open_stack, running_here
+from turnstile.doctor import examine
 from turnstile.embedded import Endpoints
 from turnstile.processes import run_worker
 
@@ -66,15 +69,36 @@ async def test_a_message_is_handled_by_a_worker_that_has_its_listener(
     assert not [each for each in lines if "failed" in each]
 
 
-async def test_a_message_waits_for_a_listener_that_was_served_until_now(caller: Caller) -> None:
-    """A worker that starts again is no reason to answer that there is no such listener; one that is gone is."""
+async def test_a_message_waits_for_a_listener_that_was_served_until_now(
+    caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that starts again is no reason to answer that there is no such listener; one that is gone is.
+
+    Meanwhile the safety net and `doctor` tell of it.
+    """
     stack = caller.tenant.stack
     async with stack.pool.connection() as conn:
         served = await conn.fetchval("SELECT count(*) FROM state.workers WHERE 'guest' = ANY (listeners)")
         assert served == 1, "the worker of the other test"
+    async with stack.pool.connection() as conn:
+        await conn.execute(
+            "UPDATE state.workers SET last_seen_at = last_seen_at - interval '31 s' WHERE 'guest' = ANY (listeners)"
+        )
     sent = await caller.send("guest", "<query><text>x</text></query>")
-    await asyncio.sleep(0.5)
+    target = stack.settings.pump.worker_target
+    told = rf"listener 'guest': 1 messages wait, for up to \d+ s: none of 1 workers of '{target}' has it"
+
+    async def is_told() -> bool:
+        return any(re.fullmatch(told, each.getMessage()) for each in caplog.records)
+
+    await until(is_told, 10, "the safety net tells of it")
     assert [each.status for each in await caller.messages(sent)] == ["pending"]
+    checks = [each for each in await examine(after_the_change(stack).settings, None, ()) if each.name == "listeners"]
+    assert [each.status for each in checks] == ["fail", "warn"]
+    assert re.fullmatch(told, checks[0].says)
+    assert checks[1].says == f"no worker of '{target}' has guest"
+    [healthy] = [each for each in await examine(stack.settings, None, ()) if each.says.startswith(f"'{target}'")]
+    assert (healthy.status, healthy.says) == ("ok", f"'{target}' has host")
     async with stack.pool.connection() as conn:
         await conn.execute(
             "UPDATE state.workers SET last_seen_at = last_seen_at - make_interval(secs => $1)"

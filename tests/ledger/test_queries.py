@@ -149,6 +149,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_thread_messages": described.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
     "list_thread_replies": described.ReplyLine,
+    "list_served": {"listener", "workers"},
+    "list_unserved": threadviews.Unserved,
     "list_threads": described.ThreadLine,
     "list_tools": ToolRow,
     "list_turn_timings": measure.TurnTiming,
