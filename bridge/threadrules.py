@@ -53,7 +53,7 @@ class ThreadRules:
     older_seconds: float
     engine_interval: float
     telemetry: Telemetry = SILENT
-    log: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_TELL_SECONDS))
+    trouble: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_TELL_SECONDS))
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -79,7 +79,7 @@ class ThreadRules:
             lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_TOLD)
         )
         if unserved:
-            self.log.warning("unserved", "%s", "; ".join(each.told() for each in unserved))
+            self.trouble.warning("unserved", "%s", "; ".join(each.told() for each in unserved))
         return woken
 
     async def _wake(self, stalled: Sequence[ThreadRef]) -> int:
