@@ -157,7 +157,7 @@ class PumpActivities:
         """What the message's handling comes to; None while an agent's turn is out."""
         listener = self._registry.get(begun.listener)
         if begun.was is MessageStatus.WAITING and listener is not None:
-            return await self._hear(thread, begun, listener)
+            return await self._hear(begun, listener)
         payload = read_payload(self._registry, listener, begun)
         if listener is None:
             log.warning("message %s from %s: no listener is named %r", begun.message_id, begun.from_id, begun.listener)
@@ -173,10 +173,10 @@ class PumpActivities:
             return timed_out()
         return await self._call(thread, begun, listener, listener.handler, payload)
 
-    async def _hear(self, thread: ThreadRef, begun: BegunMessage, listener: Listener) -> Effect | None:
+    async def _hear(self, begun: BegunMessage, listener: Listener) -> Effect | None:
         """What the agent's turn came to; one that is out of steps gives `huh` to whoever asked, with what that said."""
         if begun.outcome is TurnStatus.PARTIAL and begun.kind is not MessageKind.REQUEST:
-            asked_with = await self._pool.run(lambda conn: find_request(conn, thread, begun))
+            asked_with = await self._pool.run(lambda conn: find_request(conn, begun))
             begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": asked_with})
         return effect_of_turn(self._registry, listener, begun)
 

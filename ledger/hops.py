@@ -192,11 +192,9 @@ async def await_turn(
     return row is not None
 
 
-async def find_request(conn: Connection, thread: ThreadRef, begun: BegunMessage) -> str:
+async def find_request(conn: Connection, begun: BegunMessage) -> str:
     """What the segment of a message was asked with, of which the message came."""
-    row = await query("find_request").one(
-        conn, thread_id=thread.thread_id, message_id=begun.message_id, segment_id=begun.segment_id
-    )
+    row = await query("find_request").one(conn, message_id=begun.message_id, segment_id=begun.segment_id)
     return row["payload"]
 
 

@@ -114,9 +114,10 @@ LEFT JOIN LATERAL (SELECT i.agent_id FROM state.agent_inbox i WHERE i.agent_turn
 -- The request of a segment from which one of its messages came, back along what caused what.
 WITH RECURSIVE past AS (
     SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
-    WHERE m.message_id = :message_id AND m.thread_id = :thread_id
+    WHERE m.message_id = :message_id
     UNION ALL
-    SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM past JOIN state.thread_messages m ON m.message_id = past.cause_id
+    SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM past
+    CROSS JOIN LATERAL (SELECT * FROM state.thread_messages m WHERE m.message_id = past.cause_id LIMIT 1) m -- each by its key
     WHERE past.kind <> 'request' OR past.segment_id <> :segment_id
 )
 SELECT c.content ->> 'text' AS payload FROM past JOIN public.cards c ON c.card_id = past.payload_card_id

@@ -112,7 +112,7 @@ def statements(now: Live) -> Mapping[str, Statement]:
         "messages_of_turns": {"agent_turn_ids": [now.turn]},
         "list_canceled_turns": rules,
         "list_stalled_threads": {**rules, "older_seconds": -9},
-        "find_request": {**alone, "message_id": now.begun, "segment_id": now.segment},
+        "find_request": {"message_id": now.begun, "segment_id": now.segment},
         "list_unserved": {**rules, "older_seconds": -9, "silent_seconds": 30},
         "list_open_threads": {**rules, "older_seconds": -9, "after_thread_id": ""},
     }
