@@ -167,8 +167,9 @@ def listener(
 
 def _several(given: Iterable[T]) -> tuple[T, ...]:
     """What was given, as a tuple; a lone string or class as it is, which the registry then refuses."""
-    alone = isinstance(given, str | type) or not isinstance(cast("object", given), Iterable)
-    return cast("tuple[T, ...]", given) if alone else tuple(given)
+    known = cast("object", given)
+    alone = isinstance(known, str | type) or not isinstance(known, Iterable)
+    return cast("tuple[T, ...]", known) if alone else tuple(given)
 
 
 class Registry:

@@ -74,7 +74,7 @@ class _Doctor:
         """Whether the listeners that `[pump]` names are served, and all that messages wait for."""
         target, names = self.settings.pump.worker_target, self.settings.pump.listeners
         try:
-            wanted = load_registry(names).listeners if names else {}
+            wanted = sorted(load_registry(names).listeners) if names else []
             pool = Pool(
                 wiring.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=_SECONDS
             )
