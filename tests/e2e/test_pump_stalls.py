@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,15 +31,18 @@ async def stack(servers: Endpoints, databases: Databases, migrated: str, tmp_pat
 
 
 @asynccontextmanager
-async def worker_beside(stack: Stack) -> AsyncIterator[None]:
+async def worker_beside(stack: Stack) -> AsyncGenerator[None]:
     """A worker on a loop of its own, in a thread of its own: who holds it up does not hold up the test."""
     here = asyncio.get_running_loop()
     ready, told = asyncio.Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
 
+    def is_ready() -> None:
+        here.call_soon_threadsafe(ready.set)
+
     async def work() -> None:
         stop = asyncio.Event()
         told.append((asyncio.get_running_loop(), stop))
-        await run_worker(stack.settings, stack.endpoints, stop, ready=lambda: here.call_soon_threadsafe(ready.set))
+        await run_worker(stack.settings, stack.endpoints, stop, ready=is_ready)
 
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
