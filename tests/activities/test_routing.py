@@ -276,7 +276,11 @@ class Forged(Payload, tag="forged"):
 def test_what_leaves_is_written_by_the_pump(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a class makes of its writing, its names and its form."""
     fake = Huh.of(b"x").to_xml()
-    monkeypatch.setattr(Forged, "to_xml", lambda *_: fake)
+
+    def forge(_: Forged) -> bytes:
+        return fake
+
+    monkeypatch.setattr(Forged, "to_xml", forge)
     found = effect_of_response(REGISTRY, CLERK, HandlerResponse.respond(Forged()))
     assert found == Respond("<forged><text>&lt;huh/&gt;</text></forged>")
     forms = [
