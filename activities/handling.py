@@ -3,12 +3,21 @@
 Guarantees: `run_handler` ends at most `_GRACE_SECONDS` after the deadline, also where a handler does not hear that it
 is to end; what it still does then changes nothing. What a handler raises, whatever it is, becomes `HandlerFailed`,
 which holds its type and where, without a word of it. It cannot bound a handler that blocks the event loop: that holds
-up its whole process, which then misses its heartbeats.
+up its whole process, which then misses its heartbeats; the log names it (`turnstile.loopwatch`).
+
+`InHand` keeps what is handled through that: the engine takes the process for dead and offers the message again, and the
+new attempt waits for what is in hand here instead of finding it begun by a dead one.
 """
 
 import asyncio
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+from temporalio import activity
+
+from schema.threads import MessageId
 
 _GRACE_SECONDS = 1.0
 _FRAMES = 5
@@ -18,9 +27,41 @@ class HandlerFailed(Exception):
     """A handler raised; the message is its type and the innermost places of a stranger's code."""
 
 
-async def run_handler(handling: Awaitable[object], seconds: float) -> object:
-    """What the handler returns; raises `HandlerFailed`, or `TimeoutError` at its deadline."""
-    task = asyncio.create_task(_contained(handling), name="handler")
+class InHand:
+    """The messages that this process handles, each in one task, however many attempts of the engine wait for it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[MessageId, asyncio.Task[None]] = {}
+
+    async def settle(self, message: MessageId, handling: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait for the message's handling, begun here if it is not in hand; raises what that raises.
+
+        An attempt that is cancelled takes it along, unless only its heartbeats were missed.
+        """
+        task = self._tasks.get(message)
+        if task is None:
+            task = self._tasks[message] = asyncio.create_task(handling(), name=f"message {message}")
+            task.add_done_callback(_silence)
+            task.add_done_callback(lambda _: self._tasks.pop(message, None))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not _is_given_up():
+                task.cancel()
+                await asyncio.wait({task})
+            raise
+
+
+def _is_given_up() -> bool:
+    """Whether the engine took this attempt for dead; nobody has asked for its end."""
+    details = activity.cancellation_details()
+    return details is not None and (details.not_found or details.timed_out) and not details.worker_shutdown
+
+
+async def run_handler(handling: Awaitable[object], seconds: float, name: str) -> object:
+    """What the handler returns; raises `HandlerFailed`, or `TimeoutError` at its deadline. `name` is its listener's."""
+    # A context of its own: ours holds the ids of the thread, which a handler is not to know (protocol §9.1).
+    task = asyncio.create_task(_contained(handling), name=f"the handler of {name}", context=Context())
     task.add_done_callback(_silence)
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -53,7 +94,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__} at " + ", ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
 
 
-def _silence(task: asyncio.Task[object]) -> None:
+def _silence(task: asyncio.Task[Any]) -> None:
     """Nobody is to log the words of an error that came too late."""
     if not task.cancelled():
         task.exception()

@@ -32,6 +32,8 @@ class _GuardedActivity(ActivityInboundInterceptor):
             return await self.next.execute_activity(input)
         except (asyncio.CancelledError, CancelledError):
             raise
+        except ApplicationError:
+            raise  # made with care, to say when to try again
         except TurnstileError as error:
             log.warning("%s: %s (%s)", activity.info().activity_type, error.code, type(error).__name__)
             raise ApplicationError(error.code, type=type(error).__name__) from None

@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.handling import HandlerFailed, run_handler
+from activities.handling import HandlerFailed, InHand, run_handler
 from activities.heartbeat import beating
 from activities.routing import (
     asked,
@@ -38,7 +39,16 @@ from activities.threadfigures import (
     tell_message,
     tell_replies,
 )
-from ledger.hops import BegunMessage, Effect, await_turn, begin_message, own_box, settle_message
+from ledger.hops import (
+    BegunMessage,
+    Effect,
+    ServedElsewhere,
+    await_turn,
+    begin_message,
+    find_request,
+    own_box,
+    settle_message,
+)
 from ledger.intake import Enqueued, enqueue
 from ledger.pool import Pool
 from ledger.threads import SHOWN, ThreadLimits, look_at_thread
@@ -54,12 +64,15 @@ from schema.logs import about
 from schema.payloads import Payload
 from schema.ports import Publisher
 from schema.primitives import HandlerMetadata
+from schema.states import TurnStatus
 from schema.telemetry import SILENT, Telemetry
 from schema.threads import AdvanceInput, MessageId, MessageKind, MessageStatus, ThreadAdvanced, ThreadRef
 
 log = logging.getLogger(__name__)
 _LATE_TURN = "the message it worked for was ended"
 _PAUSE_SECONDS = 1.0
+_PASS_ON_SECONDS = 0.2
+_PASS_ON_LONGEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,7 @@ class PumpActivities:
         }
         self._limits = limits
         self._telemetry = telemetry
+        self._in_hand = InHand()
 
     @activity.defn(name="look_at_thread")
     async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
@@ -104,19 +118,27 @@ class PumpActivities:
         thread, message, run = given.thread, given.message_id, uuid7()
         with about(project_id=thread.project_id, thread_id=thread.thread_id, message_id=message):
             async with beating():
-                return await self._advance(thread, message, run)
+                try:
+                    return await self._advance(thread, message, run)
+                except ServedElsewhere as error:
+                    raise _hand_back(error) from None
 
     async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
-        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run))
+        await self._in_hand.settle(message, lambda: self._do(thread, message, run))
+        canceled = await self._tell(thread, message)
+        hit(Fault.MESSAGE_TOLD)
+        return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
+
+    async def _do(self, thread: ThreadRef, message: MessageId, run: str) -> None:
+        """Begin, handle and settle the message; nothing if it is settled, or waits for an agent's turn."""
+        serves = self._registry.serves(thread.worker_target)
+        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
         if begun is not None:
             hit(Fault.MESSAGE_BEGUN)
             effect = await self._handle(thread, begun)
             if effect is not None:
                 await self._settle(thread, begun, effect)
                 hit(Fault.MESSAGE_SETTLED)
-        canceled = await self._tell(thread, message)
-        hit(Fault.MESSAGE_TOLD)
-        return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
 
     async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
         """Settle, however long the ledger is away: what a handler did cannot be had a second time."""
@@ -134,11 +156,12 @@ class PumpActivities:
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
         """What the message's handling comes to; None while an agent's turn is out."""
         listener = self._registry.get(begun.listener)
-        if listener is None:
-            return huh(begun)
-        if begun.was is MessageStatus.WAITING:
-            return effect_of_turn(self._registry, listener, begun)
+        if begun.was is MessageStatus.WAITING and listener is not None:
+            return await self._hear(begun, listener)
         payload = read_payload(self._registry, listener, begun)
+        if listener is None:
+            log.warning("message %s from %s: no listener is named %r", begun.message_id, begun.from_id, begun.listener)
+            return huh(begun)
         if payload is None:
             return unreadable(begun)
         if begun.depth > self._limits.thread.max_depth:
@@ -149,6 +172,13 @@ class PumpActivities:
             log.warning("message %s: %s died with its worker", begun.message_id, listener.name)
             return timed_out()
         return await self._call(thread, begun, listener, listener.handler, payload)
+
+    async def _hear(self, begun: BegunMessage, listener: Listener) -> Effect | None:
+        """What the agent's turn came to; one that is out of steps gives `huh` to whoever asked, with what that said."""
+        if begun.outcome is TurnStatus.PARTIAL and begun.kind is not MessageKind.REQUEST:
+            asked_with = await self._pool.run(lambda conn: find_request(conn, begun))
+            begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": asked_with})
+        return effect_of_turn(self._registry, listener, begun)
 
     async def _call(
         self,
@@ -168,9 +198,9 @@ class PumpActivities:
         )
         clock, outcome = time.monotonic(), HandlerOutcome.CANCELED
         try:
-            response = await run_handler(handler(payload, metadata), listener.deadline_seconds)
+            response = await run_handler(handler(payload, metadata), listener.deadline_seconds, listener.name)
             outcome = HandlerOutcome.INVALID
-            effect = effect_of_response(self._registry, listener, response)
+            effect = effect_of_response(self._registry, listener, response, begun.message_id)
         except TimeoutError:
             outcome = HandlerOutcome.TIMEOUT
             log.warning("message %s: %s gave no answer in time", begun.message_id, listener.name)
@@ -195,7 +225,7 @@ class PumpActivities:
             log.warning("message %s: agent %s cannot be asked: %s", begun.message_id, listener.agent_id, error.code)
             # A worker of another version may have asked before it died, with other choices: that turn ends.
             asked_before = error.code == "correlation_conflict"
-            return huh(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
+            return unreadable(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
         turn, box = made.reply.agent_turn_id, made.reply.output_box_id
         assert turn is not None  # noqa: S101 -- accepted replies name both
         assert box is not None  # noqa: S101
@@ -265,6 +295,19 @@ class PumpActivities:
             log.warning("left to the safety net: %s", error)
             return False
         return True
+
+
+def _hand_back(error: ServedElsewhere) -> ApplicationError:
+    """The engine offers the message again, to whichever worker is free: soon at first, since one in a few has it."""
+    attempt = activity.info().attempt
+    log.debug("%s is left to another worker: attempt %d", error.listener, attempt)
+    delay = min(max(_PASS_ON_SECONDS, attempt * _PASS_ON_SECONDS / 10), _PASS_ON_LONGEST_SECONDS)
+    return ApplicationError(
+        error.code,
+        type=type(error).__name__,
+        next_retry_delay=timedelta(seconds=delay),
+        category=ApplicationErrorCategory.BENIGN,
+    )
 
 
 def _lineage(thread: ThreadRef, begun: BegunMessage, place: str | None) -> dict[str, str]:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 from pydantic import JsonValue, ValidationError
 
+from activities.decide import EMPTY_DELIVERABLE
 from ledger.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
 from schema.base import JsonObject
 from schema.cards import JsonContent, TextContent, read_content
-from schema.documents import BadPayload, read_root, repaired
+from schema.documents import BadPayload, PayloadCode, read_root, repaired
 from schema.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
-from schema.payloads import Payload
+from schema.payloads import Payload, is_reserved
 from schema.peers import tool_parameters
 from schema.primitives import HandlerResponse, Huh, ResponseKind, SystemErrorMessage, is_system_message
 from schema.profiles import Choice, RuntimeConfig
@@ -24,11 +25,25 @@ from schema.threads import MessageKind, MessageStatus
 
 log = logging.getLogger(__name__)
 SEND = "send_"
+_SHOWN = 80
+"""Characters of a name that a log shows."""
 
 
 def text_of(payload: Payload) -> str:
-    """A payload as it travels."""
-    return payload.to_xml().decode()
+    """A payload as it travels: written as payloads are, whatever its class makes of that."""
+    return Payload.to_xml(payload).decode()
+
+
+def outgoing(payload: Payload) -> str:
+    """The same of what a handler or an agent sends, read again before it goes; raises `BadPayload`.
+
+    Only the pump sends its own two messages, and only these are in a namespace (protocol §9.6).
+    """
+    text = text_of(payload)
+    tag = read_root(text.encode()).tag
+    if tag.startswith("{") or is_reserved(tag):
+        raise BadPayload(PayloadCode.ROOT, f"{type(payload).__name__} has a root of the pump's own")
+    return text
 
 
 def huh(begun: BegunMessage) -> Respond:
@@ -63,44 +78,50 @@ def unreachable(*, expired: bool = False) -> Respond:
     return Respond(text_of(SystemErrorMessage.routing()), system=True, expired=expired)
 
 
-def read_payload(registry: Registry, listener: Listener, begun: BegunMessage) -> Payload | None:
-    """What the message holds; None if the listener cannot process it.
+def read_payload(registry: Registry, listener: Listener | None, begun: BegunMessage) -> Payload | None:
+    """What the message holds; None if the listener cannot process it, or is not there.
 
-    A request is the listener's own payload: XML, or from outside a JSON object. Else it is what somebody answered.
+    A request is the listener's own payload: XML, or from outside a JSON object. Else it is what somebody answered. How
+    it is read depends on the message alone, so that the time it takes does not tell who is there.
     """
     raw = begun.payload.encode()
+    wanted = None if listener is None else listener.payload
     is_request = begun.kind is MessageKind.REQUEST
     try:
         if is_request and begun.parent_id is None and begun.payload.lstrip().startswith("{"):
-            return listener.payload.from_json(raw)
-        root = read_root(repaired(raw))
-        if is_request:
-            return listener.payload.from_root(root)
-        return registry.read(root)
+            payload = registry.read_json(raw, wanted)
+        else:
+            payload = registry.read(read_root(repaired(raw)))
     except BadPayload as error:
-        log.info("message %s: %s", begun.message_id, error.code)
+        log.info("message %s from %s to %s: %s", begun.message_id, begun.from_id, begun.listener, error.code)
         return None
+    if payload is None or (is_request and type(payload) is not wanted):
+        code = PayloadCode.ROOT
+        log.info("message %s from %s to %s: %s", begun.message_id, begun.from_id, begun.listener, code)
+        return None
+    return payload
 
 
-def effect_of_response(registry: Registry, listener: Listener, response: object) -> Effect:
-    """What a handler returned comes to; raises `TypeError` if it returned something else."""
+def effect_of_response(registry: Registry, listener: Listener, response: object, message: str = "") -> Effect:
+    """What a handler returned for a message comes to; raises `TypeError` if it returned something else."""
     if response is None:
         return Nothing()
     if not isinstance(response, HandlerResponse):
         raise TypeError(f"a handler returns a HandlerResponse or None, not {type(response).__name__}")
     payload = response.payload
     if is_system_message(payload):
+        log.warning("message %s: %s returned a message of the pump's own", message, listener.name)
         return _refused(SystemErrorMessage.validation())
     if response.kind is ResponseKind.RESPOND:
-        return _written(payload, Respond)
+        return _written(listener, message, payload, Respond)
     target = registry.route(listener, response.to, payload.root_tag())
     if target is None:
-        return _refused(SystemErrorMessage.routing())
+        return _unroutable(registry, listener, response.to, payload.root_tag(), message)
     if target is listener:
-        return _written(payload, Iterate)
+        return _written(listener, message, payload, Iterate)
     if type(payload) is not target.payload:
-        return _written(payload, lambda text: _refused(Huh.of(text.encode())))
-    return _written(payload, lambda text: Forward(target.name, text))
+        return _written(listener, message, payload, lambda text: _refused(Huh.of(text.encode())))
+    return _written(listener, message, payload, lambda text: Forward(target.name, text))
 
 
 def effect_of_turn(registry: Registry, listener: Listener, begun: BegunMessage) -> Effect | None:
@@ -155,12 +176,16 @@ def asked(registry: Registry, listener: Listener) -> RuntimeConfig:
         )
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise BadListener(f"listener {listener.name!r}: its agent cannot be asked with these peers: {found}") from None
+        raise BadListener(
+            f"listener {listener.name!r}: its agent cannot be asked with these peers: {found} ({listener.place})"
+        ) from None
 
 
 def _from_text(listener: Listener, text: str) -> Effect:
+    if text == EMPTY_DELIVERABLE:
+        return _refused(Huh.of(b""))  # the kernel's words in place of none: the agent said nothing
     try:
-        return Respond(text_of(listener.response.from_text(text)))
+        return Respond(outgoing(listener.response.from_text(text)))
     except BadPayload:
         return _refused(Huh.of(text.encode()))
 
@@ -172,16 +197,28 @@ def _from_choice(registry: Registry, listener: Listener, begun: BegunMessage, da
         arguments = _submitted(data)
     try:
         if name == RESPOND:
-            return Respond(text_of(listener.response.from_value(arguments)))
+            return Respond(outgoing(listener.response.from_value(arguments)))
         if name == THINK:
-            return Iterate(text_of(Thought.from_value(arguments)))
+            return Iterate(outgoing(Thought.from_value(arguments)))
         target = registry.route(listener, str(name).removeprefix(SEND), "")
         if target is None:
-            return _refused(SystemErrorMessage.routing())
-        sent = text_of(target.payload.from_value(arguments))
+            return _unroutable(registry, listener, str(name).removeprefix(SEND), "", begun.message_id)
+        sent = outgoing(target.payload.from_value(arguments))
         return Iterate(sent) if target is listener else Forward(target.name, sent, begun.agent_turn_id)
     except BadPayload:
         return _refused(Huh.of(json.dumps(arguments).encode()))
+
+
+def _unroutable(registry: Registry, listener: Listener, to: str | None, tag: str, message: str) -> Effect:
+    """What the sender hears, and for operators the name and the reason, which no party learns."""
+    if to is None:
+        named, known = f"the payload {tag[:_SHOWN]!r}, which", registry.has_payload(tag)
+        missing = "is no listener's"
+    else:
+        named, known, missing = f"{to[:_SHOWN]!r}, which", registry.get(to) is not None, "is no listener here"
+    reason = f"is none of its peers ({', '.join(listener.peers) or 'it has none'})" if known else missing
+    log.warning("message %s: %s sent to %s %s", message, listener.name, named, reason)
+    return _refused(SystemErrorMessage.routing())
 
 
 def _submitted(data: JsonObject) -> JsonValue:
@@ -191,10 +228,11 @@ def _submitted(data: JsonObject) -> JsonValue:
     return {str(each.get("name")): each.get("value") for each in fields if isinstance(each, dict)}
 
 
-def _written(payload: Payload, effect: Callable[[str], Effect]) -> Effect:
+def _written(listener: Listener, message: str, payload: Payload, effect: Callable[[str], Effect]) -> Effect:
     try:
-        return effect(text_of(payload))
-    except BadPayload:
+        return effect(outgoing(payload))
+    except BadPayload as error:
+        log.warning("message %s: %s returned a payload that cannot go out: %s", message, listener.name, error.code)
         return _refused(SystemErrorMessage.validation())
 
 

@@ -1,8 +1,9 @@
 """The safety net under the message pump (protocol §8, §9): rules for threads, as `bridge.rules` has them for turns."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.threadfigures import tell_replies
+from bridge.limitedlog import LimitedLog
 from bridge.rules import ROW_LIMIT, Rule
 from bridge.telling import SENDER, tell
 from bridge.threads import ThreadStarter
@@ -22,6 +24,7 @@ from ledger.threadviews import (
     list_late_replies,
     list_open_threads,
     list_stalled_threads,
+    list_unserved,
     mark_replied,
 )
 from schema.errors import ServerUnavailable
@@ -33,6 +36,9 @@ from workflows import options
 _RPC_TIMEOUT = timedelta(seconds=10)
 _PAGE = 1000
 _AT_ONCE = 16
+_TOLD = 5
+_TELL_SECONDS = 30.0
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,12 @@ class ThreadRules:
     older_seconds: float
     engine_interval: float
     telemetry: Telemetry = SILENT
+    trouble: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_TELL_SECONDS))
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
         return [
-            Rule("thread", self._stalled, self._wake),
+            Rule("thread", self._stalled, self._wake_stalled),
             Rule("thread_turn", self._canceled, self._stop, self.engine_interval),
             Rule("thread_reply", self._unannounced, self._announce),
             Rule("thread_engine", self._lost, self._wake, self.engine_interval),
@@ -63,6 +70,17 @@ class ThreadRules:
         return await run(
             lambda conn: list_stalled_threads(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
         )
+
+    async def _wake_stalled(self, stalled: Sequence[ThreadRef]) -> int:
+        """Wake them, and tell operators of listeners that nobody has: no waking helps their messages."""
+        woken = await self._wake(stalled)
+        older = self.older_seconds
+        unserved = await self.pool.run(
+            lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_TOLD)
+        )
+        if unserved:
+            self.trouble.warning("unserved", "%s", "; ".join(each.told() for each in unserved))
+        return woken
 
     async def _wake(self, stalled: Sequence[ThreadRef]) -> int:
         woken = 0

@@ -16,16 +16,19 @@ from ledger.pool import Again
 from ledger.queries import Connection, query
 from ledger.threads import ThreadLimits, add_payload, add_segment, lock_thread, look_at_thread
 from schema.base import JsonObject, Tolerant
+from schema.errors import TurnstileError
 from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, uuid7
 from schema.states import TurnStatus
 from schema.threads import (
+    LISTENER_SILENT_SECONDS,
     EndReason,
     MessageId,
     MessageKind,
     MessageStatus,
     ReplyKind,
     SegmentId,
+    Serves,
     ThreadAdvanced,
     ThreadId,
     ThreadRef,
@@ -34,6 +37,16 @@ from schema.threads import (
 
 SYSTEM = "system"
 """`from` of what the pump itself says to a sender."""
+
+
+class ServedElsewhere(TurnstileError):
+    """Another worker has the message's listener, or knows the payload that answers it, and this one does not."""
+
+    code: str = "served_elsewhere"
+
+    def __init__(self, listener: str) -> None:
+        super().__init__(f"another worker has what {listener} needs")
+        self.listener = listener
 
 
 class BegunMessage(Tolerant):
@@ -67,6 +80,8 @@ class BegunMessage(Tolerant):
     outcome: TurnStatus | None
     error_code: str | None
     deliverable: Json[JsonObject] | None
+    elsewhere: str | None = None
+    """Always None: a message that another worker is to begin is not in hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +139,26 @@ class _Ended(Tolerant):
     segment_id: SegmentId
 
 
-async def begin_message(conn: Connection, thread: ThreadRef, message: MessageId, run: str) -> BegunMessage | None:
+async def begin_message(
+    conn: Connection, thread: ThreadRef, message: MessageId, run: str, serves: Serves | None = None
+) -> BegunMessage | None:
     """An open message with what its handling needs; None if it is settled, or not of this thread. One round trip.
 
-    `run` names who begins it, so that a repeated try is the same attempt. Raises `Again`.
+    `run` names who begins it, so that a repeated try is the same attempt; `serves` is what it has, None for all that
+    may be asked. Raises `ServedElsewhere`, which leaves the message as it is, and `Again`.
     """
     row = await query("begin_message").opt(
-        conn, project_id=thread.project_id, thread_id=thread.thread_id, message_id=message, begun_by=run
+        conn,
+        project_id=thread.project_id,
+        thread_id=thread.thread_id,
+        message_id=message,
+        begun_by=run,
+        listeners=None if serves is None else list(serves.listeners),
+        payloads=None if serves is None else list(serves.payloads),
+        silent_seconds=LISTENER_SILENT_SECONDS,
     )
+    if row is not None and row["elsewhere"] is not None:
+        raise ServedElsewhere(row["elsewhere"])
     if row is not None and row["was"] is None:
         raise Again
     return None if row is None else BegunMessage.model_validate(dict(row))
@@ -163,6 +190,12 @@ async def await_turn(
         deadline_seconds=deadline_seconds,
     )
     return row is not None
+
+
+async def find_request(conn: Connection, begun: BegunMessage) -> str:
+    """What the segment of a message was asked with, of which the message came."""
+    row = await query("find_request").one(conn, message_id=begun.message_id, segment_id=begun.segment_id)
+    return row["payload"]
 
 
 async def settle_message(

@@ -14,6 +14,7 @@ from schema.events import Address, Message, TaskEvent
 from schema.headers import ContextHeaders
 from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ProjectId, StepId, ToolCallId
 from schema.states import TurnStatus
+from schema.threads import Serves
 from schema.tools import ToolCommand
 
 WORKER_SILENT_SECONDS = 30.0
@@ -179,7 +180,17 @@ async def is_served(conn: Connection, worker_target: str) -> bool:
     return row["served"]
 
 
-async def touch_worker(conn: Connection, instance: str, worker_targets: Sequence[str], *, anew: bool = False) -> None:
-    """This instance serves these targets, now; after a gap, or where it says so, it counts as new."""
-    targets, silent = list(worker_targets), WORKER_SILENT_SECONDS
-    await query("touch_worker").many(conn, instance=instance, worker_targets=targets, silent_seconds=silent, anew=anew)
+async def touch_worker(
+    conn: Connection, instance: str, worker_targets: Sequence[str], serves: Serves | None = None, *, anew: bool = False
+) -> None:
+    """This instance serves these targets, now, and these listeners; after a gap, or where it says so (`anew`), it counts as new."""
+    await query("touch_worker").many(
+        conn,
+        instance=instance,
+        worker_targets=list(worker_targets),
+        pump_target="" if serves is None else serves.worker_target,
+        listeners=None if serves is None else list(serves.listeners),
+        payloads=None if serves is None else list(serves.payloads),
+        silent_seconds=WORKER_SILENT_SECONDS,
+        anew=anew,
+    )

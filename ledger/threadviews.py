@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ledger.queries import Connection, query
+from ledger.sweep import WORKER_SILENT_SECONDS
 from schema import headers, subjects
 from schema.base import JsonObject, Tolerant
 from schema.described import MessageLine, ReplyLine, ThreadLine
@@ -98,6 +99,23 @@ class TurnMessage(ThreadRef):
     message_id: MessageId
 
 
+class Unserved(Tolerant):
+    """A listener for which messages wait, and that no worker has."""
+
+    worker_target: str
+    listener: str
+    waiting: int
+    waited_seconds: float
+    workers: int
+    """Workers of the target that are there."""
+
+    def told(self) -> str:
+        """A sentence for operators."""
+        lacks = f"none of {self.workers} workers of {self.worker_target!r} has it"
+        why = lacks if self.workers else f"no worker serves {self.worker_target!r}"
+        return f"listener {self.listener!r}: {self.waiting} messages wait, for up to {self.waited_seconds:.0f} s: {why}"
+
+
 async def list_threads(conn: Connection, project: ProjectId, status: str | None, *, row_limit: int) -> list[ThreadLine]:
     """Root threads of a project, the newest first."""
     rows = await query("list_threads").many(conn, project_id=project, status=status, row_limit=row_limit)
@@ -176,6 +194,26 @@ async def list_stalled_threads(
         conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
     )
     return [ThreadRef.model_validate(dict(row)) for row in rows]
+
+
+async def list_unserved(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[Unserved]:
+    """Listeners for which messages wait, and that no worker which is there has; the longest first."""
+    rows = await query("list_unserved").many(
+        conn,
+        worker_targets=list(worker_targets),
+        older_seconds=older_seconds,
+        silent_seconds=WORKER_SILENT_SECONDS,
+        row_limit=row_limit,
+    )
+    return [Unserved.model_validate(dict(row)) for row in rows]
+
+
+async def list_served(conn: Connection, worker_target: str) -> dict[str, int]:
+    """How many workers that are there have each listener of a target."""
+    rows = await query("list_served").many(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
+    return {row["listener"]: row["workers"] for row in rows if row["listener"] is not None}
 
 
 async def list_open_threads(

@@ -12,6 +12,7 @@ from typing import cast
 
 from lxml.etree import XMLPullParser, XMLSyntaxError
 from lxml.etree import _Element as Element
+from pydantic_core import from_json
 
 from schema.errors import TurnstileError
 
@@ -115,6 +116,29 @@ def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
     if root.getroottree().docinfo.internalDTD:
         raise _doctype()
     return Root(root.tag, root)
+
+
+def read_json(data: bytes, limits: Limits = LIMITS) -> object:
+    """A JSON document within `limits`, counted as the XML of the same values would be; raises `BadPayload`."""
+    check_size(data, limits)
+    try:
+        value: object = from_json(data)
+    except ValueError:  # whose message may quote the document
+        raise BadPayload(PayloadCode.INVALID, "no JSON") from None
+    elements, pending = 0, [(value, 1)]
+    while pending:
+        each, depth = pending.pop()
+        if isinstance(each, list):  # its items are elements, not itself
+            pending += [(item, depth) for item in cast("list[object]", each)]
+            continue
+        elements += each is not None
+        if elements > limits.elements:
+            raise BadPayload(PayloadCode.TOO_MANY_ELEMENTS, f"more than {limits.elements} elements")
+        if depth > limits.depth:
+            raise BadPayload(PayloadCode.TOO_DEEP, f"nested deeper than {limits.depth} elements")
+        if isinstance(each, dict):
+            pending += [(inner, depth + 1) for inner in cast("dict[str, object]", each).values()]
+    return value
 
 
 class _Meter:

@@ -85,6 +85,29 @@ def read(shape: Shape, element: Element, prefix: str = "") -> dict[str, object]:
     return values
 
 
+def completed(shape: Shape, value: object) -> object:
+    """An object that was JSON, with what the absence of an element means: no item, or None."""
+    if not isinstance(value, dict):
+        return value
+    found = dict(cast("dict[str, object]", value))
+    for part in shape.parts:
+        key = part.name if part.name in found else part.tag
+        if key in found:
+            if isinstance(part.body, Shape):
+                found[key] = _inside(part.body, found[key])
+        elif part.occurs is Occurs.MANY:
+            found[key] = []
+        elif part.occurs is Occurs.OPTIONAL:
+            found[key] = None
+    return found
+
+
+def _inside(shape: Shape, value: object) -> object:
+    if isinstance(value, list):
+        return [completed(shape, each) for each in cast("list[object]", value)]
+    return completed(shape, value)
+
+
 def _body(shape: Shape, part: Part, element: Element, prefix: str) -> object:
     if isinstance(part.body, Shape):
         return read(part.body, element, prefix)

@@ -16,8 +16,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_DIGITS = 1_000
 """Digits of an integer; places of a decimal before and after its point."""
-_MAX_BITS = 3_321
-"""Every integer of so many bits has at most `MAX_DIGITS` digits."""
+_TOO_LARGE = 10**MAX_DIGITS
 _MAX_TEXT = 2 * MAX_DIGITS + 100
 _MAX_OFFSET = timedelta(hours=14)
 
@@ -113,7 +112,7 @@ def fitted(value: object) -> object:
             return value
         case str() if NOT_XML.search(value):
             raise PydanticCustomError("not_xml", "has a character that XML cannot hold, such as a control character")
-        case int() if value.bit_length() > _MAX_BITS:
+        case int() if abs(value) >= _TOO_LARGE:
             raise PydanticCustomError("too_many_digits", "an integer has at most 1,000 digits")
         case Decimal():
             _check_decimal(value)

@@ -9,25 +9,29 @@ hold its listeners, and makes one `Registry` of them.
 """
 
 import inspect
+import reprlib
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pydantic import Field
 
 from schema.base import Strict
-from schema.documents import Root
+from schema.documents import Root, read_json
 from schema.errors import BadRequest, ConfigError
 from schema.ids import AgentId, token
-from schema.payloads import Payload
+from schema.payloads import Payload, form_of
 from schema.peers import usage_instructions
 from schema.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
 from schema.shapes import BadPayloadClass
+from schema.threads import Serves
 
 Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse | None]]
 """`async def handler(payload, metadata)`: the payload is the listener's own, an answer, or a message of the pump."""
 
+T = TypeVar("T")
 RESPOND = "respond"
 THINK = "think"
 _RESERVED_NAMES = frozenset({"system", RESPOND, THINK})
@@ -62,6 +66,12 @@ class Listener:
     """How long its handler, or one turn of its agent, may take."""
     retries: int = 0
     """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+    place: str = field(default="", compare=False, repr=False)
+    """Where it is declared, as `file:line`, or a YAML file: for whoever has to mend it."""
+
+    def __post_init__(self) -> None:
+        if not self.place:
+            object.__setattr__(self, "place", _declared_at())
 
     @property
     def response(self) -> type[Payload]:
@@ -113,7 +123,17 @@ class BadListener(ConfigError):
 
 
 def _bad(listener: Listener, problem: str) -> BadListener:
-    return BadListener(f"listener {listener.name!r}: {problem}", listener)
+    # What tells of a file without lines names the file itself.
+    place = f" ({listener.place})" if listener.place.rpartition(":")[2].isdigit() else ""
+    return BadListener(f"listener {listener.name!r}: {problem}{place}", listener)
+
+
+def _declared_at() -> str:
+    """The line of the code that declares a listener: the first one that is not of this module."""
+    frame = sys._getframe(1)  # noqa: SLF001 -- `inspect.stack` reads every file on the way
+    while frame.f_back is not None and frame.f_globals.get("__name__") in {__name__, "dataclasses"}:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def listener(
@@ -136,13 +156,20 @@ def listener(
             description=description,
             handler=handler,
             agent=agent,
-            peers=tuple(peers),
-            answers=tuple(answers),
+            peers=_several(peers),
+            answers=_several(answers),
             deadline_seconds=deadline_seconds,
             retries=retries,
         )
 
     return declare
+
+
+def _several(given: Iterable[T]) -> tuple[T, ...]:
+    """What was given, as a tuple; a lone string or class as it is, which the registry then refuses."""
+    known = cast("object", given)
+    alone = isinstance(known, str | type) or not isinstance(known, Iterable)
+    return cast("tuple[T, ...]", known) if alone else tuple(given)
 
 
 class Registry:
@@ -167,6 +194,11 @@ class Registry:
         """By name."""
         return MappingProxyType(self._by_name)
 
+    def serves(self, worker_target: str) -> Serves:
+        """What a worker with these listeners says that it has."""
+        payloads = sorted(form_of(each).name for each in self._classes.values())
+        return Serves(worker_target, tuple(sorted(self._by_name)), tuple(payloads))
+
     def get(self, name: str) -> Listener | None:
         """The listener of this name."""
         return self._by_name.get(name)
@@ -182,6 +214,21 @@ class Registry:
         """The payload of a document, whichever listener's it is; None if nobody knows its tag. Raises `BadPayload`."""
         found = self._classes.get(root.tag)
         return None if found is None else found.from_root(root)
+
+    def read_json(self, data: bytes, wanted: type[Payload] | None) -> Payload | None:
+        """The payload of a JSON object, which is a `wanted` one if its keys fit that; raises `BadPayload`.
+
+        An object has no tag. One that does not fit is read as the first listener's that it fits, for nobody: it takes
+        as long as one that is taken.
+        """
+        value = read_json(data)
+        classes = [each.payload for each in self._by_name.values()]
+        fitting = [each for each in (wanted, *classes) if each is not None and each.has_fields(value)]
+        return fitting[0].from_value(value) if fitting else None
+
+    def has_payload(self, tag: str) -> bool:
+        """Whether a listener takes this payload."""
+        return tag in self._by_tag
 
     def usage_instructions(self, name: str) -> str:
         """What an agent is told of its peers; empty for a plain handler."""
@@ -219,6 +266,8 @@ class Registry:
 
 def _problem(new: Listener) -> str | None:
     """What is wrong with a listener by itself, and what to do."""
+    if (problem := _bad_types(new)) is not None:
+        return problem
     words = new.name.replace("-", "").replace("_", "")
     if not (words.isascii() and words.isalnum() and len(new.name) <= _LONGEST_NAME):
         return f"a name is 1 to {_LONGEST_NAME} characters of A-Z a-z 0-9 _ -"
@@ -228,8 +277,8 @@ def _problem(new: Listener) -> str | None:
         return "it has no description: say what it does, others choose by it"
     if (new.handler is None) == (new.agent_id is None):
         return "it needs a handler or an agent of the roster, and not both"
-    if new.handler is not None and not inspect.iscoroutinefunction(new.handler):
-        return "its handler is synchronous: declare it with `async def`"
+    if new.handler is not None and (problem := _bad_handler(new.handler)) is not None:
+        return problem
     if new.agent_id is not None and not new.agent:
         return "an agent of the roster is an agent: add agent=True"
     if new.agent_id is not None and (problem := _bad_agent_id(new.agent_id)) is not None:
@@ -242,6 +291,46 @@ def _problem(new: Listener) -> str | None:
         return f"deadline_seconds must be more than 0, and {_LONGEST_SECONDS} (a day) at most"
     if new.retries < 0:
         return "retries must be 0 or more"
+    return None
+
+
+def _bad_types(new: Listener) -> str | None:
+    """What is of a type that it may not have: Python asks nobody."""
+    given: dict[str, object] = {each.name: getattr(new, each.name) for each in fields(new)}
+    for name in ("name", "description"):
+        if not isinstance(given[name], str):
+            return f"{name} must be a text, not {_shown(given[name])}"
+    for name, of in (("peers", "names"), ("answers", "payload classes")):
+        if not isinstance(given[name], tuple):
+            return f"{name} must be a list of {of}, not {_shown(given[name])}"
+    if wrong := [each for each in cast("tuple[object, ...]", given["peers"]) if not isinstance(each, str)]:
+        return f"peers must be a list of names, and {_shown(wrong[0])} is none"
+    if not isinstance(given["agent"], bool):
+        return f"agent must be True or False, not {_shown(given['agent'])}"
+    if isinstance(given["deadline_seconds"], bool) or not isinstance(given["deadline_seconds"], int | float):
+        return f"deadline_seconds must be a number of seconds, not {_shown(given['deadline_seconds'])}"
+    if isinstance(given["retries"], bool) or not isinstance(given["retries"], int):
+        return f"retries must be a number of repeats, not {_shown(given['retries'])}"
+    return None
+
+
+def _shown(value: object) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def _bad_handler(handler: object) -> str | None:
+    """Why it cannot be awaited with a payload and metadata."""
+    if not callable(handler):
+        return f"its handler is no function, but {_shown(handler)}"
+    if inspect.isasyncgenfunction(handler):
+        return "its handler is an async generator: let it return its one HandlerResponse, without `yield`"
+    if not inspect.iscoroutinefunction(handler):
+        return "its handler is synchronous: declare it with `async def`"
+    signature = inspect.signature(handler)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return f"its handler takes {signature}: declare it as `async def handler(payload, metadata)`"
     return None
 
 

@@ -11,14 +11,14 @@ field that cannot be XML one of the class. Parsing and compiling the XSD happen 
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Self, Unpack
+from typing import ClassVar, Self, Unpack, cast
 
 from lxml import etree
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from schema.base import Strict
-from schema.documents import LIMITS, BadPayload, Limits, PayloadCode, Root, check_size, read_root
-from schema.elements import read, written
+from schema.documents import LIMITS, BadPayload, Limits, PayloadCode, Root, check_size, read_json, read_root
+from schema.elements import completed, read, written
 from schema.lexical import Kind, fitted
 from schema.shapes import NAME, BadPayloadClass, Leaf, Occurs, Shape, nested_in, shape_of
 from schema.xsd import xsd_of
@@ -26,7 +26,18 @@ from schema.xsd import xsd_of
 RESERVED_TAGS = frozenset({"huh", "systemerror"})
 """Root tags of the pump's own messages, without regard to case, hyphens and underscores."""
 
+
+def is_reserved(tag: str) -> bool:
+    """Whether a root of this name, without its namespace, is the pump's own."""
+    return re.sub("[-_.]", "", tag).lower() in RESERVED_TAGS
+
+
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SYSTEM_MODULE = "schema.primitives"
+_FIXED_METHODS = (
+    *("root_tag", "xsd", "to_xml", "from_xml", "from_root", "to_json", "from_json", "from_value", "has_fields"),
+    *("text_field", "from_text"),
+)
 _FIXED_CONFIG = (
     "allow_inf_nan",
     "extra",
@@ -83,7 +94,9 @@ class Payload(Strict):
                 f"{cls.__name__}: the root tag is 1 to 128 characters of A-Z a-z 0-9 _ . -, the first a letter or _,"
                 ' and does not begin with xml: give it as tag="..."'
             )
-        if system_namespace is None and re.sub("[-_.]", "", name).lower() in RESERVED_TAGS:
+        if system_namespace is not None and cls.__module__ != _SYSTEM_MODULE:
+            raise BadPayloadClass(f"{cls.__name__}: only the pump's own messages have a namespace: leave it out")
+        if system_namespace is None and is_reserved(name):
             raise BadPayloadClass(f'{cls.__name__}: the root tag {name} is the pump\'s own: give another as tag="..."')
         cls.__names__ = name, system_namespace
 
@@ -92,6 +105,9 @@ class Payload(Strict):
         """Every field's type is known: derive the form; raises `BadPayloadClass`."""
         if "__names__" not in vars(cls):
             return  # the base itself
+        for key in _FIXED_METHODS:
+            if any(key in vars(each) for each in cls.__mro__ if each is not Payload):
+                raise BadPayloadClass(f"{cls.__name__}: {key} is the same for all payloads: leave it out")
         for key in _FIXED_CONFIG:
             if cls.model_config.get(key) != Payload.model_config.get(key):
                 raise BadPayloadClass(f"{cls.__name__}: {key} is the same for all payloads: leave it out")
@@ -157,19 +173,23 @@ class Payload(Strict):
     @classmethod
     def from_json(cls, data: bytes, limits: Limits = LIMITS) -> Self:
         """The payload of a JSON object; raises `BadPayload`. Of keys that are there twice the last counts."""
-        check_size(data, limits)
+        return cls.from_value(read_json(data, limits))
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """The payload of an object that was JSON, such as a tool's arguments; raises `BadPayload`.
+
+        What is absent means what it means in XML: a list without items, None, or the default.
+        """
         try:
-            return cls.model_validate_json(data)
+            return cls.model_validate(completed(form_of(cls).shape, value))
         except ValidationError as error:
             raise _invalid(cls, error) from None
 
     @classmethod
-    def from_value(cls, value: object) -> Self:
-        """The payload of an object that was JSON, such as a tool's arguments; raises `BadPayload`."""
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise _invalid(cls, error) from None
+    def has_fields(cls, value: object) -> bool:
+        """Whether an object that was JSON has no key that is none of this class's fields."""
+        return isinstance(value, dict) and cast("dict[str, object]", value).keys() <= _own_names(cls)
 
     @classmethod
     def text_field(cls) -> str | None:

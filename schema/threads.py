@@ -5,6 +5,7 @@ renamed or removed while histories that hold them can still be replayed.
 """
 
 import uuid
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NewType
@@ -17,6 +18,19 @@ ThreadId = NewType("ThreadId", str)
 SegmentId = NewType("SegmentId", str)
 """A listener's place in a chain: what its handler sees as `thread_id`, and nothing can be read from."""
 MessageId = NewType("MessageId", str)
+
+
+LISTENER_SILENT_SECONDS = 300.0
+"""A listener that no worker has signed on with for so long is not there: until then messages wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """What one worker has for the messages of a target: its listeners, and the root tags of the payloads it knows."""
+
+    worker_target: str
+    listeners: tuple[str, ...]
+    payloads: tuple[str, ...]
 
 
 class MessageStatus(StrEnum):

@@ -6,7 +6,7 @@ Each check is a line that says what is and, where something is wrong, what to do
 import asyncio
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,14 +19,17 @@ from bridge.connection import connect
 from bridge.engine import are_known, ensure_readable
 from ledger.migrate import pending
 from ledger.pool import Pool
+from ledger.threadviews import Unserved, list_served, list_unserved
 from ledger.usage import list_profile_models
 from schema.errors import ConfigError, ServerUnavailable, TurnstileError
+from schema.listeners import BadListener
 from turnstile import wiring
 from turnstile.checks import SECONDS, Check, looked
 from turnstile.conversations import served_targets
 from turnstile.embedded import Endpoints, find_data, read_endpoints
 from turnstile.embedded.server import log_path
 from turnstile.engine import connect_engine
+from turnstile.listeners import load_registry
 from turnstile.models import real_model, route_models
 from turnstile.serving import check_serving
 from turnstile.settings import Settings
@@ -65,6 +68,29 @@ class _Doctor:
         own = data is not None and found is not None and found.nats_url == endpoints.nats_url
         return log_path(data, "nats") if data is not None and own else None
 
+    async def listeners(self) -> list[Check]:
+        """Whether the listeners that `[pump]` names are served, and all that messages wait for."""
+        target, names = self.settings.pump.worker_target, self.settings.pump.listeners
+        try:
+            wanted = sorted(load_registry(names).listeners) if names else []
+            pool = Pool(
+                wiring.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
+            )
+        except BadListener as error:
+            return [Check(name="listeners", status="fail", says=str(error), hint="no worker starts with them")]
+        except ConfigError:
+            return []
+        try:
+            async with asyncio.timeout(SECONDS):
+                served = await pool.run(lambda conn: list_served(conn, target))
+                waited = await pool.run(lambda conn: list_unserved(conn, [target], older_seconds=0, row_limit=20))
+        except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
+            says = f"they could not be looked for ({type(error).__name__})"
+            return [Check(name="listeners", status="warn", says=says)] if names else []
+        finally:
+            await pool.close()
+        return _served(target, wanted, served, waited)
+
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those asked about."""
         wanted = dict.fromkeys(self.models)
@@ -88,8 +114,10 @@ class _Doctor:
 async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
     """All checks: versions, settings, servers, key files, and the models of profiles and of `models`."""
     doctor = _Doctor(settings, data, models)
-    servers, (named, problems) = await asyncio.gather(doctor.servers(), doctor.named_models())
-    checks = [*versions(), *servers, *problems, *key_files(settings), *await check_models(settings, named)]
+    servers, listeners, (named, problems) = await asyncio.gather(
+        doctor.servers(), doctor.listeners(), doctor.named_models()
+    )
+    checks = [*versions(), *servers, *listeners, *problems, *key_files(settings), *await check_models(settings, named)]
     return [*checks, verdict(checks)]
 
 
@@ -162,6 +190,21 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
                 found.append(Check(name=model, status="ok", says="can be asked"))
     finally:
         await router.close()
+    return found
+
+
+def _served(target: str, wanted: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]) -> list[Check]:
+    """A line of what is served, or of what is not, and one for each listener that messages wait for."""
+    hint = "start `turnstile worker` with these [pump].listeners"
+    found = [Check(name="listeners", status="fail", says=each.told(), hint=hint) for each in waited]
+    missing = sorted(set(wanted) - set(served))
+    if missing:
+        says = f"no worker of {target!r} has {', '.join(missing)}"
+        found.append(Check(name="listeners", status="warn", says=says, hint=hint))
+    elif served:
+        most = max(served.values())
+        told = ", ".join(name if n == most else f"{name} (by {n} of {most} workers)" for name, n in served.items())
+        found.append(Check(name="listeners", status="ok", says=f"{target!r} has {told}"))
     return found
 
 

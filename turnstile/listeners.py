@@ -63,6 +63,7 @@ def _listener(entry: ListenerEntry, where: str) -> Listener:
         answers=tuple(_payload(each, where) for each in entry.answers),
         deadline_seconds=entry.deadline_seconds,
         retries=entry.retries,
+        place=where.partition(": listener ")[0],
     )
 
 

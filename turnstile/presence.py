@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ledger.pool import Pool
 from ledger.sweep import touch_worker
 from schema.errors import ServerUnavailable
+from schema.threads import Serves
 
 log = logging.getLogger(__name__)
 _SIGN_ON_SECONDS = 10.0
@@ -22,9 +23,12 @@ async def sign_on(
     instance: str,
     worker_targets: Sequence[str],
     stop: asyncio.Event,
+    *,
+    serves: Serves | None = None,
+    signed: asyncio.Event | None = None,
     reach: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Say in `state.workers`, now and then, that this worker serves its targets.
+    """Say in `state.workers`, now and then, that this worker serves its targets, and listeners; `signed` once it is.
 
     `reach` raises `ServerUnavailable` while the server by which it is rung is away.
     """
@@ -33,11 +37,13 @@ async def sign_on(
         try:
             if reach is not None:
                 await reach()
-            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, anew=away))  # noqa: B023 -- awaited here
+            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, serves, anew=away))  # noqa: B023 -- awaited here
         except ServerUnavailable as error:
             log.warning("not signed on: %s", error)
             away = True
         else:
             away = False
+            if signed is not None:
+                signed.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)

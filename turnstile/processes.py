@@ -65,6 +65,7 @@ from turnstile.conversations import pump_activities, pump_registry, served_targe
 from turnstile.embedded import Endpoints
 from turnstile.exclusive import Alone
 from turnstile.health import Health
+from turnstile.loopwatch import watching_loop
 from turnstile.models import real_model, route_models, warm_up
 from turnstile.plugin import turn_workers, turnstile_plugin
 from turnstile.presence import sign_on
@@ -169,7 +170,10 @@ async def _run(
 ) -> None:
     health = health or Health()
     async with AsyncExitStack() as stack:
-        opened = await _unless_told(stop, _open(settings, endpoints, stack, health, worker=worker, bridge=bridge))
+        # Bad listeners are told of before any server is waited for.
+        registry = pump_registry(settings) if worker else None
+        opening = _open(settings, endpoints, stack, health, registry, worker=worker, bridge=bridge)
+        opened = await _unless_told(stop, opening)
         if opened is None:
             return
         pool, conn, client, telemetry, bells = opened
@@ -178,7 +182,8 @@ async def _run(
             if bridge:  # first: making workers holds the loop for seconds on a busy machine, and NATS would seem silent
                 await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
             if worker:
-                _start_workers(settings, pool, client, alone, stop, group)
+                await stack.enter_async_context(watching_loop())
+                _start_workers(settings, pool, client, alone, registry, stop, group)
             group.create_task(_watch_connection(conn, stop))
             health.serves()
             if ready is not None:
@@ -186,9 +191,19 @@ async def _run(
 
 
 def _start_workers(
-    settings: Settings, pool: Pool, client: Client, alone: Alone, stop: asyncio.Event, group: asyncio.TaskGroup
+    settings: Settings,
+    pool: Pool,
+    client: Client,
+    alone: Alone,
+    registry: Registry | None,
+    stop: asyncio.Event,
+    group: asyncio.TaskGroup,
 ) -> None:
-    """One Temporal worker per target; for those of one process, whenever they are ours."""
+    """One Temporal worker per target; for those of one process, whenever they are ours.
+
+    Each signs on before it takes its first message: others then know which listeners it has.
+    """
+    serves = None if registry is None else registry.serves(settings.pump.worker_target)
 
     async def work(targets: Sequence[str], stop: asyncio.Event) -> None:
         workers = turn_workers(
@@ -199,10 +214,24 @@ def _start_workers(
             handlers_target=settings.pump.worker_target,
             deployment=deployment_of(settings.worker),
         )
+        signed = asyncio.Event()
         async with asyncio.TaskGroup() as working:
+            working.create_task(
+                sign_on(
+                    pool,
+                    client.identity,
+                    targets,
+                    stop,
+                    serves=serves,
+                    signed=signed,
+                    reach=partial(ensure_engine, client),
+                )
+            )
+            await _unless_told(stop, signed.wait())
+            if serves is not None and serves.worker_target in targets:
+                log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
             for each in workers:
                 working.create_task(_work(each, stop))
-            working.create_task(sign_on(pool, client.identity, targets, stop, partial(ensure_engine, client)))
 
     shared, exclusive = split_targets(served_targets(settings))
     if shared:
@@ -212,10 +241,16 @@ def _start_workers(
 
 
 async def _open(
-    settings: Settings, endpoints: Endpoints, stack: AsyncExitStack, health: Health, *, worker: bool, bridge: bool
+    settings: Settings,
+    endpoints: Endpoints,
+    stack: AsyncExitStack,
+    health: Health,
+    registry: Registry | None,
+    *,
+    worker: bool,
+    bridge: bool,
 ) -> tuple[Pool, NatsConnection, Client, Telemetry, NearBells]:
-    """The three servers, each waited for; `stack` closes what is open. Bad listeners are told of before that."""
-    registry = pump_registry(settings) if worker else None
+    """The three servers, each waited for; `stack` closes what is open."""
     name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))

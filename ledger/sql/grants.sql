@@ -49,7 +49,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (segment_id, status, attempt, begun_by, agent_turn_id, deadline, ended_by, effect, begun_at,
           ended_at)'),
     ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
-    ('state.workers', 'SELECT', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at)'),
+    ('state.workers', 'SELECT', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),

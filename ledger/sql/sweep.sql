@@ -104,14 +104,17 @@ INSERT INTO state.rejections (project_id, source, error_code, error, ids)
 VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
--- This instance serves these targets, now; a gap of more than silent_seconds, or its own word (anew), starts its service
--- anew. Forgets the long gone.
+-- This instance serves these targets, now, with these listeners on the pump's; a gap of more than silent_seconds, or its
+-- own word (anew), starts its service anew. Forgets the long gone.
 WITH gone AS (
     DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
 )
-INSERT INTO state.workers AS w (worker_target, instance, last_seen_at)
-SELECT DISTINCT t.worker_target, :instance, now() FROM unnest(:worker_targets::text[]) t (worker_target)
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads)
+SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :pump_target THEN :listeners::text[] END,
+       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END
+FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
+    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads,
     started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
 

@@ -61,11 +61,26 @@ FROM thread;
 -- name: begin_message :opt
 -- An open message in hand, with what its handling needs: its payload, its segment and caller, its turn's end if that is known.
 -- was: what it was before. Reading it counts as an attempt of its handler, once for each run (:begun_by). Alone, was is null,
--- and nothing is changed, where the message was moved meanwhile, to a segment that this statement does not see yet.
+-- and nothing is changed, where the message was moved meanwhile, to a segment that this statement does not see yet; and where
+-- elsewhere names the listener: :listeners and :payloads are what the caller has, and another worker has what it lacks of them,
+-- the listener or the payload that answers it. Of answers only: the pump has written those itself, so the tag is at their start.
 WITH found AS MATERIALIZED (
-    SELECT m.message_id, m.status, m.segment_id FROM state.thread_messages m
+    SELECT m.message_id, m.thread_id, m.status, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
     WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.project_id = :project_id
       AND m.status IN ('pending', 'handling', 'waiting') FOR NO KEY UPDATE
+),
+needed AS MATERIALIZED (
+    SELECT found.thread_id, s.listener,
+           CASE WHEN found.kind IN ('response', 'self') THEN substring(c.content ->> 'text' FROM '^<([A-Za-z0-9_.-]+)') END AS tag
+    FROM found JOIN state.thread_segments s ON s.segment_id = found.segment_id
+    LEFT JOIN public.cards c ON c.card_id = found.payload_card_id
+),
+elsewhere AS MATERIALIZED (
+    SELECT n.listener FROM needed n JOIN state.threads t ON t.thread_id = n.thread_id
+    WHERE (n.listener = ANY (:listeners::text[]) AND coalesce(n.tag = ANY (:payloads::text[]), true)) IS FALSE
+      AND EXISTS (SELECT FROM state.workers w
+                  WHERE w.worker_target = t.worker_target AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+                    AND n.listener = ANY (w.listeners) AND coalesce(n.tag = ANY (w.payloads), true))
 ),
 begun AS (
     UPDATE state.thread_messages m SET
@@ -73,7 +88,7 @@ begun AS (
         attempt = m.attempt + (found.status <> 'waiting' AND m.begun_by IS DISTINCT FROM :begun_by)::int,
         begun_by = :begun_by, begun_at = coalesce(m.begun_at, now())
     FROM found JOIN state.thread_segments s ON s.segment_id = found.segment_id
-    WHERE m.message_id = found.message_id
+    WHERE m.message_id = found.message_id AND NOT EXISTS (SELECT FROM elsewhere)
     RETURNING m.*, found.status AS was
 )
 SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segment_id, m.from_id, m.kind, m.agent_turn_id, m.deadline,
@@ -81,8 +96,9 @@ SELECT m.was, m.message_id, m.thread_id, m.request_id, m.hop, m.attempt, m.segme
        s.output_box_id::text AS output_box_id, s.caller_turn_id, t.requester, m.created_at, m.begun_at,
        coalesce(r.context_headers, t.context_headers) AS context_headers, c.content ->> 'text' AS payload,
        o.status AS outcome, o.error_code, d.content AS deliverable,
-       a.agent_id AS caller_agent_id
+       a.agent_id AS caller_agent_id, e.listener AS elsewhere
 FROM found
+LEFT JOIN elsewhere e ON true
 LEFT JOIN begun m ON true
 LEFT JOIN state.thread_segments s ON s.segment_id = m.segment_id
 LEFT JOIN state.threads t ON t.thread_id = m.thread_id
@@ -93,6 +109,19 @@ LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = m.agent_turn_id
 LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id
 LEFT JOIN LATERAL (SELECT i.agent_id FROM state.agent_inbox i WHERE i.agent_turn_id = s.caller_turn_id
                    AND i.message_type = 'turn' LIMIT 1) a ON true;
+
+-- name: find_request :one
+-- The request of a segment from which one of its messages came, back along what caused what.
+WITH RECURSIVE past AS (
+    SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
+    WHERE m.message_id = :message_id
+    UNION ALL
+    SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM past
+    CROSS JOIN LATERAL (SELECT * FROM state.thread_messages m WHERE m.message_id = past.cause_id LIMIT 1) m -- each by its key
+    WHERE past.kind <> 'request' OR past.segment_id <> :segment_id
+)
+SELECT c.content ->> 'text' AS payload FROM past JOIN public.cards c ON c.card_id = past.payload_card_id
+WHERE past.kind = 'request' AND past.segment_id = :segment_id;
 
 -- name: own_box :one
 -- The box that an agent has in a segment, whoever is asked there first; made if there is none yet.
@@ -128,14 +157,14 @@ SELECT message.message_id FROM message;
 
 -- name: end_message :opt
 -- A message is handled, or canceled where the agent's turn for it is late; no row if it was settled before.
-UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = now()
+UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = clock_timestamp()
 WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting')
 RETURNING m.message_id, m.request_id, m.hop, m.segment_id;
 
 -- name: prune_segment :many
 -- Ends a segment and all below it: their open messages are canceled. Requests that nobody had begun move to a new segment
 -- of the same listener instead, which is made for them. Answers the canceled ones. What a message is, its locked row says:
--- it may be begun until then.
+-- it may be begun until then, and so after the transaction has: it ends by the clock.
 WITH below AS MATERIALIZED (
     SELECT s.segment_id, s.parent_id, s.lineage, s.listener, s.caller_turn_id FROM state.thread_segments s
     WHERE s.thread_id = :thread_id AND s.status = 'live' AND s.lineage @> ARRAY[:segment_id::text]
@@ -154,7 +183,7 @@ pruned AS (
 settled AS (
     UPDATE state.thread_messages m SET (segment_id, status, ended_by, ended_at) = (
         SELECT CASE WHEN x.stays THEN :fresh_segment_id ELSE m.segment_id END, CASE WHEN x.stays THEN m.status ELSE 'canceled' END,
-               CASE WHEN NOT x.stays THEN :ended_by END, CASE WHEN NOT x.stays THEN now() END
+               CASE WHEN NOT x.stays THEN :ended_by END, CASE WHEN NOT x.stays THEN clock_timestamp() END
         FROM (SELECT m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request' AS stays) x)
     FROM below b
     WHERE m.thread_id = :thread_id AND m.segment_id = b.segment_id AND m.status IN ('pending', 'handling', 'waiting')
@@ -180,7 +209,7 @@ ON CONFLICT DO NOTHING;
 -- A change is complete: the thread is later, and over once nothing is in flight; then its segments end.
 WITH thread AS (
     UPDATE state.threads t SET version = t.version + 1, updated_at = now(),
-        status = CASE WHEN f.flies THEN 'open' ELSE 'ended' END, ended_at = CASE WHEN f.flies THEN NULL ELSE now() END,
+        status = CASE WHEN f.flies THEN 'open' ELSE 'ended' END, ended_at = CASE WHEN f.flies THEN NULL ELSE clock_timestamp() END,
         end_reason = CASE WHEN f.flies THEN NULL ELSE :reason END
     FROM (SELECT EXISTS (SELECT FROM state.thread_messages m WHERE m.thread_id = :thread_id
                          AND m.status IN ('pending', 'handling', 'waiting')) AS flies) f
@@ -277,6 +306,27 @@ WHERE m.status IN ('pending', 'handling', 'waiting') AND t.status = 'open' AND t
   AND now() - make_interval(secs => :older_seconds::float8)
       > CASE m.status WHEN 'pending' THEN m.created_at WHEN 'waiting' THEN least(m.deadline, o.ended_at) END
 LIMIT :row_limit::int;
+
+-- name: list_unserved :many
+-- Listeners with messages that nobody has begun for a while, and no worker that is there has them; workers: of their target.
+SELECT t.worker_target, s.listener, count(*) AS waiting, extract(epoch FROM now() - min(m.created_at))::float8 AS waited_seconds,
+       (SELECT count(*) FROM state.workers w WHERE w.worker_target = t.worker_target
+        AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS workers
+FROM state.thread_messages m
+JOIN state.threads t ON t.thread_id = m.thread_id
+JOIN state.thread_segments s ON s.segment_id = m.segment_id
+WHERE m.status IN ('pending', 'handling', 'waiting') AND m.status = 'pending' AND t.status = 'open'
+  AND t.worker_target = ANY (:worker_targets::text[])
+  AND m.created_at < now() - make_interval(secs => :older_seconds::float8)
+  AND NOT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = t.worker_target AND s.listener = ANY (w.listeners)
+                  AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
+GROUP BY t.worker_target, s.listener ORDER BY waited_seconds DESC LIMIT :row_limit::int;
+
+-- name: list_served :many
+-- The listeners of a target that workers have who are there, and how many of them; a listener of null: workers that name none.
+SELECT l.listener, count(*) AS workers FROM state.workers w LEFT JOIN LATERAL unnest(w.listeners) l (listener) ON true
+WHERE w.worker_target = :worker_target AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+GROUP BY l.listener ORDER BY l.listener;
 
 -- name: list_open_threads :many
 -- Rule 'thread_engine': open threads that have not changed for a while, in the order of their ids, beyond a place in it.

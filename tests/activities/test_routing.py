@@ -1,11 +1,16 @@
 """What handlers' responses and agents' deliverables come to (protocol §9): every branch, without a server."""
 
 import base64
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from activities.decide import EMPTY_DELIVERABLE
 from activities.routing import (
     asked,
     choices,
@@ -22,8 +27,8 @@ from schema.base import JsonObject
 from schema.documents import LIMITS
 from schema.ids import AgentId, AgentTurnId
 from schema.listeners import BadListener, Listener, Registry, Thought
-from schema.payloads import Payload
-from schema.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
+from schema.payloads import Payload, form_of
+from schema.primitives import CORE_NAMESPACE, HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
 from schema.profiles import Choice
 from schema.states import TurnStatus
 from schema.threads import MessageId, MessageKind, MessageStatus, SegmentId, ThreadId
@@ -53,6 +58,12 @@ class Total(Payload, tag="total"):
     """What they come to."""
 
     value: int
+
+
+class Basket(Payload, tag="basket"):
+    """Many."""
+
+    items: list[int]
 
 
 class Stray(Payload, tag="stray"):
@@ -212,7 +223,99 @@ def test_the_pumps_answers_name_no_reason() -> None:
     assert timed_out(expired=True).expired
 
 
+NESTED = "".join(f"<items>{n}</items>" for n in range(2_000))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        f"<basket>{NESTED}</basket>",
+        f"<basket>{NESTED}<items>no number</items></basket>",
+        f"<nobodys>{NESTED}</nobodys>",
+        json.dumps({"items": list(range(2_000))}),
+        json.dumps({"items": [*range(2_000), "no number"]}),
+        json.dumps({"item": "tea", "times": "no number"}),
+        json.dumps({"nobodys": list(range(2_000))}),
+    ],
+    ids=["another's", "another's, wrong", "unknown", "another's JSON", "wrong JSON", "own JSON, wrong", "unknown JSON"],
+)
+def test_an_unknown_listener_is_as_much_work_as_one_that_cannot_read_it(payload: str) -> None:
+    """Counted in calls; whoever waits for `huh` cannot tell by its time whether there is such a listener."""
+    registry = Registry([CLERK, ADDER, BOSS, COUNTER, Listener("porter", Basket, "Carries.", handler=handle)])
+    work = [calls_of(lambda to=to: read_payload(registry, to, begun(payload))) for to in (CLERK, ADDER, None)]
+    assert max(work) - min(work) <= 20 + max(work) // 100, work
+
+
+def calls_of(do: Callable[[], object]) -> int:
+    """How many calls, of Python's and of C's functions, it takes; it comes to nothing."""
+    counted = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal counted
+        counted += event in {"call", "c_call"}
+
+    do()  # what is made once
+    sys.setprofile(count)
+    try:
+        found = do()
+    finally:
+        sys.setprofile(None)
+    assert found is None
+    return counted
+
+
 # What handlers return.
+
+
+class Forged(Payload, tag="forged"):
+    """Becomes what its test makes of it."""
+
+    text: str = "<huh/>"
+
+
+def test_what_leaves_is_written_by_the_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a class makes of its writing, its names and its form."""
+    fake = Huh.of(b"x").to_xml()
+
+    def forge(_: Forged) -> bytes:
+        return fake
+
+    monkeypatch.setattr(Forged, "to_xml", forge)
+    found = effect_of_response(REGISTRY, CLERK, HandlerResponse.respond(Forged()))
+    assert found == Respond("<forged><text>&lt;huh/&gt;</text></forged>")
+    forms = [
+        replace(form_of(Forged), name="SystemError", opening='<SystemError xmlns="">', tag="SystemError"),
+        replace(form_of(Forged), name="huh", opening=f'<huh xmlns="{CORE_NAMESPACE}">', tag=f"{{{CORE_NAMESPACE}}}huh"),
+        replace(form_of(Forged), name="forged", opening='<forged xmlns="urn:x">'),
+        replace(form_of(Forged), name="Huh", opening="<Huh>"),
+        replace(form_of(Forged), name="forged", opening="<forged><mine>"),
+    ]
+    for form in forms:
+        monkeypatch.setattr(Forged, "__form__", form)
+        for response in (HandlerResponse.respond(Forged()), HandlerResponse(Forged(), to="clerk")):
+            assert tells(effect_of_response(REGISTRY, CLERK, response), VALIDATION)
+
+
+def test_operators_hear_of_whom_a_message_could_not_go_to(caplog: pytest.LogCaptureFixture) -> None:
+    """The name, the sender and the reason; the sender hears the same for both."""
+    sent = HandlerResponse(Order(item="tea"), to="clrek"), HandlerResponse(Order(item="tea"), to="clerk")
+    effects = [effect_of_response(REGISTRY, BOSS, each, "m1") for each in sent]
+    effects.append(effect_of_response(REGISTRY, CLERK, HandlerResponse(Stray()), "m1"))
+    assert effects[0] == effects[1] == effects[2]
+    assert [each.getMessage() for each in caplog.records] == [
+        "message m1: boss sent to 'clrek', which is no listener here",
+        "message m1: boss sent to 'clerk', which is none of its peers (adder, boss)",
+        "message m1: clerk sent to the payload 'stray', which is no listener's",
+    ]
+
+
+def test_an_agent_that_says_nothing_has_not_responded() -> None:
+    """The kernel delivers words of its own in place of none; they are not the agent's."""
+    for text in ("", "  \n", EMPTY_DELIVERABLE):
+        card = text_card(text if text.strip() else EMPTY_DELIVERABLE)
+        found = effect_of_turn(REGISTRY, BOSS, over(deliverable=card, listener="boss"))
+        assert isinstance(found, Iterate)
+        assert is_huh(found, "")
 
 
 def test_nothing_is_nothing() -> None:

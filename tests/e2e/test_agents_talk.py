@@ -292,6 +292,22 @@ async def test_an_agent_out_of_steps_is_huh_to_its_caller(caller: Caller) -> Non
     assert told[-1] == from_("bob", Huh.of(note.to_xml()))
 
 
+async def test_an_agent_out_of_steps_after_its_own_huh_is_huh_to_its_caller(caller: Caller) -> None:
+    """With what the caller said, not what the agent heard last."""
+    await hire(caller.tenant, "bob", max_steps=2)
+    bad = calling(("respond", {"said": "no score"}))
+    note = Note(play=play({"text": "no verdict"}, [bad, bad]))
+    sent = await caller.send("bob", note)
+    assert answered(await caller.heard(sent)) == ("undelivered", "bob", Huh.of(note.to_xml()).to_xml().decode())
+    assert [each.kind for each in await caller.messages(sent)] == ["request", "system"]
+
+
+async def test_blank_text_is_no_answer(caller: Caller) -> None:
+    """The agent hears `huh`; nobody hears words that it has not said."""
+    told = asked(await caller.ask("alice", Brief(play=play({"text": " "}))))
+    assert told[-1] == from_("system", Huh.of(b""))
+
+
 async def test_an_agent_that_thinks_stays_in_its_place(caller: Caller) -> None:
     sent = await caller.send("alice", Brief(play=play(think("one"), think("two"), respond("three"))))
     assert text_in(await caller.heard(sent)) == "three"
@@ -391,6 +407,11 @@ async def test_what_is_too_long_for_an_agent_is_huh(caller: Caller) -> None:
     brief = Brief(play="x" * (TEXT_LIMIT_BYTES - 1000))
     heard = await caller.ask("alice", brief)
     assert answered(heard) == ("undelivered", "alice", Huh.of(brief.to_xml()).to_xml().decode())
+
+
+async def test_an_agent_hears_of_an_answer_that_is_too_long_for_it(caller: Caller) -> None:
+    told = asked(await caller.ask("alice", Brief(play=play(send("clerk", do="flood", what="900000")))))
+    assert told[-1] == from_("system", VALIDATION)
 
 
 async def test_a_turn_that_was_asked_otherwise_before_is_ended(caller: Caller) -> None:

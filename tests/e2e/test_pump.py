@@ -150,6 +150,11 @@ async def test_metadata_of_a_plain_handler(caller: Caller) -> None:
     assert told["thread_id"] not in {sent.thread_id, sent.message_id}
 
 
+async def test_a_handler_finds_nothing_in_its_context(caller: Caller) -> None:
+    """Neither the thread's id nor the activity that runs it."""
+    assert (await caller.ask("worker", Order(do="pry"))).said == "[]"
+
+
 async def test_only_the_previous_hop_is_told(caller: Caller) -> None:
     told = await metadata_of(caller, "worker", "manager", "clerk")
     assert (told["from_id"], told["own_name"]) == ("manager", None)

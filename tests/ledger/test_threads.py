@@ -6,6 +6,7 @@ import pytest
 
 from ledger.hops import Iterate, Nothing, Respond, settle_message
 from ledger.pool import Pool
+from ledger.queries import Connection
 from ledger.threads import SHOWN, ThreadLimits, look_at_thread
 from ledger.threadviews import find_thread, list_replies, list_threads
 from schema.errors import BadRequest, Refused
@@ -571,3 +572,20 @@ async def test_threads_are_listed_and_found_by_project(pool: Pool) -> None:
     assert await pool.run(lambda conn: find_thread(conn, PROJECT, one.ref.thread_id)) is None
     unknown = new_ref(project_id=project)
     assert (await pool.run(lambda conn: look_at_thread(conn, unknown))).open == ()
+
+
+async def test_a_message_ends_after_it_was_begun(pool: Pool) -> None:
+    """Also one that is begun while a transaction that cancels it is under way."""
+    made = await talk(pool)
+    second = await made.join()
+    first = await made.begun(made.first)
+
+    async def settle(conn: Connection) -> None:
+        await made.begun(second)
+        await settle_message(conn, made.ref, first, RESPONSE, made.limits)
+
+    await pool.transact(settle)
+    for line in await made.lines():
+        assert line.begun_at is not None
+        assert line.ended_at is not None
+        assert line.begun_at <= line.ended_at, line

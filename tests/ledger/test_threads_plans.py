@@ -83,7 +83,8 @@ def statements(now: Live) -> Mapping[str, Statement]:
     thread: dict[str, Any] = {"project_id": PROJECT, "thread_id": LONG.thread_id}
     alone = {"thread_id": LONG.thread_id}
     rules = {"worker_targets": TARGETS, "row_limit": 9}
-    begins = {**thread, "begun_by": uuid7()}
+    served = {"listeners": ["a", "b"], "payloads": [], "silent_seconds": 300}
+    begins = {**thread, "begun_by": uuid7(), **served}
     ends = {**alone, "message_id": now.begun, "status": "handled", "effect": "respond", "ended_by": None}
     prunes = {**alone, "segment_id": now.segment, "fresh_segment_id": uuid7(), "ended_by": now.begun}
     waits = {"agent_turn_id": "t", "output_box_id": new_box_id(), "deadline_seconds": 9}
@@ -111,6 +112,8 @@ def statements(now: Live) -> Mapping[str, Statement]:
         "messages_of_turns": {"agent_turn_ids": [now.turn]},
         "list_canceled_turns": rules,
         "list_stalled_threads": {**rules, "older_seconds": -9},
+        "find_request": {"message_id": now.begun, "segment_id": now.segment},
+        "list_unserved": {**rules, "older_seconds": -9, "silent_seconds": 30},
         "list_open_threads": {**rules, "older_seconds": -9, "after_thread_id": ""},
     }
     return {name: partial(query(name).many, **arguments) for name, arguments in given.items()}

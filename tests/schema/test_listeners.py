@@ -1,5 +1,6 @@
 """The registry of listeners: what it refuses, naming the listener and the cure, and whom it finds for a message."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,7 +62,9 @@ def refused(*listeners: Listener) -> str:
         Registry(listeners)
     assert error.value.code == "bad_listener"
     assert error.value.listener in listeners
-    return str(error.value)
+    told, _, place = str(error.value).rpartition(" (")
+    assert place.partition(":")[0] == __file__  # where it was declared
+    return told
 
 
 def test_a_decorated_handler_is_a_listener() -> None:
@@ -133,6 +136,46 @@ def synchronous(_: Payload, __: HandlerMetadata) -> None:
 )
 def test_a_listener_that_is_wrong_by_itself_is_named(fields: dict[str, Any], told: str) -> None:
     assert refused(named("x1", **fields)).startswith(f"listener 'x1': {told}")
+
+
+async def one(_: Payload) -> HandlerResponse | None:
+    """Takes too little."""
+
+
+async def generates(_: Payload, __: HandlerMetadata) -> Any:
+    """Yields."""
+    yield
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"handler": one}, "its handler takes (_: schema.payloads.Payload)"),
+        ({"handler": generates}, "its handler is an async generator: let it return its one HandlerResponse"),
+        ({"handler": "handle"}, "its handler is no function, but 'handle' (str)"),
+        ({"deadline_seconds": "soon"}, "deadline_seconds must be a number of seconds, not 'soon' (str)"),
+        ({"deadline_seconds": True}, "deadline_seconds must be a number of seconds, not True (bool)"),
+        ({"deadline_seconds": float("nan")}, "deadline_seconds must be more than 0"),
+        ({"peers": "asker", "agent": True}, "peers must be a list of names, not 'asker' (str)"),
+        ({"peers": [Ask], "agent": True}, "peers must be a list of names, and <class"),
+        ({"peers": None}, "peers must be a list of names, not None (NoneType)"),
+        ({"answers": Found}, "answers must be a list of payload classes, not <class"),
+        ({"retries": True}, "retries must be a number of repeats, not True (bool)"),
+        ({"retries": 0.5}, "retries must be a number of repeats, not 0.5 (float)"),
+        ({"agent": "yes"}, "agent must be True or False, not 'yes' (str)"),
+        ({"description": None}, "description must be a text, not None (NoneType)"),
+        ({"name": 5}, "name must be a text, not 5 (int)"),
+    ],
+)
+def test_a_declaration_of_other_types_is_told_with_its_own_line(fields: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {"name": "x1", "payload": Ask, "description": "Asks.", "handler": handle, **fields}
+    name, handler = given.pop("name"), given.pop("handler")
+    line = inspect.currentframe().f_lineno + 1  # pyright: ignore[reportOptionalMemberAccess] -- CPython has frames
+    found = listener(name, **given)(handler)
+    with pytest.raises(BadListener) as error:
+        Registry([found])
+    assert str(error.value).startswith(f"listener {name!r}: {told}")
+    assert str(error.value).endswith(f"({__file__}:{line})")
 
 
 def test_two_listeners_have_two_names_and_two_root_tags() -> None:

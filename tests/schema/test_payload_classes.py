@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, computed_field, create_model, field_serializer
 
+from schema.documents import LIMITS, Limits
 from schema.payloads import Payload
 from schema.shapes import BadPayloadClass
 
@@ -99,6 +100,20 @@ def test_fields_without_an_xml_form_are_refused_at_definition(annotation: Any, d
     with pytest.raises(BadPayloadClass, match=r"Other\.field") as caught:
         create_model("Other", __base__=Payload, field=(annotation, default))
     assert instead in str(caught.value)
+
+
+def test_how_a_payload_is_written_is_no_classes_own() -> None:
+    """Nor is a namespace: so a handler could speak as the pump."""
+    with pytest.raises(BadPayloadClass, match="Mine: to_xml is the same for all payloads: leave it out"):
+
+        class Mine(Payload):  # pyright: ignore[reportUnusedClass]
+            def to_xml(self, limits: Limits = LIMITS) -> bytes:
+                return b"<huh/>"
+
+    with pytest.raises(BadPayloadClass, match="Fake: only the pump's own messages have a namespace: leave it out"):
+
+        class Fake(Payload, tag="SystemError", system_namespace=""):  # pyright: ignore[reportUnusedClass]
+            pass
 
 
 def test_payloads_do_not_hold_themselves() -> None:

@@ -135,6 +135,63 @@ def test_numbers_have_bounded_digits() -> None:
             Note(title="x", price=Decimal(price))
 
 
+def test_numbers_may_have_all_the_digits_that_are_promised() -> None:
+    largest = 10**1_000 - 1
+    for number in (largest, -largest):
+        line = Line(text="", number=number)
+        assert Line.from_xml(line.to_xml()) == Line.from_json(line.to_json()) == line
+        assert Line.from_json(f'{{"text": "", "number": {number}}}'.encode()) == line
+    for price in ("9" * 1_000, "0." + "9" * 1_000, f"{'9' * 1_000}.{'9' * 1_000}"):
+        note = Note(title="x", price=Decimal(price))
+        assert Note.from_xml(note.to_xml()) == Note.from_json(note.to_json()) == note
+
+
+class Parcel(Payload, tag="parcel"):
+    """Fields that may be absent although they have no default."""
+
+    weight: float | None
+    labels: list[str]
+    lines: list[Line]
+    inside: list["Parcels"]
+
+
+class Parcels(Payload):
+    """Another one in it."""
+
+    labels: list[str]
+
+
+def test_an_equal_document_is_taken_as_xml_and_as_json() -> None:
+    """What is absent means the same in both."""
+    empty = Parcel(weight=None, labels=[], lines=[], inside=[])
+    assert Parcel.from_xml(b"<parcel/>") == Parcel.from_json(b"{}") == Parcel.from_value({}) == empty
+    nested = Parcel.from_xml(b"<parcel><inside></inside></parcel>")
+    assert Parcel.from_json(b'{"inside": [{}]}') == nested
+    for refused in (b'{"labels": null}', b'{"inside": [{"more": 1}]}', b'{"more": 1}', b"[]", b"1", b"{"):
+        with pytest.raises(BadPayload) as error:
+            Parcel.from_json(refused)
+        assert error.value.code == PayloadCode.INVALID
+
+
+@pytest.mark.parametrize("number", [9, 10])
+def test_json_has_as_many_elements_as_its_xml(number: int) -> None:
+    """The limit holds for both."""
+    parcel = Parcel(weight=1.5, labels=["x"] * (number - 5), lines=[Line(text="", number=1)], inside=[])
+    limits = Limits(elements=9)  # the root, a weight, a line of two
+    documents = (parcel.to_xml(), Parcel.from_xml), (parcel.to_json(), Parcel.from_json)
+    for document, reader in documents:
+        if number == 9:
+            assert reader(document, limits) == parcel
+        else:
+            with pytest.raises(BadPayload) as error:
+                reader(document, limits)
+            assert error.value.code == PayloadCode.TOO_MANY_ELEMENTS
+    deep = b'{"text": ' + b'{"a": ' * 70 + b"1" + b"}" * 71
+    with pytest.raises(BadPayload) as error:
+        Line.from_json(deep)
+    assert error.value.code == PayloadCode.TOO_DEEP
+
+
 def test_the_xsd_of_a_class() -> None:
     schema = Note.xsd().decode()
     assert '<xs:element name="note" type="Note"/>' in schema

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextvars
 import os
 import signal
 import sys
@@ -187,7 +188,19 @@ async def say(what: str, _: HandlerMetadata) -> object:
     return said(what)
 
 
+async def flood(what: str, _: HandlerMetadata) -> object:
+    """Responds with so many characters."""
+    return said("x" * int(what))
+
+
+async def pry(what: str, _: HandlerMetadata) -> object:
+    """Responds with all that context variables hold."""
+    return said(repr([*contextvars.copy_context().values()]))
+
+
 DEEDS: dict[str, Deed] = {
+    "flood": flood,
+    "pry": pry,
     "tell": tell,
     "say": say,
     "ask": ask,

@@ -188,12 +188,13 @@ def test_a_file_that_is_not_there_is_named() -> None:
         read_listeners(Path("nosuch.yaml"))
 
 
-def test_the_second_of_two_of_one_name_is_named_with_its_file() -> None:
+def test_the_second_of_two_of_one_name_is_named_with_its_file(here: Path) -> None:
     module("a")
     told = "l.yaml: listener 'a': the name is taken: give each listener its own"
     assert refused("a", file(entry("a", "handler: 'a:answer'"))) == told
     other = module("other", GOOD.format(n="other").replace('tag="other"', 'tag="a"'))
     tags = "other: listener 'other': its payload's root tag 'a' is that of listener 'a': tags select listeners"
+    tags += f" ({here / 'other.py'}:8)"
     assert refused("a", other) == tags
 
 
@@ -212,7 +213,8 @@ async def test_a_worker_with_bad_listeners_ends_at_once_and_says_why(here: Path)
         "TURNSTILE__TEMPORAL__ADDRESS": "127.0.0.1:1",
     }
     ran = await turnstile("worker", cwd=here, **away, TURNSTILE__PUMP__LISTENERS="bad")
-    told = "error: bad: listener 'bad': its handler is synchronous: declare it with `async def` (bad_listener)\n"
+    told = f"bad: listener 'bad': its handler is synchronous: declare it with `async def` ({here / 'bad.py'}:8)"
+    told = f"error: {told} (bad_listener)\n"
     assert (ran.code, ran.err, ran.out) == (2, told, "")
 
 

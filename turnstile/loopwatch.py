@@ -1,0 +1,62 @@
+"""Tells who holds up the event loop: nothing else of the process runs meanwhile, and its heartbeats are missed.
+
+A thread asks the loop for a sign of life every `_EVERY_SECONDS`; a loop that gives none is told of with the task that
+holds it and the places of its code, again whenever the time has doubled, and once more when it goes on. Costs one
+callback a second. It says nothing of code that does not let other threads run either, and nothing that a value holds.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+_EVERY_SECONDS = 1.0
+_HELD_SECONDS = 2.0
+_FRAMES = 3
+
+
+@asynccontextmanager
+async def watching_loop() -> AsyncGenerator[None]:
+    """Watch the running loop while the block runs."""
+    ended = threading.Event()
+    given = asyncio.get_running_loop(), threading.get_ident(), ended
+    thread = threading.Thread(target=_watch, args=given, name="turnstile-loop-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event) -> None:
+    while not ended.wait(_EVERY_SECONDS):
+        alive, asked, patience, holder = threading.Event(), time.monotonic(), _HELD_SECONDS, ""
+        try:
+            loop.call_soon_threadsafe(alive.set)
+        except RuntimeError:  # it is closed
+            return
+        # A process that was stopped as a whole has not been held up: it is given a moment once it goes on.
+        while not alive.wait(patience) and not alive.wait(_EVERY_SECONDS / 10) and not ended.is_set():
+            held = patience = time.monotonic() - asked
+            holder = _holder(loop, thread)
+            log.warning("the event loop has been held up for %.0f s by %s: nothing else runs here", held, holder)
+        if holder and alive.is_set():
+            log.warning("the event loop goes on: %s held it up for %.1f s", holder, time.monotonic() - asked)
+
+
+def _holder(loop: asyncio.AbstractEventLoop, thread: int) -> str:
+    """The task that runs, and where."""
+    task, frame = asyncio.current_task(loop), sys._current_frames().get(thread)  # noqa: SLF001 -- there is no other way
+    places = [
+        f"{each.name} ({Path(each.filename).name}:{each.lineno})"
+        for each in reversed(traceback.extract_stack(frame))
+        if Path(each.filename).parent.name != "asyncio"
+    ]
+    name = "a callback" if task is None else task.get_name()
+    return f"{name} at {', called by '.join(places[:_FRAMES])}"
