@@ -122,11 +122,8 @@ class Pool:
 
         With `writable` also where the server takes no writes, as a standby does.
         """
-        async with self.connection() as conn:
-            try:
-                found = await query("server_version").one(conn)
-            except LOST as error:
-                raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
+        async with self.session() as conn:
+            found = await query("server_version").one(conn)
         if found["number"] < MINIMUM_SERVER:
             raise ServerTooOld(
                 f"PostgreSQL 18 or newer is needed, and {self.server} runs {found['text']}: "
@@ -177,6 +174,18 @@ class Pool:
             except LOST as error:
                 raise ServerUnavailable(f"no answer from {self.server}: {error}") from error
             yield conn
+
+    @asynccontextmanager
+    async def session(self) -> AsyncGenerator[Session]:
+        """As `connection`; raises `ServerUnavailable` also where the server goes in the middle of the block.
+
+        Not for blocks that have other reasons for an `OSError`.
+        """
+        try:
+            async with self.connection() as conn:
+                yield conn
+        except LOST as error:
+            raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a one-statement transition until it answers.
@@ -233,14 +242,11 @@ class Pool:
         Raises `ServerUnavailable` if the connection cannot be had, or is lost.
         """
         answers: list[T] = []
-        try:
-            async with self.connection() as conn:
-                with contextlib.suppress(_Rehearsed):
-                    async with conn.transaction():
-                        answers.append(await transition(conn))
-                        raise _Rehearsed
-        except LOST as error:
-            raise ServerUnavailable(f"no answer from {self.server}: {type(error).__name__}") from error
+        async with self.session() as conn:
+            with contextlib.suppress(_Rehearsed):
+                async with conn.transaction():
+                    answers.append(await transition(conn))
+                    raise _Rehearsed
         return answers[0]
 
 

@@ -64,7 +64,7 @@ async def run_up(
         async with AsyncExitStack() as resources:
             endpoints = await unless(stop, servers.start())
             resources.push_async_callback(servers.stop)
-            migrated = await unless(stop, migrate_all(settings, endpoints))
+            migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
             running = Running(endpoints, servers.embedded, migrated)
             await _serve(settings, servers, stop, say, lambda: ready(running))
     except Stopped:
