@@ -18,9 +18,19 @@ class HandlerFailed(Exception):
     """A handler raised; the message is its type and the innermost places of a stranger's code."""
 
 
-async def run_handler(handling: Awaitable[object], seconds: float) -> object:
+async def run_handler(handling: Awaitable[object], seconds: float, name: str = "handler") -> object:
     """What the handler returns; raises `HandlerFailed`, or `TimeoutError` at its deadline."""
-    task = asyncio.create_task(_contained(handling), name="handler")
+    task = await let_run(handling, seconds, name)
+    if task.cancelled():
+        raise HandlerFailed("CancelledError, its own")
+    if (error := task.exception()) is not None:
+        raise HandlerFailed(_told(error))
+    return task.result()
+
+
+async def let_run(handling: Awaitable[object], seconds: float, name: str) -> asyncio.Task[object]:
+    """The handler as a task of this name, which is done; raises `TimeoutError` at its deadline."""
+    task = asyncio.create_task(_contained(handling), name=name)
     task.add_done_callback(_silence)
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -31,11 +41,7 @@ async def run_handler(handling: Awaitable[object], seconds: float) -> object:
             await asyncio.wait({task}, timeout=_GRACE_SECONDS)
     if not in_time:
         raise TimeoutError
-    if task.cancelled():
-        raise HandlerFailed("CancelledError, its own")
-    if (error := task.exception()) is not None:
-        raise HandlerFailed(_told(error))
-    return task.result()
+    return task
 
 
 async def _contained(handling: Awaitable[object]) -> object:

@@ -168,7 +168,9 @@ class PumpActivities:
         )
         clock, outcome = time.monotonic(), HandlerOutcome.CANCELED
         try:
-            response = await run_handler(handler(payload, metadata), listener.deadline_seconds)
+            response = await run_handler(
+                handler(payload, metadata), listener.deadline_seconds, f"handler of {listener.name}"
+            )
             outcome = HandlerOutcome.INVALID
             effect = effect_of_response(self._registry, listener, response)
         except TimeoutError:
