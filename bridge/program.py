@@ -27,7 +27,7 @@ INTERRUPTED: Final = 130
 """The exit code after a second signal."""
 FORCED: Final = 1
 """The exit code of a process that could not end by itself."""
-BLOCKED_SECONDS: Final = 10.0
+BLOCKED_SECONDS: Final = 15.0
 END_SECONDS: Final = 28.0
 """Less than the 30 s after which systemd (our units), Docker (our compose file) and Kubernetes kill."""
 _LEFT_SECONDS = 1.0
