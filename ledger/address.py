@@ -42,7 +42,7 @@ def read_address(url: str) -> Address:
         split = urlsplit(url)
         hosts = _hosts(split)
     except ValueError:
-        hosts = []
+        split, hosts = SplitResult("", "", "", "", ""), []
     if not hosts or not all(map(_HOST.match, hosts)):
         raise ConfigError(
             "[database].url cannot be read: it is postgresql://user:password@host:port/database, several hosts "
