@@ -43,7 +43,7 @@ class Program:
         self._end_seconds = end_seconds
         self._left: list[str] = []
 
-    def run(self, main: Coroutine[Any, Any, T], told: Callable[["asyncio.Task[T]"], None]) -> T:
+    def run(self, main: Coroutine[Any, Any, T], told: Callable[["asyncio.Task[T]"], object]) -> T:
         """What `main` returns or raises; `told` hears of the first signal, and has the task of `main` to cancel."""
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
@@ -127,7 +127,7 @@ def _exit(code: int) -> NoReturn:
 class _Watch(threading.Thread):
     """Hears signals though the event loop be blocked: the interpreter's C code writes each to a pipe at once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[], None], end_seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[], object], end_seconds: float) -> None:
         super().__init__(name="signals", daemon=True)
         self._loop = loop
         self._told = told
@@ -174,7 +174,7 @@ class _Watch(threading.Thread):
             self._end(f"this process has not ended in {self._end_seconds:g} s; it is")
         self._ask(self._answer)
 
-    def _ask(self, what: Callable[[], None]) -> None:
+    def _ask(self, what: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and all but over
             self._loop.call_soon_threadsafe(what)
 

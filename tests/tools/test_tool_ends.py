@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +41,7 @@ service.main()
 
 
 @contextmanager
-def running(*command: str | Path) -> Iterator["subprocess.Popen[str]"]:
+def running(*command: str | Path) -> Generator["subprocess.Popen[str]"]:
     """A program, killed at the end."""
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     try:
