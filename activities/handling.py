@@ -60,8 +60,18 @@ def _is_given_up() -> bool:
 
 async def run_handler(handling: Awaitable[object], seconds: float, name: str) -> object:
     """What the handler returns; raises `HandlerFailed`, or `TimeoutError` at its deadline. `name` is its listener's."""
+    task = await let_run(handling, seconds, f"the handler of {name}")
+    if task.cancelled():
+        raise HandlerFailed("CancelledError, its own")
+    if (error := task.exception()) is not None:
+        raise HandlerFailed(_told(error))
+    return task.result()
+
+
+async def let_run(handling: Awaitable[object], seconds: float, name: str) -> asyncio.Task[object]:
+    """The handler as a task of this name, which is done; raises `TimeoutError` at its deadline."""
     # A context of its own: ours holds the ids of the thread, which a handler is not to know (protocol §9.1).
-    task = asyncio.create_task(_contained(handling), name=f"the handler of {name}", context=Context())
+    task = asyncio.create_task(_contained(handling), name=name, context=Context())
     task.add_done_callback(_silence)
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -72,11 +82,7 @@ async def run_handler(handling: Awaitable[object], seconds: float, name: str) ->
             await asyncio.wait({task}, timeout=_GRACE_SECONDS)
     if not in_time:
         raise TimeoutError
-    if task.cancelled():
-        raise HandlerFailed("CancelledError, its own")
-    if (error := task.exception()) is not None:
-        raise HandlerFailed(_told(error))
-    return task.result()
+    return task
 
 
 async def _contained(handling: Awaitable[object]) -> object:

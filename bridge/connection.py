@@ -1,9 +1,10 @@
 """One connection to NATS, with the traps of nats-py closed off (docs: architecture, "NATS").
 
-It waits for a server that is down at start and says which; afterwards it reconnects for ever. What ends it for good
-(an oversized message, revoked rights) sets `closed`: rebuild or exit. Nothing here raises inside a callback, because
-that kills the read loop, and no flush is ever cut short, because its late PONG does the same. `drain` and `close`
-are bounded and do not raise. Cost: one socket and three tasks of nats-py.
+It waits for a server that is down at start and says which, in the background where its user can do without it;
+afterwards it reconnects for ever. What ends it for good (an oversized message, revoked rights) sets `closed`: rebuild
+or exit. Nothing here raises inside a callback, because that kills the read loop, and no flush is ever cut short,
+because its late PONG does the same. `drain` and `close` are bounded and do not raise. Cost: one socket and three tasks
+of nats-py.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from nats.js.errors import APIError
 from bridge.address import Address, parse_address
 from bridge.limitedlog import LimitedLog
 from bridge.nearby import DEFAULT_NATS, find_nats
+from bridge.waiting import TELL_SECONDS
 from schema.errors import ConfigError, ServerUnavailable
 
 NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
@@ -32,7 +34,6 @@ NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
 
 _HEADROOM = 4096  # headers and protocol line: payload + headers over max_payload closes the connection for good
 _FIRST_WAIT_SECONDS = 1.0
-_WAIT_SECONDS = 5.0
 _DRAIN_SECONDS = 5
 _CLOSE_SECONDS = 2.0
 
@@ -71,7 +72,10 @@ class _Client(Client):
 
 
 class NatsConnection:
-    """A connected client, its JetStream context, and what became of the connection. Made by `connect`."""
+    """A client, its JetStream context, and what became of the connection. Made by `connect` or `start_connecting`.
+
+    Before it has connected, what is asked of it raises one of `NATS_TROUBLE`.
+    """
 
     def __init__(self, shown: str) -> None:
         self.nc = _Client()
@@ -84,6 +88,8 @@ class NatsConnection:
         self.violations: deque[str] = deque(maxlen=16)
         self.last_error = "no answer yet"
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening: asyncio.Task[None] | None = None
+        self._opened = False
         self._listeners: set[Callable[[], None]] = set()
         self._tasks: set[asyncio.Task[bool]] = set()
         self._begun = False
@@ -111,7 +117,7 @@ class NatsConnection:
         return self.nc.stats["in_msgs"]
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after every reconnect, disconnect and close; returns what ends that."""
+        """Call `changed` after every connect, disconnect and close; returns what ends that."""
         self._listeners.add(changed)
         return lambda: self._listeners.discard(changed)
 
@@ -119,6 +125,7 @@ class NatsConnection:
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
     ) -> Subscription:
         """A core subscription; `callback` gets one message after the other."""
+        self._must_have_opened()
         return await self.nc.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future` is a bare Future
             subject, queue=queue, cb=callback
         )
@@ -127,29 +134,33 @@ class NatsConnection:
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Core publish: returns when the message is in the buffer of the connection."""
+        self._must_have_opened()
         await self.nc.publish(subject, payload, reply=reply, headers=headers or None)
 
     async def request(
         self, subject: str, payload: bytes, *, timeout: float, headers: dict[str, str] | None = None
     ) -> Msg:
         """One request and its first answer; raises one of `NATS_TROUBLE` after `timeout` seconds."""
+        self._must_have_opened()
         return await self.nc.request(subject, payload, timeout=timeout, headers=headers or None)
 
     async def store(
         self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 2.0
     ) -> PubAck:
         """Publish into a stream and wait for its acknowledgement; `duplicate` in it is success."""
+        self._must_have_opened()
         return await self.js.publish(subject, payload, timeout=timeout, headers=headers or None)
 
-    async def verify(self, timeout: float = 10.0) -> None:
+    async def verify(self, timeout: float = 10.0, *, about: str = "") -> None:
         """One round trip; raises `ConfigError` if the server has refused a subject, `ServerUnavailable` on silence.
 
+        With `about`, only for refusals that have this word: `subscription` or `publish`.
         For the end of a start: refused subjects show nowhere else, and what subscribed to one waits for ever.
         """
         if not await self._patiently(self.nc.flush(timeout=3600), timeout):
             raise ServerUnavailable(f"NATS at {self.shown} does not answer")
-        if self.violations:
-            raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {self.violations[0]}")
+        if refused := [each for each in self.violations if about in each.lower()]:
+            raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {refused[0]}")
 
     async def may_publish(self, subject: str) -> bool:
         """Whether this user may publish there, asked by an empty message that wants no answer.
@@ -190,6 +201,9 @@ class NatsConnection:
 
     async def close(self) -> None:
         """Close at once; at most some 2 seconds, never raises."""
+        while self._opening is not None and not self._opening.done():
+            self._opening.cancel()  # Python 3.11's wait_for inside nats-py can swallow a cancellation
+            await asyncio.wait({self._opening}, timeout=0.5)
         if self._begun:  # before that, nats-py has nothing to close and asserts
             await self._patiently(self.nc.close(), _CLOSE_SECONDS)
         for task in self._tasks:
@@ -214,8 +228,43 @@ class NatsConnection:
             return False
         return True
 
-    async def open(self, address: Address, name: str, inbox_prefix: str) -> None:
-        """Used by `connect`: try until connected."""
+    def start(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
+        """Used by `start_connecting`: try until connected."""
+        self._opening = asyncio.create_task(self._open(address, name, inbox_prefix, on_wait), name="connect to NATS")
+        self._opening.add_done_callback(_retrieved)
+
+    async def opened(self) -> None:
+        """Returns once it has connected for the first time; raises `ConfigError` if the server refuses the login."""
+        assert self._opening is not None  # noqa: S101 -- who made it has started it
+        await asyncio.shield(self._opening)
+
+    def _must_have_opened(self) -> None:
+        if not self._opened:
+            raise nats.errors.NoServersError
+
+    async def _open(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
+        """Wait for the server, saying so now and then."""
+        began = asyncio.get_running_loop().time()
+        attempt = asyncio.create_task(self._attempt(address, name, inbox_prefix))
+        told = False
+        try:
+            while not attempt.done() and not self._refused.done():
+                timeout = TELL_SECONDS if told else _FIRST_WAIT_SECONDS
+                waited = {attempt, self._refused}
+                if not (await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    on_wait(f"waiting for NATS at {self.shown}: {self.last_error}")
+                    told = True
+            if not attempt.done():
+                raise ConfigError(f"NATS at {self.shown} refuses the login; check user and password in nats.servers")
+            await attempt
+        finally:
+            while not attempt.done():  # as in `close`
+                attempt.cancel()
+                await asyncio.wait({attempt}, timeout=0.5)
+        if told:
+            logger.info("NATS at %s answers, after %.0f s", self.shown, asyncio.get_running_loop().time() - began)
+
+    async def _attempt(self, address: Address, name: str, inbox_prefix: str) -> None:
         options: dict[str, Any] = {  # nats-py declares some of these as int, and takes float
             "servers": address.servers,
             "name": name,
@@ -236,7 +285,9 @@ class NatsConnection:
             options["tls"] = address.tls
         self._begun = True
         await self.nc.connect(**options)
+        self._opened = True
         self.connected.set()
+        self._tell()
 
     def locate(self) -> str | None:
         """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
@@ -245,10 +296,6 @@ class NatsConnection:
             logger.warning("NATS at %s: it is at %s now", self.shown, found)
             self.shown = found
         return found
-
-    def refusal(self) -> asyncio.Future[None]:
-        """Used by `connect`: done once the server has refused the login."""
-        return self._refused
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
@@ -287,6 +334,27 @@ class NatsConnection:
             changed()
 
 
+def _retrieved(opening: asyncio.Task[None]) -> None:
+    """Whoever awaits `opened` hears of an error; where nobody does any more, nobody is to."""
+    if not opening.cancelled():
+        opening.exception()
+
+
+def start_connecting(
+    url: str | None, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
+) -> NatsConnection:
+    """A connection that is made in the background, as long as that takes; `opened` tells when.
+
+    The rest is as in `connect`.
+    """
+    address = parse_address(url or find_nats() or DEFAULT_NATS)
+    conn = NatsConnection(address.shown)
+    if url is None:
+        conn.nc.locate = conn.locate
+    conn.start(address, name, inbox_prefix or address.inbox_prefix, on_wait or logger.warning)
+    return conn
+
+
 async def connect(
     url: str | None = None,
     *,
@@ -299,33 +367,13 @@ async def connect(
     `url` is an address as `bridge.address` reads it: logins, files, several servers separated by commas. Without one it
     is that of a `turnstile up` in this directory or above, asked again at every reconnect, else port 4222 here. Answers
     come to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the log if `None`) gets
-    a line that names the server, never the password, every few seconds.
+    a line that names the server, never the password, now and then.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
-    address = parse_address(url or find_nats() or DEFAULT_NATS)
-    conn = NatsConnection(address.shown)
-    if url is None:
-        conn.nc.locate = conn.locate
-    attempt = asyncio.create_task(conn.open(address, name, inbox_prefix or address.inbox_prefix))
+    conn = start_connecting(url, name=name, inbox_prefix=inbox_prefix, on_wait=on_wait)
     try:
-        await _await_server(conn, attempt, on_wait or logger.warning)
+        await conn.opened()
     except BaseException:
-        while not attempt.done():  # Python 3.11's wait_for inside nats-py can swallow a cancellation
-            attempt.cancel()
-            await asyncio.wait({attempt}, timeout=0.5)
         await conn.close()
         raise
     return conn
-
-
-async def _await_server(conn: NatsConnection, attempt: asyncio.Task[None], on_wait: Callable[[str], None]) -> None:
-    refused = conn.refusal()
-    timeout = _FIRST_WAIT_SECONDS
-    while not attempt.done() and not refused.done():
-        done, _ = await asyncio.wait({attempt, refused}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            on_wait(f"waiting for NATS at {conn.shown}: {conn.last_error}")
-        timeout = _WAIT_SECONDS
-    if not attempt.done():
-        raise ConfigError(f"NATS at {conn.shown} refuses the login; check user and password in nats.servers")
-    await attempt

@@ -1,7 +1,5 @@
 """Temporal as the bridge needs it: waiting for the server, and the search attributes that must be declared once."""
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
@@ -12,13 +10,14 @@ from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from bridge.waiting import await_server
 from schema.errors import ConfigError, ServerUnavailable
 from workflows import options
 
-log = logging.getLogger(__name__)
 _HEALTH_TIMEOUT = timedelta(seconds=3)
 _LOOKED_AT = 5
 
+_HOPELESS = {RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED}
 _DENIED = {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED}
 _KINDS = {
     SearchAttributeIndexedValueType.KEYWORD: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -26,32 +25,31 @@ _KINDS = {
 }
 
 
-async def await_client(address: str, connect: Callable[[], Awaitable[Client]]) -> Client:
-    """The client, once the server answers; logs now and then which server is waited for.
+async def await_client(
+    address: str,
+    connect: Callable[[], Awaitable[Client]],
+    check: Callable[[Client], Awaitable[object]] | None = None,
+) -> Client:
+    """The client, once the server answers and `check` has had its answers; waits for a server that is away.
 
-    Raises `ConfigError` where waiting cannot help (no such namespace, no permission).
+    Raises `ConfigError` where waiting cannot help (no such namespace, no permission), and what `check` raises.
     """
-    waits = 0
-    while True:
+
+    async def attempt() -> Client:
         try:
             client = await connect()
             await client.count_workflows("WorkflowId = 'none'")
+            if check is not None:
+                await check(client)
         except RPCError as error:
-            if error.status in {
-                RPCStatusCode.NOT_FOUND,
-                RPCStatusCode.PERMISSION_DENIED,
-                RPCStatusCode.UNAUTHENTICATED,
-            }:
+            if error.status in _HOPELESS:
                 raise ConfigError(f"Temporal at {address}: {error.message}") from None
-            trouble = error.message
+            raise ServerUnavailable(error.message) from error
         except (RuntimeError, OSError) as error:  # the SDK's word for "cannot connect"
-            trouble = str(error)
-        else:
-            return client
-        if waits % 10 == 0:
-            log.warning("waiting for Temporal at %s: %.300s", address, trouble)
-        waits += 1
-        await asyncio.sleep(0.5)
+            raise ServerUnavailable(str(error)) from error
+        return client
+
+    return await await_server(f"Temporal at {address}", attempt)
 
 
 async def ensure_engine(client: Client) -> None:

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import cast
 
+from activities.handling import let_run
 from activities.settle import STOPPED, end_stopped
 from activities.telling import Teller
 from activities.text import storable, storable_object
@@ -34,6 +36,7 @@ from schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnSt
 from schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
+_CANCEL_SECONDS = 5.0
 EXHAUSTED, LATE, FAILED = "step_attempts_exhausted", "service_timeout", "service_error"
 
 
@@ -105,7 +108,7 @@ class InboxService(Claims):
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks.values())
+            await asyncio.wait(self._tasks.values(), timeout=_CANCEL_SECONDS)
 
     async def start_claimed(self, claim: Claim) -> None:
         """Let its handler run, when there is room."""
@@ -187,15 +190,17 @@ class InboxService(Claims):
         if begun.head.message_type is MessageType.UI_ACTION:
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
-        deadline = asyncio.timeout(self._deadline)
         try:
-            async with deadline:
-                card = _deliverable(turn, begun.head.step_count + 1, await self._handler(given))
+            answered = await let_run(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
+        except TimeoutError:
+            return _failure(turn, begun, LATE, f"no answer in {self._deadline:g} s")
+        if answered.cancelled():
+            return _failure(turn, begun, FAILED, "CancelledError")
+        try:
+            card = _deliverable(turn, begun.head.step_count + 1, cast("str | JsonObject", answered.result()))
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])
         except Exception as error:  # whatever a handler raises ends its turn
-            if isinstance(error, TimeoutError) and deadline.expired():
-                return _failure(turn, begun, LATE, f"no answer in {self._deadline:g} s")
             log.exception("turn %s: its handler failed", turn.agent_turn_id)
             return _failure(turn, begun, FAILED, type(error).__name__)
         return card, Ending(TurnStatus.SUCCESS, card.card_id, stats={"steps": begun.head.step_count + 1})

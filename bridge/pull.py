@@ -156,6 +156,7 @@ class ContinuousPull:
 
     async def _feed(self) -> None:
         backoff, longest = _BACKOFF_SECONDS
+        await self._pause(0)
         while not self._stopping:
             try:
                 await self._ensure()

@@ -34,6 +34,8 @@ GONE_SECONDS: Final = 1.0
 _NOT_FOUND = 404
 _UNAVAILABLE = 503
 _CONSUMER_CREATE = 10012
+_NO_STORAGE = 10047
+"""Its disk is full, or what it may use of it."""
 _PUSH_FIELDS = ("deliver_subject", "deliver_group")
 
 _STREAMS: Final[tuple[JsonObject, ...]] = tuple(
@@ -289,7 +291,7 @@ async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> Json
         raise ServerUnavailable(f"JetStream at {conn.shown} did not answer {subject}: {trouble}") from trouble
     if error is None:
         return response
-    if error.code == _UNAVAILABLE:
+    if error.code == _UNAVAILABLE or error.err_code == _NO_STORAGE:
         raise ServerUnavailable(f"JetStream at {conn.shown}: {error.description} (error {error.err_code})")
     told = f"JetStream refuses {subject}: {error.description} (error {error.err_code})"
     raise JetStreamError(told, error.code, error.err_code)

@@ -46,7 +46,7 @@ class ToolRun:
 
     def __init__(self, function: ToolFunction, arguments: dict[str, object]) -> None:
         self._cancellable = inspect.iscoroutinefunction(function)
-        self._task = asyncio.create_task(_call(function, arguments))
+        self._task = asyncio.create_task(_call(function, arguments), name=f"tool {function.__name__}")
 
     async def outcome(self, timeout: float) -> Outcome:
         """What came of it within `timeout` seconds; an async function is told to stop then."""

@@ -31,11 +31,13 @@ from typing import TypeVar
 
 import yaml
 
-from bridge.connection import NatsConnection, connect
+from bridge.connection import NatsConnection, connect, start_connecting
+from bridge.program import END_SECONDS, INTERRUPTED, Program
 from bridge.streams import declare_consumer
 from bridge.tool_answer import Terminate, ToolFailed
 from bridge.tool_spec import ToolCall, ToolFunction, ToolSpec, ToolTerms, read_spec
 from bridge.tool_worker import ToolCounts, ToolWorker
+from bridge.waiting import await_server, unless_told
 from schema.errors import ConfigError, TurnstileError
 from schema.ids import ProjectId, token
 from schema.states import AfterExecution
@@ -152,8 +154,9 @@ class ToolService:
             if stop is None:
                 stop = asyncio.Event()
                 stack.callback(_on_signals(stop))
-            conn = await connect(nats_url, name=f"turnstile-tools@{instance}", inbox_prefix=inbox_prefix)
+            conn = start_connecting(nats_url, name=f"turnstile-tools@{instance}", inbox_prefix=inbox_prefix)
             stack.push_async_callback(conn.drain)
+            await unless_told(stop, conn.opened())
             self._workers = {
                 name: ToolWorker(
                     conn,
@@ -166,7 +169,9 @@ class ToolService:
                 for name, spec in self._specs.items()
             }
             for worker in self._workers.values():
-                await worker.check()
+                await unless_told(stop, await_server(f"NATS at {conn.shown}", worker.check))
+            if stop.is_set():
+                return
             logger.info("serving %s as %s", ", ".join(self._specs), instance)
             if ready is not None:
                 ready()
@@ -193,6 +198,7 @@ class ToolService:
         parser.add_argument("--project", metavar="ID", default=self._project, help=told)
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
         options = parser.parse_args(argv)
+        stop, program, code = asyncio.Event(), Program(end_seconds=self._drain_seconds + END_SECONDS), 0
         try:
             if options.yaml is not None:
                 sys.stdout.write(self.yaml(options.yaml or None))
@@ -200,9 +206,14 @@ class ToolService:
             if options.project is not None:
                 self._project = ProjectId(token(options.project, "--project"))
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-            asyncio.run(self.declare(options.nats) if options.declare else self.run(options.nats))
+            work = self.declare(options.nats) if options.declare else self.run(options.nats, stop=stop)
+            program.run(work, lambda task: task.cancel() if options.declare else stop.set())
+        except asyncio.CancelledError:
+            code = INTERRUPTED
         except TurnstileError as error:
-            parser.exit(1, f"{error}\n")
+            sys.stderr.write(f"{error}\n")
+            code = 1
+        program.leave(code)
 
     def _add(self, spec: ToolSpec) -> None:
         for other in self._specs.values():

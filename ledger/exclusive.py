@@ -12,14 +12,12 @@ It needs a session: a direct connection, or a pooler in session mode. Costs one 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import asyncpg
-
-from ledger.pool import Session
+from ledger.pool import Session, connect
 from ledger.queries import query
 from ledger.trouble import PASSING, TROUBLE, Trouble, trouble_of
 from schema.errors import ConfigError, ServerUnavailable
@@ -98,9 +96,8 @@ async def _connect(url: str, holder: str, pace: Pace) -> _Raw:
         "idle_session_timeout": str(int(pace.silent * 1000)),
         "jit": "off",
     }
-    connect = cast("Callable[..., Awaitable[_Raw]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
     try:
-        return await connect(
+        conn: _Raw = await connect(
             url, timeout=10, command_timeout=pace.give_up, statement_cache_size=0, server_settings=settings
         )
     except TROUBLE as error:
@@ -109,6 +106,7 @@ async def _connect(url: str, holder: str, pace: Pace) -> _Raw:
         if trouble_of(error) not in PASSING:
             raise
         raise ServerUnavailable(f"no session for the lock ({_kind(error)})") from error
+    return conn
 
 
 async def _take(conn: _Raw, name: str) -> int:
@@ -116,6 +114,8 @@ async def _take(conn: _Raw, name: str) -> int:
     try:
         taken = await query("try_hold").one(conn, name=name)
         backend: int = taken["backend"]
+        if taken["read_only"]:
+            raise ServerUnavailable("the server is read-only, and a lock there keeps nobody else away")
         if not taken["held"]:
             found = await query("holder_of").opt(conn, name=name)
             raise Held("another process" if found is None else found["holder"] or "another process")

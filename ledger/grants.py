@@ -15,12 +15,12 @@ async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "") -> 
     """Give the roles their rights, after `migrate` and as the owner of the tables; returns the roles.
 
     An empty name is no role; one name for both gets the rights of both. Raises `ConfigError` for a role that is not
-    there, or that owns the tables: it has all rights, and would lose them.
+    there, or that owns the tables: it has all rights, and would lose them. `ServerUnavailable`: as in `migrate`.
     """
     roles = sorted({bridge_role, worker_role} - {""})
     if not roles:
         return []
-    async with pool.connection() as conn:
+    async with pool.session() as conn:
         await _check(conn, roles)
         await query("lock_migrations").many(conn)
         try:

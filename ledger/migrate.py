@@ -35,8 +35,11 @@ def migrations() -> list[Migration]:
 
 
 async def migrate(pool: Pool) -> list[str]:
-    """Apply what is missing and return the names applied; raises `MigrationError` where history differs."""
-    async with pool.connection() as conn:
+    """Apply what is missing and return the names applied.
+
+    Raises `MigrationError` where history differs, `ServerUnavailable` where the server is away, or goes.
+    """
+    async with pool.session() as conn:
         await query("lock_migrations").many(conn)
         try:
             missing = await _missing(conn)
@@ -51,8 +54,7 @@ async def migrate(pool: Pool) -> list[str]:
 
 async def pending(pool: Pool) -> list[str]:
     """Names of migrations that the database lacks; all of them where it was never migrated."""
-    async with pool.connection() as conn:
-        return [migration.name for migration in await _missing(conn)]
+    return [migration.name for migration in await pool.run(_missing)]
 
 
 async def _missing(conn: Connection) -> list[Migration]:

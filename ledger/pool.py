@@ -16,10 +16,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
 
 import asyncpg
 
+from ledger.address import read_address
 from ledger.queries import Connection, query
 from ledger.trouble import OF_THE_DRIVER, PASSING, TROUBLE, Trouble, told, trouble_of
 from schema.errors import ServerUnavailable, StaleTurn, TurnstileError
@@ -72,6 +72,22 @@ class _RawPool(Protocol):
     def terminate(self) -> None: ...
 
 
+async def connect(url: str, **options: Any) -> Any:
+    """A session with the first of the address's hosts that will do; raises what the last one raised.
+
+    asyncpg tries several hosts itself, all within one `timeout`, and none after one that is just starting up.
+    """
+    make = cast("Callable[..., Awaitable[Any]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
+    *others, last = read_address(url).each()
+    for each in others:
+        try:
+            return await make(each, **options)
+        except TROUBLE as error:
+            if trouble_of(error) not in PASSING:
+                raise
+    return await make(last, **options)
+
+
 async def _reset(_: object) -> None:
     """Nothing between two users: asyncpg's own reset is a round trip, and we leave no state but what it rolls back."""
 
@@ -84,7 +100,10 @@ class Pool:
     """A lazily opened asyncpg pool. Holds connections and counters, nothing about any agent or turn."""
 
     def __init__(self, url: str, *, size: int = 10, name: str = "turnstile", patience: float = 20.0) -> None:
+        """Raises `ConfigError` for an address that cannot be read."""
         self._url = url
+        self.server = read_address(url).shown
+        """The server's address without user and password, for messages."""
         self._size = size
         self._name = name
         self._patience = patience
@@ -93,21 +112,21 @@ class Pool:
         self._quiet_until = 0.0
         self.round_trips = 0
 
-    @property
-    def server(self) -> str:
-        """The server's address without user and password, for messages."""
-        parts = urlsplit(self._url)
-        return f"postgresql://{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+    async def open(self, *, writable: bool = False) -> None:
+        """Connect now and check the server's version; raises `ServerUnavailable` saying what to do.
 
-    async def open(self) -> None:
-        """Connect now and check the server's version; raises `ServerUnavailable` saying what to do."""
+        With `writable` also where the server takes no writes, as a standby does.
+        """
         async with self.connection() as conn:
-            version = await query("server_version").one(conn)
-            if version["number"] < MINIMUM_SERVER:
-                raise ServerTooOld(
-                    f"PostgreSQL 18 or newer is needed, and {self.server} runs {version['text']}: "
-                    "upgrade it, or leave [database].url empty to use the embedded one"
-                )
+            found = await query("server_version").one(conn)
+        if found["number"] < MINIMUM_SERVER:
+            raise ServerTooOld(
+                f"PostgreSQL 18 or newer is needed, and {self.server} runs {found['text']}: "
+                "upgrade it, or leave [database].url empty to use the embedded one"
+            )
+        if writable and found["read_only"]:
+            await self.close()  # a later try may find another of several hosts
+            raise ServerUnavailable(f"{self.server} is read-only: a standby, or default_transaction_read_only")
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -128,6 +147,7 @@ class Pool:
                         "timeout": 10,
                         "command_timeout": 60,
                         "reset": _reset,
+                        "connect": connect,
                         "server_settings": {**_SETTINGS, "application_name": self._name},
                     }
                     make = cast("Callable[..., Awaitable[_RawPool]]", asyncpg.create_pool)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped

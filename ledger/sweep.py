@@ -183,7 +183,7 @@ async def is_served(conn: Connection, worker_target: str) -> bool:
 async def touch_worker(
     conn: Connection, instance: str, worker_targets: Sequence[str], serves: Serves | None = None, *, anew: bool = False
 ) -> None:
-    """This instance serves these targets, now, and these listeners; after a gap, or where it says so (`anew`), it counts as new."""
+    """This instance serves these targets, now, and these listeners; after a gap, or `anew`, it counts as new."""
     await query("touch_worker").many(
         conn,
         instance=instance,

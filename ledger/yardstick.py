@@ -7,15 +7,15 @@ the user needs the right to create databases.
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import resources
-from typing import Any, Protocol, cast
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any, Protocol
 
 import asyncpg
 
-from ledger.pool import Session
+from ledger.address import read_address
+from ledger.pool import Session, connect
 from ledger.queries import Query, parse
 from schema.errors import ConfigError
 from schema.ids import AgentId, ProjectId, uuid7
@@ -42,8 +42,7 @@ class _Raw(Session, Protocol):
 
 @asynccontextmanager
 async def _connected(url: str) -> AsyncGenerator[_Raw]:
-    connect = cast("Callable[[str], Awaitable[_Raw]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
-    conn = await connect(url)
+    conn: _Raw = await connect(url)
     try:
         yield conn
     finally:
@@ -62,7 +61,7 @@ async def scratch_database(url: str) -> AsyncGenerator[str]:
             told = "[database].url: this user may not create databases, and measurements need ones of their own"
             raise ConfigError(told) from None
         try:
-            yield urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+            yield read_address(url).with_database(name)
         finally:
             await conn.execute(statements["drop_database"].sql.format(name=name))
 

@@ -1,18 +1,19 @@
 """The three servers as a process of ours uses them: each waited for, checked when it answers, closed at the end."""
 
 import asyncio
-import logging
 import socket
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 
-from bridge.connection import NatsConnection, connect
+from bridge.connection import NatsConnection, start_connecting
 from bridge.engine import await_client, declare_search_attributes, ensure_readable
 from bridge.rules import WatchdogTimes
+from bridge.waiting import await_server, unless_told
 from ledger.migrate import MigrationError, pending
 from ledger.pool import Pool
 from schema.errors import ConfigError, ServerUnavailable
@@ -22,53 +23,69 @@ from turnstile.engine import connect_engine
 from turnstile.plugin import turnstile_plugin, turnstile_runtime
 from turnstile.settings import BridgeSettings, Settings
 
-log = logging.getLogger(__name__)
-_WAIT_SECONDS = 0.5
+_NATS_SECONDS = 2.0
+"""How long a process that can do without NATS waits for it before it goes on."""
 
 
 @asynccontextmanager
 async def open_pool(
     settings: Settings, url: str, size: int, name: str, *, migrated: bool = True
 ) -> AsyncGenerator[Pool]:
-    """A pool on a server that answers, is new enough and, unless this is `migrate`, has our tables."""
+    """A pool on a server that answers, takes writes, is new enough and, unless this is `migrate`, has our tables."""
     pool = Pool(url, size=size, name=name, patience=settings.database.patience_seconds)
-    try:
-        await _await_database(pool)
+
+    async def look() -> None:
+        await pool.open(writable=True)
         if migrated and (missing := await pending(pool)):
             raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+
+    try:
+        await await_server("PostgreSQL", look)
         yield pool
     finally:
         await pool.close()
 
 
-async def _await_database(pool: Pool) -> None:
-    waits = 0
-    while True:
-        try:
-            await pool.open()
-        except ServerUnavailable as error:
-            if waits % 10 == 0:
-                log.warning("waiting for PostgreSQL: %s", error)
-            waits += 1
-            await asyncio.sleep(_WAIT_SECONDS)
-        else:
-            return
-
-
 @asynccontextmanager
-async def open_nats(url: str, name: str) -> AsyncGenerator[NatsConnection]:
-    """A connection that is drained at the end."""
-    conn = await connect(url, name=name)
+async def open_nats(url: str, name: str, *, needed: bool = True) -> AsyncGenerator[NatsConnection]:
+    """A connection that is drained at the end.
+
+    One that is not `needed` is waited for a moment only, and made in the background: `opened` hears of it.
+    """
+    conn = start_connecting(url, name=name)
     try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if needed else _NATS_SECONDS):
+                await conn.opened()
         yield conn
     finally:
         await conn.drain()
 
 
+async def watch_nats(conn: NatsConnection, stop: asyncio.Event) -> None:
+    """Until `stop`; raises `ConfigError` if NATS refuses us, `ServerUnavailable` once it is closed for good."""
+
+    async def until_closed() -> None:
+        await conn.opened()
+        await conn.closed.wait()
+
+    await unless_told(stop, until_closed())
+    if not stop.is_set():
+        raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
+
+
 async def open_client(
-    settings: Settings, endpoints: Endpoints, plugin: SimplePlugin, *, metrics_address: str | None = None
+    settings: Settings,
+    endpoints: Endpoints,
+    plugin: SimplePlugin,
+    *,
+    metrics_address: str | None = None,
+    check: Callable[[Client], Awaitable[object]] | None = None,
 ) -> Client:
-    """A client with a runtime of its own; raises `ConfigError` if the SDK's metrics cannot be served there."""
+    """A client with a runtime of its own, once the server answers and `check` has had its answers.
+
+    Raises `ConfigError` if the SDK's metrics cannot be served there, and what `check` raises.
+    """
     try:
         runtime = turnstile_runtime(metrics_address)
     except ValueError as error:
@@ -79,7 +96,13 @@ async def open_client(
         identity = instance_name("")
         return await connect_engine(settings.temporal, endpoints, plugins=[plugin], runtime=runtime, identity=identity)
 
-    return await await_client(endpoints.temporal_address, connect_client)
+    return await await_client(endpoints.temporal_address, connect_client, check)
+
+
+async def check_engine(settings: Settings, client: Client) -> None:
+    """Declare our search attributes; raises `ConfigError` for turns that this process cannot read."""
+    await declare_search_attributes(client)
+    await ensure_readable(client, served_targets(settings))
 
 
 @asynccontextmanager
@@ -96,9 +119,8 @@ async def open_servers(
             async with asyncio.timeout(patience):
                 pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, 4, name))
                 conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
-                client = await open_client(settings, endpoints, turnstile_plugin())
-                await declare_search_attributes(client)
-                await ensure_readable(client, served_targets(settings))
+                check = partial(check_engine, settings)
+                client = await open_client(settings, endpoints, turnstile_plugin(), check=check)
         except TimeoutError:
             raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
         yield pool, conn, client

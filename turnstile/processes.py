@@ -1,19 +1,18 @@
 """The long-running processes: worker and bridge, alone or together, and the declarations they need (`migrate`).
 
-Both are stateless and replicable. A server that is away is waited for; a process ends when it is told to, or when
-something it cannot mend has happened, never half.
+Both are stateless and replicable. A server that is away is waited for, and both run turns without NATS, which is only
+the bell; a process ends when it is told to, or when something it cannot mend has happened, never half.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from temporalio.client import Client
-from temporalio.worker import Worker
 
 from activities.asking import StepLimits
 from activities.pace import Paces
@@ -24,7 +23,7 @@ from bridge.claimqueue import ClaimQueue
 from bridge.commands import DurableCommands
 from bridge.connection import NatsConnection
 from bridge.doorbells import Doorbells
-from bridge.engine import declare_search_attributes, ensure_engine, ensure_readable
+from bridge.engine import declare_search_attributes, ensure_engine
 from bridge.nearbells import NearBells
 from bridge.observed import observed
 from bridge.publisher import NatsPublisher
@@ -49,6 +48,7 @@ from bridge.threads import ThreadTurns
 from bridge.throttle import Throttle, throttled
 from bridge.ui_actions import UiActions
 from bridge.verbs import Verbs
+from bridge.waiting import await_server, unless_told
 from bridge.watchdog import Watchdog
 from ledger.cards import BoxCache
 from ledger.grants import grant
@@ -60,7 +60,16 @@ from schema.ids import split_targets
 from schema.listeners import Registry
 from schema.ports import Publisher
 from schema.telemetry import SILENT
-from turnstile.connections import instance_name, open_client, open_nats, open_pool, open_servers, watchdog_times
+from turnstile.connections import (
+    check_engine,
+    instance_name,
+    open_client,
+    open_nats,
+    open_pool,
+    open_servers,
+    watch_nats,
+    watchdog_times,
+)
 from turnstile.conversations import pump_activities, pump_registry, served_targets, thread_limits, thread_starter
 from turnstile.embedded import Endpoints
 from turnstile.exclusive import Alone
@@ -72,9 +81,12 @@ from turnstile.presence import sign_on
 from turnstile.settings import Settings
 from turnstile.telemetry import Telemetry, sdk_metrics_address, telling
 from turnstile.versions import deployment_of
+from turnstile.working import NotBegun, work
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_HEARD_SECONDS = 10.0
+"""How long a bridge waits for NATS to answer before it goes on: turns need it less than they need the bridge."""
 Ready = Callable[[], None]
 
 
@@ -89,24 +101,34 @@ class MigrationReport:
     roles: list[str]
 
 
-async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationReport:
-    """Bring database and roles up to date and declare streams, consumers and search attributes; idempotent."""
-    database = endpoints.database_url
+async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: bool = True) -> MigrationReport:
+    """Bring database and roles up to date and declare streams, consumers and search attributes; idempotent.
+
+    Waits for servers that are away; without `needs_nats` not for NATS, whose streams a bridge declares when it comes.
+    """
+    named = settings.database
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings, database, 2, "turnstile-migrate", migrated=False))
-        applied = await migrate(pool)
-        named = settings.database
-        roles = await grant(pool, bridge_role=named.bridge_role, worker_role=named.worker_role)
-        conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate"))
-        await declare_streams(conn, gone_seconds=0)
-        await declare_commands(conn)
-        await declare_thread_turns(conn)
-        for target in settings.worker.worker_targets:
-            await declare_wakeups(conn, target)
-        if settings.bridge.ui_actions:
-            await declare_ui_actions(conn)
-        client = await open_client(settings, endpoints, turnstile_plugin())
-        attributes = await declare_search_attributes(client)
+        opening = open_pool(settings, endpoints.database_url, 2, "turnstile-migrate", migrated=False)
+        pool = await stack.enter_async_context(opening)
+
+        async def in_ledger() -> tuple[list[str], list[str]]:
+            applied = await migrate(pool)
+            return applied, await grant(pool, bridge_role=named.bridge_role, worker_role=named.worker_role)
+
+        applied, roles = await await_server("PostgreSQL", in_ledger)
+        conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate", needed=needs_nats))
+        try:
+            await _declare(settings, conn)
+        except ServerUnavailable as error:
+            if needs_nats:
+                raise
+            log.warning("streams are left to the bridge: %s", error)
+        attributes: list[str] = []
+
+        async def in_engine(client: Client) -> None:
+            attributes[:] = await declare_search_attributes(client)
+
+        await open_client(settings, endpoints, turnstile_plugin(), check=in_engine)
     consumers = [
         COMMANDS_CONSUMER,
         THREAD_TURNS_CONSUMER,
@@ -114,6 +136,16 @@ async def migrate_all(settings: Settings, endpoints: Endpoints) -> MigrationRepo
         *([UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []),
     ]
     return MigrationReport(applied, [subjects.CMD_STREAM, subjects.EVT_STREAM], consumers, attributes, roles)
+
+
+async def _declare(settings: Settings, conn: NatsConnection) -> None:
+    await declare_streams(conn, gone_seconds=0)
+    await declare_commands(conn)
+    await declare_thread_turns(conn)
+    for target in settings.worker.worker_targets:
+        await declare_wakeups(conn, target)
+    if settings.bridge.ui_actions:
+        await declare_ui_actions(conn)
 
 
 async def run_worker(
@@ -169,11 +201,33 @@ async def _run(
     health: Health | None,
 ) -> None:
     health = health or Health()
+    registry = pump_registry(settings) if worker else None  # bad listeners are told of before any server is waited for
+    while not stop.is_set():
+        try:
+            await _run_once(
+                settings, endpoints, stop, ready, health, registry, worker=worker, bridge=bridge, standby=standby
+            )
+        except* NotBegun as error:
+            log.warning("all servers are opened again: %s", error.exceptions[0])
+        else:
+            return
+
+
+async def _run_once(
+    settings: Settings,
+    endpoints: Endpoints,
+    stop: asyncio.Event,
+    ready: Ready | None,
+    health: Health,
+    registry: Registry | None,
+    *,
+    worker: bool,
+    bridge: bool,
+    standby: bool,
+) -> None:
     async with AsyncExitStack() as stack:
-        # Bad listeners are told of before any server is waited for.
-        registry = pump_registry(settings) if worker else None
         opening = _open(settings, endpoints, stack, health, registry, worker=worker, bridge=bridge)
-        opened = await _unless_told(stop, opening)
+        opened = await unless_told(stop, opening)
         if opened is None:
             return
         pool, conn, client, telemetry, bells = opened
@@ -184,7 +238,7 @@ async def _run(
             if worker:
                 await stack.enter_async_context(watching_loop())
                 _start_workers(settings, pool, client, alone, registry, stop, group)
-            group.create_task(_watch_connection(conn, stop))
+            group.create_task(watch_nats(conn, stop))
             health.serves()
             if ready is not None:
                 ready()
@@ -205,7 +259,7 @@ def _start_workers(
     """
     serves = None if registry is None else registry.serves(settings.pump.worker_target)
 
-    async def work(targets: Sequence[str], stop: asyncio.Event) -> None:
+    async def serve(targets: Sequence[str], stop: asyncio.Event) -> None:
         workers = turn_workers(
             client,
             targets,
@@ -216,28 +270,21 @@ def _start_workers(
         )
         signed = asyncio.Event()
         async with asyncio.TaskGroup() as working:
+            reach = partial(ensure_engine, client)
             working.create_task(
-                sign_on(
-                    pool,
-                    client.identity,
-                    targets,
-                    stop,
-                    serves=serves,
-                    signed=signed,
-                    reach=partial(ensure_engine, client),
-                )
+                sign_on(pool, client.identity, targets, stop, serves=serves, signed=signed, reach=reach)
             )
-            await _unless_told(stop, signed.wait())
+            await unless_told(stop, signed.wait())
             if serves is not None and serves.worker_target in targets:
                 log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
             for each in workers:
-                working.create_task(_work(each, stop))
+                working.create_task(work(client, each, stop))
 
     shared, exclusive = split_targets(served_targets(settings))
     if shared:
-        group.create_task(work(shared, stop))
+        group.create_task(serve(shared, stop))
     for target in exclusive:
-        group.create_task(alone.serve("worker", target, stop, partial(work, [target])))
+        group.create_task(alone.serve("worker", target, stop, partial(serve, [target])))
 
 
 async def _open(
@@ -254,29 +301,20 @@ async def _open(
     name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
     pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, size, name))
-    conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
+    conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name, needed=False))
+    if not conn.connected.is_set():
+        log.warning("going on without NATS at %s: turns run, and what they publish waits for it", conn.shown)
     telemetry = await stack.enter_async_context(telling(settings, pool, conn, health, worker=worker, bridge=bridge))
     # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
     bells = NearBells(NatsPublisher(conn, give_up_seconds=2))
     activities = _activities(settings, pool, bells, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
-    client = await open_client(settings, endpoints, plugin, metrics_address=sdk_metrics_address(settings))
-    await declare_search_attributes(client)
-    await ensure_readable(client, served_targets(settings))
+    client = await open_client(
+        *(settings, endpoints, plugin),
+        metrics_address=sdk_metrics_address(settings),
+        check=partial(check_engine, settings),
+    )
     return pool, conn, client, telemetry, bells
-
-
-async def _unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
-    """What `opening` returns; None if `stop` comes while it still waits for a server."""
-    task, told = asyncio.create_task(opening), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        told.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-    return None if task.cancelled() else task.result()
 
 
 async def _start_bridge(
@@ -295,7 +333,6 @@ async def _start_bridge(
     publisher = NearBells(NatsPublisher(conn))
     # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
     rules = safety_rules(settings, served, pool, NatsPublisher(conn, give_up_seconds=0), client, telemetry)
-    await declare_streams(conn)
     threads = thread_starter(settings, client)
     pump_verbs = PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers()
     depth, limits = settings.protocol.max_recursion_depth, settings.limits
@@ -316,8 +353,8 @@ async def _start_bridge(
         throttle=throttle,
         telemetry=telemetry,
     )
-    await service.start()
-    await conn.verify()
+    heard = asyncio.Event()
+    group.create_task(_serve(service, conn, heard, stop))
 
     async def serve_alone(target: str, ending: asyncio.Event) -> None:
         served.append(target)
@@ -333,32 +370,30 @@ async def _start_bridge(
         claims.run(stop),
         Watchdog(pool, replace(rules, queue=claims)).run(stop),
         ThreadTurns(conn, pool, threads).run(stop),
-        _serve(service, stop),
         *([actions.run(stop)] if settings.bridge.ui_actions else []),
         *(Doorbells(conn, claims, each).run(stop) for each in shared),
         *(alone.serve("bridge", each, stop, partial(serve_alone, each)) for each in exclusive),
     ]
     for job in jobs:
         group.create_task(job)
+    if conn.connected.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(heard.wait(), _HEARD_SECONDS)
 
 
-async def _serve(service: VerbService, stop: asyncio.Event) -> None:
+async def _serve(service: VerbService, conn: NatsConnection, heard: asyncio.Event, stop: asyncio.Event) -> None:
+    """The verbs, from the moment that NATS is there until `stop`; `heard` is set once they and the streams are."""
+
+    async def listen() -> None:
+        await conn.opened()
+        await service.start()
+        await await_server(f"NATS at {conn.shown}", partial(conn.verify, about="subscription"))
+        await await_server(f"JetStream at {conn.shown}", partial(declare_streams, conn))
+        heard.set()
+
+    await unless_told(stop, listen())
     await stop.wait()
-    await service.stop()
-
-
-async def _work(worker: Worker, stop: asyncio.Event) -> None:
-    async with worker:
-        await stop.wait()
-
-
-async def _watch_connection(conn: NatsConnection, stop: asyncio.Event) -> None:
-    closed, told = asyncio.create_task(conn.closed.wait()), asyncio.create_task(stop.wait())
-    await asyncio.wait([closed, told], return_when=asyncio.FIRST_COMPLETED)
-    closed.cancel()
-    told.cancel()
-    if not stop.is_set():
-        raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
+    await service.stop(timeout=20)
 
 
 def _activities(

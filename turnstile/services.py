@@ -7,7 +7,7 @@ and by looking, and need PostgreSQL and NATS. `bridge.inbox_service` says what a
 import argparse
 import asyncio
 import logging
-import signal
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,13 +15,13 @@ from pathlib import Path
 from bridge.claimqueue import ClaimQueue
 from bridge.doorbells import Doorbells
 from bridge.inbox_service import Handler, InboxService, ServiceTurn
+from bridge.program import Program
 from bridge.publisher import NatsPublisher
-from bridge.streams import declare_streams
 from bridge.watchdog import Watchdog
 from schema.errors import ConfigError, Refused, TurnstileError
 from schema.ids import EXCLUSIVE_PREFIX, is_exclusive
 from turnstile import wiring
-from turnstile.connections import instance_name, open_nats, open_pool, watchdog_times
+from turnstile.connections import instance_name, open_nats, open_pool, watch_nats, watchdog_times
 from turnstile.exclusive import Alone
 from turnstile.presence import sign_on
 from turnstile.settings import Settings, load_settings
@@ -52,8 +52,7 @@ async def serve_inbox(
     database, instance = wiring.database_url(settings, data), instance_name("service")
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, database, 4 + concurrency, instance))
-        conn = await stack.enter_async_context(open_nats(wiring.nats_url(settings, data), instance))
-        await declare_streams(conn)
+        conn = await stack.enter_async_context(open_nats(wiring.nats_url(settings, data), instance, needed=False))
         publisher = NatsPublisher(conn, give_up_seconds=2)
 
         async def serve(ending: asyncio.Event) -> None:
@@ -72,7 +71,17 @@ async def serve_inbox(
             finally:
                 await service.close(GRACE_SECONDS if stop.is_set() else 0)
 
-        await Alone(database, instance, standby).serve("bridge", worker_target, stop, serve)
+        serving = asyncio.create_task(Alone(database, instance, standby).serve("bridge", worker_target, stop, serve))
+        watching = asyncio.create_task(watch_nats(conn, stop))
+        try:
+            await asyncio.wait([serving, watching], return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for each in (serving, watching):
+                each.cancel()
+            await asyncio.wait([serving, watching])
+        for each in (watching, serving):
+            if not each.cancelled():
+                each.result()
 
 
 def main(worker_target: str, handler: Handler, argv: Sequence[str] | None = None) -> None:
@@ -84,16 +93,17 @@ def main(worker_target: str, handler: Handler, argv: Sequence[str] | None = None
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
+    stop, program, code = asyncio.Event(), Program(), 0
+
     async def run() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         settings = load_settings(options.config)
         await serve_inbox(
             worker_target, handler, stop, settings=settings, data=options.data, standby=not options.no_standby
         )
 
     try:
-        asyncio.run(run())
+        program.run(run(), lambda _: stop.set())
     except TurnstileError as error:
-        parser.exit(1, f"{error} ({error.code})\n")
+        sys.stderr.write(f"{error} ({error.code})\n")
+        code = 1
+    program.leave(code)

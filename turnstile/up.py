@@ -74,7 +74,7 @@ async def run_up(
                     f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program has, to "
                     f"{moved.port}: who was given the old address, as in NATS_URL, must be given the new one"
                 )
-            migrated = await unless(stop, migrate_all(settings, endpoints))
+            migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
             running = Running(endpoints, servers.embedded, migrated)
             await _serve(settings, servers, stop, say, lambda: ready(running), health, watch or WatchTimes())
     except Stopped:

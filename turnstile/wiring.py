@@ -88,6 +88,7 @@ def nothing_runs(data: Path | None, missing: list[str]) -> ConfigError:
 def without_password(url: str) -> str:
     """The address with its user and without password or parameters."""
     split = urlsplit(url)
+    login, _, hosts = split.netloc.rpartition("@")
+    user, colon, _ = login.partition(":")
     # a NATS URL may hold a token in place of user and password
-    user = f"{split.username}@" if split.username and split.password else ""
-    return f"{split.scheme}://{user}{split.hostname}{f':{split.port}' if split.port else ''}{split.path}"
+    return f"{split.scheme}://{f'{user}@' if user and colon else ''}{hosts}{split.path}"

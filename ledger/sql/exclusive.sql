@@ -1,8 +1,9 @@
 -- Targets that belong to one process (protocol §8): a session's advisory lock, of a key made from what is held.
 
 -- name: try_hold :one
--- Whether this session holds it now; asking again after that would hold it twice.
-SELECT pg_try_advisory_lock(hashtextextended(:name, 0)) AS held, pg_backend_pid() AS backend;
+-- Whether this session holds it now; asking again after that would hold it twice. A standby has locks of its own.
+SELECT pg_try_advisory_lock(hashtextextended(:name, 0)) AS held, pg_backend_pid() AS backend,
+  current_setting('transaction_read_only')::bool AS read_only;
 
 -- name: still_holds :one
 -- Whether this is the session that took the lock: a pooler may have put us on another one.

@@ -21,5 +21,6 @@ SELECT name, checksum FROM state.migrations ORDER BY name;
 INSERT INTO state.migrations (name, checksum) VALUES (:name, :checksum);
 
 -- name: server_version :one
--- The server's version as a number and as people write it.
-SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS text;
+-- The server's version as a number and as people write it, and whether it takes no writes.
+SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS text,
+  current_setting('transaction_read_only')::bool AS read_only;

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -10,30 +12,38 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from nats.js.errors import NotFoundError
+from temporalio.worker import Worker
 
 from bridge import engine, starter
 from bridge.engine import ensure_engine
 from bridge.reconciler import Workflow
 from ledger.intake import enqueue
+from ledger.pool import Pool
 from schema.base import JsonObject
 from schema.errors import ServerUnavailable
 from schema.ids import AgentId, AgentTurnId
 from schema.inbox import EnqueueRequest
 from schema.states import ReplyStatus
+from schema.subjects import CMD_STREAM, EVT_STREAM
 from tests.support import agents
 from tests.support.conditions import until
 from tests.support.hatchery import Hatchery
 from tests.support.invariants import assert_invariants
 from tests.support.net import claim, in_hand, net_of, unheard
 from tests.support.process import Processes, processes_of
-from tests.support.stack import QUICK, Config, Stack, Value, open_stack, write_config
+from tests.support.stack import QUICK, Config, Stack, Value, open_stack, running_here, write_config
 from tests.support.tenants import CHANNEL, Tenant, new_tenant, turn_of
 from turnstile import presence
+from turnstile import processes as processes_module
 from turnstile.embedded import EmbeddedServers, ServerName
+from turnstile.plugin import turn_workers
 from turnstile.presence import sign_on
+from turnstile.processes import run_bridge, run_worker
 
 log = logging.getLogger(__name__)
 AGENTS, EACH = 8, 5
@@ -59,9 +69,14 @@ async def stack(own_servers: EmbeddedServers, tmp_path_factory: pytest.TempPathF
         yield opened
 
 
-async def test_what_starts_before_the_servers_waits_for_each(own_servers: EmbeddedServers, stack: Stack) -> None:
-    names: tuple[tuple[ServerName, str], ...] = (("postgres", "PostgreSQL"), ("nats", "NATS"), ("temporal", "Temporal"))
-    for name, _ in names:
+async def test_what_starts_before_the_servers_waits_for_each_but_nats(
+    own_servers: EmbeddedServers, stack: Stack
+) -> None:
+    """Turns enqueued into the ledger end without NATS; their ends are published once it comes, without its streams."""
+    for stream in (CMD_STREAM, EVT_STREAM):
+        await stack.conn.js.delete_stream(stream)
+    names: tuple[tuple[ServerName, str], ...] = (("postgres", "PostgreSQL"), ("temporal", "Temporal"))
+    for name in ("postgres", "nats", "temporal"):
         await own_servers.kill(name)
     async with processes_of(stack.config) as both:
         await both.worker.launch()
@@ -71,10 +86,72 @@ async def test_what_starts_before_the_servers_waits_for_each(own_servers: Embedd
                 await process.until_it_says(f"waiting for {shown}")
                 assert "serves" not in process.says()
             await own_servers.restart(name)
+            for process in (both.worker, both.bridge):
+                await process.until_it_says(f"{shown} answers, after" if name == "postgres" else "answers, after")
         for process in (both.worker, both.bridge):
             await process.until_it_says("serves")
+            assert "waiting for NATS" in process.says()
+        load = Load(new_tenant(stack))
+        turns = [await load.directly(agent, agent) for agent in await load.tenant.agents("plain", 3)]
+        await load.ended(more_than=len(turns) - 1)
+        await own_servers.restart("nats")
+
+        async def announced() -> bool:
+            with contextlib.suppress(NotFoundError):  # the streams are not there yet
+                return set(await load.tenant.task_events()) == set(turns)
+            return False
+
+        await until(announced, 20, "the ends are published")
         ended = await new_tenant(stack).run("plain")
         assert ended.view.status == "success"
+        assert await load.tenant.task_events() == dict.fromkeys(turns, 1)
+        for process in (both.worker, both.bridge):
+            assert "NATS at" in process.says()
+            assert await process.stop() == 0
+
+
+async def test_a_worker_whose_server_goes_as_it_begins_begins_when_it_is_back(
+    own_servers: EmbeddedServers, stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between the checks of the start and the worker's own question for its namespace."""
+
+    def after_a_kill(*args: Any, **options: Any) -> list[Worker]:
+        os.kill(own_servers.pid("temporal"), signal.SIGKILL)
+        return turn_workers(*args, **options)
+
+    monkeypatch.setattr(processes_module, "turn_workers", after_a_kill)
+    stop = asyncio.Event()
+    running = asyncio.create_task(run_worker(stack.settings, stack.endpoints, stop))
+    while "waiting for Temporal" not in caplog.text:
+        await asyncio.wait([running], timeout=0.1)
+        assert not running.done(), running.exception()
+    await own_servers.restart("temporal")
+    async with running_here(stack, run_bridge):
+        assert (await new_tenant(stack).run("plain")).view.status == "success"
+    stop.set()
+    await running
+
+
+async def test_a_process_that_starts_on_a_standby_waits_for_one_that_takes_writes(
+    own_servers: EmbeddedServers, stack: Stack
+) -> None:
+    admin = Pool(f"{stack.endpoints.database_url.rpartition('/')[0]}/postgres", size=1)
+    database = stack.endpoints.database_url.rpartition("/")[2]
+
+    async def alter(how: str) -> None:
+        async with admin.connection() as conn:
+            await conn.execute(f"ALTER DATABASE {database} {how}")
+
+    await alter("SET default_transaction_read_only = on")
+    async with processes_of(stack.config) as both:
+        for process in (both.worker, both.bridge):
+            await process.launch()
+            await process.until_it_says("waiting for PostgreSQL")
+            assert "is read-only" in process.says()
+        await alter("RESET default_transaction_read_only")
+        for process in (both.worker, both.bridge):
+            await process.until_it_says("serves")
+    await admin.close()
 
 
 @pytest.mark.parametrize("name", ["postgres", "nats", "temporal"])
@@ -129,7 +206,7 @@ class Load:
         """Until it is enough, and every client has its answer."""
         async with asyncio.TaskGroup() as clients:
             for number, agent in enumerate(agents):
-                ask = self._over_nats if number % 2 else self._directly
+                ask = self._over_nats if number % 2 else self.directly
                 clients.create_task(self._client(agent, ask))
 
     async def _client(self, agent: AgentId, ask: Callable[[AgentId, str], Awaitable[AgentTurnId]]) -> None:
@@ -148,7 +225,7 @@ class Load:
                     return turn_of(reply)
             await asyncio.sleep(PAUSE)
 
-    async def _directly(self, agent: AgentId, correlation: str) -> AgentTurnId:
+    async def directly(self, agent: AgentId, correlation: str) -> AgentTurnId:
         request = EnqueueRequest(agent_id=agent, instruction="hello", correlation_id=correlation)
         tenant = self.tenant
         done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")

@@ -160,6 +160,21 @@ async def cling(what: str, _: HandlerMetadata) -> object:
     return said(what)
 
 
+async def deaf(what: str, _: HandlerMetadata) -> object:
+    """Never hears that it is to end."""
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+
+
+async def thread(what: str, _: HandlerMetadata) -> object:
+    """Waits for a thread that nothing can end."""
+    await asyncio.to_thread(time.sleep, 60)
+    return said(what)
+
+
 async def block(what: str, _: HandlerMetadata) -> object:
     """Holds its whole process up until there is a file."""
     note("block")
@@ -212,6 +227,8 @@ DEEDS: dict[str, Deed] = {
     "cancel": give_up,
     "sleep": sleep,
     "cling": cling,
+    "deaf": deaf,
+    "thread": thread,
     "block": block,
     "die": die,
     "nothing": returns(None),

@@ -1,0 +1,194 @@
+"""A program that serves until it is told to end, and then ends in bounded time, whatever strangers' code in it does.
+
+The first SIGTERM, SIGINT or SIGHUP tells it, a second one ends the process at once. What still runs after the program's
+own end (a handler that does not hear that it is cancelled, a thread) is named and left behind. A thread that no handler
+can hold up ends a process whose event loop has not answered for `BLOCKED_SECONDS` after the signal, or that has not
+ended `END_SECONDS` after it, and says where it stands. Only native code that keeps the interpreter's lock escapes it.
+"""
+
+import asyncio
+import concurrent.futures.thread
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+INTERRUPTED: Final = 130
+"""The exit code after a second signal."""
+FORCED: Final = 1
+"""The exit code of a process that could not end by itself."""
+BLOCKED_SECONDS: Final = 15.0
+END_SECONDS: Final = 28.0
+"""Less than the 30 s after which systemd (our units), Docker (our compose file) and Kubernetes kill."""
+_LEFT_SECONDS = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OVER = b"\0"
+_ASYNCIO = Path(asyncio.__file__).parent
+
+
+class Program:
+    """Runs one coroutine to its end, in the main thread, and then ends the process."""
+
+    def __init__(self, *, end_seconds: float = END_SECONDS) -> None:
+        self._end_seconds = end_seconds
+        self._left: list[str] = []
+
+    def run(self, main: Coroutine[Any, Any, T], told: Callable[["asyncio.Task[T]"], object]) -> T:
+        """What `main` returns or raises; `told` hears of the first signal, and has the task of `main` to cancel."""
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(main, name="program")
+        watch = _Watch(loop, lambda: told(task), self._end_seconds)
+        watch.start()
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            self._left = loop.run_until_complete(_left_behind())
+            if self._left:
+                log.error("left behind, as it does not end: %s", "; ".join(self._left))
+            else:
+                loop.close()
+            asyncio.set_event_loop(None)
+            watch.close()
+
+    def leave(self, code: int) -> None:
+        """End the process with this code, at once if something was left behind; returns if it is 0 and nothing was."""
+        if self._left:
+            _exit(code)
+        if code:
+            raise SystemExit(code)
+
+
+async def _left_behind() -> list[str]:
+    """What does not end within a second, though it is cancelled: tasks and threads, with where they stand."""
+    loop, deadline = asyncio.get_running_loop(), time.monotonic() + _LEFT_SECONDS
+    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_LEFT_SECONDS)
+    while (busy := _busy_threads()) and time.monotonic() < deadline:  # noqa: ASYNC110 -- a thread sets no event
+        await asyncio.sleep(0.05)
+    await loop.shutdown_asyncgens()
+    if not busy:
+        await loop.shutdown_default_executor()
+    return [*(f"{task.get_name()} at {_where(task.get_coro())}" for task in tasks if not task.done()), *busy]
+
+
+def _busy_threads() -> list[str]:
+    """Threads that the process would wait for, without those of executors that have nothing to do."""
+    found: list[str] = []
+    for thread in threading.enumerate():
+        frame = _frame_of(thread)
+        if thread is threading.main_thread() or thread.daemon or frame is None:
+            continue
+        if frame.f_code is not concurrent.futures.thread._worker.__code__:  # noqa: SLF001 -- there it waits for work
+            found.append(f"thread {thread.name} at {_place(frame)}")
+    return found
+
+
+def _where(awaited: Any) -> str:
+    """The innermost line of a suspended coroutine that is not asyncio's own."""
+    found = "an unknown place"
+    while awaited is not None:
+        frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None and Path(frame.f_code.co_filename).parent != _ASYNCIO:
+            found = _place(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return found
+
+
+def _frame_of(thread: threading.Thread) -> FrameType | None:
+    return sys._current_frames().get(thread.ident or 0)  # noqa: SLF001 -- the documented way to another's frames
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def _exit(code: int) -> NoReturn:
+    """End now, without waiting for threads."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+class _Watch(threading.Thread):
+    """Hears signals though the event loop be blocked: the interpreter's C code writes each to a pipe at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[], object], end_seconds: float) -> None:
+        super().__init__(name="signals", daemon=True)
+        self._loop = loop
+        self._told = told
+        self._end_seconds = end_seconds
+        self._answered = 0.0
+        self._pipe, self._written = os.pipe()
+        os.set_blocking(self._written, False)
+        self._fd_before = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        ours = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        self._before = {number: signal.signal(number, _only_wake) for number in ours}
+
+    def close(self) -> None:
+        """Signals are what they were before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        os.write(self._written, _OVER)
+        self.join()
+        os.close(self._pipe)
+        os.close(self._written)
+
+    def run(self) -> None:
+        """Until the program is over."""
+        deadline: float | None = None
+        while True:
+            ready, _, _ = select.select([self._pipe], [], [], None if deadline is None else 0.5)
+            for number in os.read(self._pipe, 64) if ready else b"":
+                if number == _OVER[0]:
+                    return
+                if number not in self._before:
+                    continue
+                if deadline is not None:
+                    os._exit(INTERRUPTED)  # embedded servers end with us: their warden sees to it
+                deadline, self._answered = time.monotonic() + self._end_seconds, time.monotonic()
+                self._ask(self._told)
+            if deadline is not None:
+                self._check(deadline)
+
+    def _check(self, deadline: float) -> None:
+        now = time.monotonic()
+        if now - self._answered > BLOCKED_SECONDS:
+            self._end(f"the event loop has been held up for {BLOCKED_SECONDS:g} s, by")
+        elif now > deadline:
+            self._end(f"this process has not ended in {self._end_seconds:g} s; it is")
+        self._ask(self._answer)
+
+    def _ask(self, what: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and all but over
+            self._loop.call_soon_threadsafe(what)
+
+    def _answer(self) -> None:
+        self._answered = time.monotonic()
+
+    def _end(self, why: str) -> NoReturn:
+        frame = _frame_of(threading.main_thread())
+        where = "an unknown place" if frame is None else _place(frame)
+        teller = threading.Thread(target=log.critical, args=("ended by force: %s %s", why, where), daemon=True)
+        teller.start()  # a log that nobody reads may hold up whoever writes to it
+        teller.join(_LEFT_SECONDS)
+        os._exit(FORCED)
+
+
+def _only_wake(_number: int, _frame: FrameType | None) -> None:
+    """The pipe wakes."""
