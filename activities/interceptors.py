@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from schema.errors import TurnstileError
@@ -31,7 +31,16 @@ class _GuardedActivity(ActivityInboundInterceptor):
         try:
             return await self.next.execute_activity(input)
         except (asyncio.CancelledError, CancelledError):
-            raise
+            if not _is_given_up():
+                raise
+            info = activity.info()
+            late = info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else 0
+            log.warning(
+                "%s of %s is no longer this worker's: its heartbeat came later than %g s, or its workflow has ended",
+                *(info.activity_type, info.workflow_id, late),
+            )
+            # The engine hears this answer no more; the SDK would log what it takes for a failure with its frames.
+            raise ApplicationError("given up", type="GivenUp", category=ApplicationErrorCategory.BENIGN) from None
         except TurnstileError as error:
             log.warning("%s: %s (%s)", activity.info().activity_type, error.code, type(error).__name__)
             raise ApplicationError(error.code, type=type(error).__name__) from None
@@ -40,3 +49,9 @@ class _GuardedActivity(ActivityInboundInterceptor):
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.error("%s failed: %s\n%s", activity.info().activity_type, type(error).__name__, frames)
             raise ApplicationError("unexpected error, see the worker's log", type=type(error).__name__) from None
+
+
+def _is_given_up() -> bool:
+    """Whether the engine cancelled this run because it waits for it no longer: a line then, and no stop or shutdown."""
+    details = activity.cancellation_details()
+    return details is not None and (details.not_found or details.timed_out)
