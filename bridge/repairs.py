@@ -53,8 +53,7 @@ def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes
 
 def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
     """What a sentence may name of it."""
-    key = cast("AgentKey", found) if isinstance(found, tuple) else (_of(found, "project_id"), _of(found, "agent_id"))
-    agent = "/".join(key)
+    agent = _agent(found)
     call, turn, thread = (_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
     message = _of(found, "request_id")
     command = getattr(found, "command", None)
@@ -69,6 +68,11 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
         "times": times,
         "id": next(filter(None, (call, turn, thread, message, agent)), ""),
     }
+
+
+def _agent(found: Any) -> str:
+    key = cast("AgentKey", found) if isinstance(found, tuple) else (_of(found, "project_id"), _of(found, "agent_id"))
+    return "/".join(key)
 
 
 def _of(found: Any, name: str) -> str:

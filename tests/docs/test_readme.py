@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 
-
 from tests.docs.blocks import ROOT, blocks_of
 from tests.docs.readme import Reader, by_hand, shown_by
 
