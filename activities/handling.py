@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from temporalio import activity
-
+from activities.cancellation import is_given_up
 from schema.threads import MessageId
 
 _GRACE_SECONDS = 1.0
@@ -46,16 +45,10 @@ class InHand:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not _is_given_up():
+            if not is_given_up():
                 task.cancel()
                 await asyncio.wait({task})
             raise
-
-
-def _is_given_up() -> bool:
-    """Whether the engine took this attempt for dead; nobody has asked for its end."""
-    details = activity.cancellation_details()
-    return details is not None and (details.not_found or details.timed_out) and not details.worker_shutdown
 
 
 async def run_handler(handling: Awaitable[object], seconds: float, name: str) -> object:

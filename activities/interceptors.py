@@ -10,9 +10,10 @@ import traceback
 from typing import Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from activities.cancellation import is_given_up
 from schema.errors import TurnstileError
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,16 @@ class _GuardedActivity(ActivityInboundInterceptor):
         try:
             return await self.next.execute_activity(input)
         except (asyncio.CancelledError, CancelledError):
-            raise
+            if not is_given_up():
+                raise
+            info = activity.info()
+            late = info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else 0
+            log.warning(
+                "%s of %s is no longer this worker's: its heartbeat came later than %g s, or its workflow has ended",
+                *(info.activity_type, info.workflow_id, late),
+            )
+            # The engine hears this answer no more; the SDK would log what it takes for a failure with its frames.
+            raise ApplicationError("given up", type="GivenUp", category=ApplicationErrorCategory.BENIGN) from None
         except ApplicationError:
             raise  # made with care, to say when to try again
         except TurnstileError as error:

@@ -2,7 +2,7 @@
 
 Rule by rule, at every tick. A rule that fails is logged and tried at the next tick; the others go on. What costs calls
 to the engine is a duty that one bridge at a time does, beside the others. What was mended is counted by rule, here and
-in the ledger.
+in the ledger, and told in the log by a sentence for each turn, agent, call or thread, a few at each look.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from bridge.repairs import sentences
 from bridge.rules import LedgerRules, Rule
 from ledger.lease import AgentKey
 from ledger.pool import Pool
@@ -35,13 +36,14 @@ class Swept:
 
 
 class Watchdog:
-    """Runs the rules at every tick. Holds counters, and when it last asked whose turn a rule is."""
+    """Runs the rules at every tick. Holds counters, when it last asked whose turn a rule is, and what hinders one."""
 
     def __init__(self, pool: Pool, rules: LedgerRules) -> None:
         self._pool = pool
         self._rules = rules.all()
         self._meter = rules.telemetry.meter
-        self._poll_interval = rules.times.poll_interval
+        self._times = rules.times
+        self._hindered: dict[str, str] = {}
         self._targets = rules.worker_targets
         self._asked: dict[str, float] = {}
         self.repairs: Counter[str] = Counter()
@@ -59,7 +61,7 @@ class Watchdog:
         while not stop.is_set():
             await self._tick(rules)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._poll_interval)
+                await asyncio.wait_for(stop.wait(), self._times.poll_interval)
 
     async def tick(self) -> None:
         """Each rule whose turn it is, once."""
@@ -76,13 +78,21 @@ class Watchdog:
 
     async def _attempt(self, name: str, look: Coroutine[Any, Any, Swept]) -> Swept:
         try:
-            return await look
+            swept = await look
         except TurnstileError as error:
-            log.warning("watchdog rule %s: %s", name, error)
+            self._tell_once(name, str(error))
             return Swept(name, failed=str(error))
         except Exception as error:  # the net must not fall because one rule did
-            log.exception("watchdog rule %s failed", name)
+            log.exception("safety net: rule %s failed", name)
             return Swept(name, failed=type(error).__name__)
+        self._hindered.pop(name, None)
+        return swept
+
+    def _tell_once(self, name: str, error: str) -> None:
+        """A server that is away hinders a rule at every tick, and is told when that begins or its reason changes."""
+        if self._hindered.get(name) != error:
+            self._hindered[name] = error
+            log.warning("safety net: rule %s cannot look, and tries on: %s", name, error)
 
     async def _look(self, rule: Rule[Any]) -> Swept:
         return await self._sweep(rule) if await self._is_due(rule) else Swept(rule.name)
@@ -104,7 +114,8 @@ class Watchdog:
         if mended:
             self.repairs[rule.name] += mended
             self._meter.count(Metric.REPAIRS, mended, rule=rule.name)
-            log.info("watchdog rule %s: %d", rule.name, mended)
+            for line in sentences(rule.name, found, mended, self._times):
+                log.info("safety net: %s", line)
             await self._pool.run(lambda conn: record_repairs(conn, {rule.name: mended}))
         return Swept(rule.name, [_ids(each) for each in found], mended)
 

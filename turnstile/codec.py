@@ -141,7 +141,7 @@ def _aesgcm() -> "type[AESGCM]":
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 -- an extra
     except ImportError:
-        raise ConfigError("[temporal].codec needs the package cryptography: install turnstile[codec]") from None
+        raise ConfigError("[temporal].codec needs the extra: pip install 'turnstile-kernel[codec]'") from None
     return AESGCM
 
 

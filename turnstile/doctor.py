@@ -31,6 +31,7 @@ from turnstile.embedded.server import log_path
 from turnstile.engine import connect_engine
 from turnstile.listeners import load_registry
 from turnstile.models import real_model, route_models
+from turnstile.release import release
 from turnstile.serving import check_serving
 from turnstile.settings import Settings
 from turnstile.versions import list_builds
@@ -135,7 +136,7 @@ def versions() -> list[Check]:
     python = ".".join(str(part) for part in sys.version_info[:3])
     found = [Check(name="Python", status="ok" if sys.version_info >= (3, 11) else "fail", says=python)]
     told = ", ".join(f"{name} {metadata.version(name)}" for name in _TOLD)
-    found.append(Check(name="packages", status="ok", says=f"turnstile {metadata.version('turnstile')}, {told}"))
+    found.append(Check(name="packages", status="ok", says=f"turnstile {release()}, {told}"))
     try:
         litellm = metadata.version("litellm")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Spans sent by OTLP over HTTP, for the extra `turnstile[otel]` (docs/observability.md).
+"""Spans sent by OTLP over HTTP, for the extra `turnstile-kernel[otel]` (docs/observability.md).
 
 The kernel knows the place of each span itself, from `traceparent` headers and derived ids; the SDK batches and sends.
 Sampling is the caller's: the flag of its `traceparent` holds for all that follows. A span never waits and is never
@@ -27,7 +27,9 @@ async def otlp_tracer(endpoint: str, service: str) -> AsyncGenerator[Tracer]:
     try:
         tracer = _tracer(endpoint, service)
     except ImportError:
-        raise ConfigError("[observability].otlp_endpoint needs the extra: pip install 'turnstile[otel]'") from None
+        raise ConfigError(
+            "[observability].otlp_endpoint needs the extra: pip install 'turnstile-kernel[otel]'"
+        ) from None
     try:
         yield tracer
     finally:

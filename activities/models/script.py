@@ -54,7 +54,8 @@ class ScriptError(_Keyed):
 class ScriptLine(_Keyed):
     """One answer. Its pieces are the reasoning, the text in `chunks` parts, then each tool call.
 
-    `{instruction}` in the text or in an argument object stands for the last user message.
+    `{instruction}` in the text or in an argument object stands for the last user message, `{tool_result}` in the text
+    for what the last tool answered, if one did.
     """
 
     text: str | None = None

@@ -1,4 +1,4 @@
-"""Scripts from files: the built-in ones (`echo`, `demo`, `instant`), YAML files, and Python modules.
+"""Scripts from files: the built-in ones (`echo`, `demo`, `instant`, `slow`), YAML files, and Python modules.
 
 A Python module lists its scripts in `SCRIPTS: dict[str, Script]`; it runs with the rights of the worker, so only the
 operator's settings name one. Files are read once, at start; whatever is wrong with one is a `ConfigError` that names

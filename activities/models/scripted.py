@@ -51,8 +51,8 @@ class ScriptedModel:
 
 
 async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-    instruction = next((message.content for message in reversed(request.messages) if message.role == "user"), "")
-    pieces = list(_pieces(line, instruction))
+    last = {message.role: message.content for message in request.messages}
+    pieces = list(_pieces(line, last.get("user", ""), last.get("tool", "")))
     for piece in pieces[: line.error.after_chunks] if line.error else pieces:
         await _pause(line.delay_seconds)
         yield piece
@@ -79,10 +79,10 @@ async def _pause(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def _pieces(line: ScriptLine, instruction: str) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
+def _pieces(line: ScriptLine, instruction: str, result: str) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
     if line.reasoning:
         yield ReasoningDelta(line.reasoning)
-    for part in _split(render(line.text or "", {"instruction": instruction}), line.chunks):
+    for part in _split(render(line.text or "", {"instruction": instruction, "tool_result": result}), line.chunks):
         yield ContentDelta(part)
     for index, call in enumerate(line.tool_calls):
         arguments = call.arguments if isinstance(call.arguments, str) else _fill(call.arguments, instruction)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from activities.models import (
 )
 from activities.models.answer import AnswerDraft, ModelAnswer, collect
 from schema.errors import ConfigError, ModelError
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta
+from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelMessage, ModelRequest, ReasoningDelta
 from tests.activities.models import Stream, request
 
 
@@ -57,6 +58,13 @@ async def test_pieces_come_in_order_and_usage_is_counted_in_words() -> None:
     assert [(call.provider_call_id, call.name) for call in answer.calls] == [("call_0", "search"), ("mine", "b")]
     assert json.loads(answer.calls[0].arguments_text) == {"q": 'about "say "hi""'}
     assert answer.calls[1].arguments_text == "{"
+
+
+async def test_a_text_may_say_what_the_last_tool_answered() -> None:
+    said = ModelMessage(role="tool", content='{"words": 6}', tool_call_id="call_0", name="word_count")
+    asked = replace(request(), messages=(*request().messages, said))
+    assert (await ask(steps(ScriptLine(text="It said {tool_result}.")), asked)).text == 'It said {"words": 6}.'
+    assert (await ask(steps(ScriptLine(text="It said {tool_result}.")), request())).text == "It said ."
 
 
 async def test_what_a_line_gives_itself() -> None:
@@ -115,7 +123,7 @@ async def test_a_stream_of_a_script_is_closed_with_its_reader() -> None:
 
 async def test_an_unknown_name_lists_what_there_is() -> None:
     model = ScriptedModel(load_scripts())
-    with pytest.raises(ModelError, match="'ecko'; there are: echo, demo, instant") as raised:
+    with pytest.raises(ModelError, match="'ecko'; there are: echo, demo, instant, slow") as raised:
         await model.check("scripted/ecko")
     assert (raised.value.code, raised.value.retryable) == ("model_unknown", False)
     with pytest.raises(ModelError, match="no scripted model"):
@@ -126,7 +134,7 @@ async def test_an_unknown_name_lists_what_there_is() -> None:
 
 async def test_built_in_scripts() -> None:
     scripts = load_scripts()
-    assert set(scripts) == {"demo", "echo", "instant"}
+    assert set(scripts) == {"demo", "echo", "instant", "slow"}
     assert (await ask(scripts["echo"])).text == "You said: hello there"
     assert (await ask(scripts["instant"])).text == "Done."
     calls, answers = (scripts["demo"](request(step=step)) for step in (1, 2))
@@ -153,7 +161,7 @@ async def test_scripts_are_read_from_yaml_and_python(tmp_path: Path) -> None:
         "SCRIPTS = {'line': line, 'stream': stream}\n"
     )
     scripts = load_scripts([tmp_path, module])
-    assert set(scripts) == {"demo", "echo", "instant", "one", "second", "line", "stream"}
+    assert set(scripts) == {"demo", "echo", "instant", "slow", "one", "second", "line", "stream"}
     assert (await ask(scripts["second"], request(attempt=2))).text == "two"
     assert (await ask(scripts["echo"])).text == "mine"
     assert (await ask(scripts["line"], request(step=7))).text == "step 7"

@@ -237,7 +237,7 @@ def test_the_image_holds_what_the_wheel_holds() -> None:
     ]
     let_in = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     copied = {word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]}
-    assert {*packages, "pyproject.toml", "requirements.lock", "examples"} <= copied
+    assert {*packages, "pyproject.toml", "requirements-dev.lock", "examples"} <= copied
     assert copied == let_in
     assert all((ROOT / each).exists() for each in copied)
     names = {re.match("[a-z0-9-]+", each) for each in PROJECT["dependencies"]}

@@ -151,6 +151,9 @@ async def test_steps_that_were_taken_over_are_not_done_twice(crowd: Crowd, worke
         assert (ended.view.status, len(ended.steps)) == ("success", 2)
     await two.kill()
     await wakes_late(one, crowd, turns)
+    told = one.says()
+    assert "its heartbeat came later than" in told
+    assert "Completing activity as failed" not in told, "a heartbeat that was lost is a line, not a traceback"
 
 
 async def test_a_turn_that_was_fenced_stays_as_it_was_ended(crowd: Crowd, workers: list[TurnstileProcess]) -> None:

@@ -150,11 +150,14 @@ async def test_a_turn_that_does_not_stop(tenant: Tenant, net: Net) -> None:
     assert await tenant.task_events() == {turn: 1}
 
 
-async def test_a_call_that_nobody_answers(tenant: Tenant, net: Net) -> None:
+async def test_a_call_that_nobody_answers(tenant: Tenant, net: Net, caplog: pytest.LogCaptureFixture) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.suspended(calling("search"), TEXT)
         call = call_of(turn)
-        await mends(net, "command", f"tool_call_id={call}")
+        with caplog.at_level("INFO", "bridge.watchdog"):
+            await mends(net, "command", f"tool_call_id={call}")
+        of = f"(call {call}, turn {turn} of {agent(tenant, ALICE)})"
+        assert f"safety net: search has not answered for 0 s; sent again {of}" in caplog.messages
         first, second = await hand.called(call, times=2)
         assert first.payload == second.payload
         await hand.report(call)

@@ -30,8 +30,8 @@ from turnstile.processes import run_bridge
 from turnstile.services import Handler, Refused, ServiceTurn, serve_inbox
 from workflows.options import turn_workflow_id
 
-COUNTER = Path(__file__).parents[2] / "examples" / "service" / "counter.py"
-TARGET = "svc1_counter_main"
+TALLY = Path(__file__).parents[2] / "examples" / "service" / "tally.py"
+TARGET = "svc1_tally_main"
 SUM = AgentId("sum")
 
 
@@ -52,10 +52,10 @@ async def stack(
 async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
     """A project with agents of the service; what protocol §2 says holds when the test ends."""
     made = new_tenant(stack)
-    profile = Profile.model_validate(yaml.safe_load(COUNTER.with_suffix(".yaml").read_text()))
+    profile = Profile.model_validate(yaml.safe_load(TALLY.with_suffix(".yaml").read_text()))
     await put_profile(made.pool, made.project, profile)
     for agent in (SUM, AgentId("other")):
-        await add_agent(made.pool, made.project, agent, "counter")
+        await add_agent(made.pool, made.project, agent, "tally")
     yield made
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
@@ -65,9 +65,9 @@ class Counting:
     """The example as a process."""
 
     def __init__(self, stack: Stack, directory: Path) -> None:
-        self.log = directory / "counter.log"
-        self._command = [sys.executable, COUNTER, "--config", stack.config]
-        self._env = {**os.environ, "COUNTER_FILE": str(directory / "counter.json")}
+        self.log = directory / "tally.log"
+        self._command = [sys.executable, TALLY, "--config", stack.config]
+        self._env = {**os.environ, "TALLY_FILE": str(directory / "tally.json")}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
@@ -195,4 +195,4 @@ async def test_a_service_has_a_target_of_one_process(stack: Stack) -> None:
         raise Refused("never", "nobody asks")
 
     with pytest.raises(ConfigError, match="svc1_"):
-        await serve_inbox("counter", refuse, asyncio.Event(), settings=stack.settings)
+        await serve_inbox("tally", refuse, asyncio.Event(), settings=stack.settings)

@@ -27,7 +27,7 @@ class _Point(BaseModel):
 def save(report: Report, directory: Path) -> list[Path]:
     """Write the files, named by the moment at which the run began; the picture only if `load` ran.
 
-    Without matplotlib (`turnstile[bench]`) there is no picture.
+    Without matplotlib (`turnstile-kernel[bench]`) there is no picture.
     """
     directory.mkdir(parents=True, exist_ok=True)
     name = report.began_at.strftime("%Y%m%d-%H%M%S")

@@ -29,6 +29,7 @@ from turnstile.cli import (
     watch,
 )
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
+from turnstile.release import release
 
 app = typer.Typer(
     name="turnstile",
@@ -41,9 +42,7 @@ app = typer.Typer(
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata  # noqa: PLC0415 -- a third of what all the other imports take
-
-        typer.echo(f"turnstile {metadata.version('turnstile')}")
+        typer.echo(f"turnstile {release()}")
         raise typer.Exit
 
 

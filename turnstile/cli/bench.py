@@ -88,6 +88,6 @@ async def bench(
     for path in written:
         session.out.remark(f"written: {path}")
     if report.result("load") is not None and len(written) == 1:
-        session.out.remark("no picture: pip install 'turnstile[bench]' draws it")
+        session.out.remark("no picture: pip install 'turnstile-kernel[bench]' draws it")
     if report.failures:
         raise BenchError("; ".join(f"{scenario}: {told}" for scenario, told in report.failures.items()))

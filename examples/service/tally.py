@@ -1,8 +1,8 @@
 """A service that keeps a sum: its agents' turns are numbers, and each turn delivers the sum so far.
 
-python examples/service/counter.py --data .turnstile
+python examples/service/tally.py --data .turnstile
 
-Its state is its own, so that only one process may have it: the target svc1_counter_main. A turn whose process died may
+Its state is its own, so that only one process may have it: the target svc1_tally_main. A turn whose process died may
 come a second time; what it added is kept under its id, so that it counts once (docs/services.md).
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from schema.base import JsonObject
 from turnstile.services import Refused, ServiceTurn, main
 
-FILE = Path(os.environ.get("COUNTER_FILE", "counter.json"))
+FILE = Path(os.environ.get("TALLY_FILE", "tally.json"))
 
 
-class Counter:
+class Tally:
     """The sum after each turn, in a file."""
 
     def __init__(self, file: Path) -> None:
@@ -44,4 +44,4 @@ class Counter:
 
 
 if __name__ == "__main__":
-    main("svc1_counter_main", Counter(FILE).add)
+    main("svc1_tally_main", Tally(FILE).add)

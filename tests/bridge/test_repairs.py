@@ -1,0 +1,43 @@
+"""What the safety net says of its repairs: a sentence for each, with ids, and no more than a few at a look."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.repairs import LINES, SENTENCES, sentences
+from bridge.rules import WatchdogTimes
+from ledger.lease import AgentKey
+from schema.ids import AgentId, AgentTurnId, ProjectId
+from schema.turns import TurnRef
+
+MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+TIMES = WatchdogTimes()
+AGENTS: list[AgentKey] = [(ProjectId("demo"), AgentId(f"agent-{number}")) for number in range(40)]
+
+
+def test_few_lines_whatever_was_found() -> None:
+    told = list(sentences("doorbell", AGENTS, len(AGENTS), TIMES))
+    assert len(told) == LINES + 1
+    assert told[0] == "agent demo/agent-0: a request waited for 5 s and no doorbell was heard; taken up"
+    assert told[-1] == "rule doorbell mended 35 more in this way"
+
+
+def test_what_was_found_and_not_mended_is_not_said_to_be() -> None:
+    [told] = sentences("doorbell", AGENTS, 3, TIMES)
+    assert told.startswith("rule doorbell mended 3 of 40: demo/agent-0, demo/agent-1")
+
+
+@pytest.mark.parametrize("rule", SENTENCES)
+def test_a_sentence_can_be_said_of_anything_that_is_found(rule: str) -> None:
+    turn = TurnRef.model_construct(
+        project_id=ProjectId("demo"), agent_id=AgentId("helper"), agent_turn_id=AgentTurnId("t1")
+    )
+    for found in (AGENTS[0], turn):
+        [told] = sentences(rule, [found], 1, TIMES)
+        assert "{" not in told
+
+
+def test_every_rule_of_the_manual_has_its_sentence() -> None:
+    table = MANUAL.read_text(encoding="utf-8").split("| rule | mends |")[1].split("\n\n")[0]
+    rules = {name for line in table.splitlines()[2:] for name in line.split("|")[1].replace(",", " ").split()}
+    assert rules <= set(SENTENCES)

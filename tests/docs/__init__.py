@@ -1,0 +1,1 @@
+"""The documents: what they show is run, compiled or parsed."""
