@@ -26,6 +26,7 @@ from activities.settle import SettleActivities
 from activities.steps import StepActivities
 from schema.ids import is_exclusive
 from turnstile.converters import DATA_CONVERTER, with_codec
+from turnstile.release import release
 from workflows import options
 from workflows.agent_turn import AgentTurn
 from workflows.message_thread import MessageThread
@@ -118,6 +119,8 @@ def turn_workers(
             activities=activities,
             workflows=workflows,
             deployment_config=deployment,
+            # Without one the SDK hashes every module that is loaded, which holds the loop for seconds.
+            build_id=None if deployment else f"turnstile-{release()}",
             max_concurrent_activities=max_concurrency,
             # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
             max_cached_workflows=max_cached_turns,
