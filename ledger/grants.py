@@ -20,7 +20,7 @@ async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "") -> 
     roles = sorted({bridge_role, worker_role} - {""})
     if not roles:
         return []
-    async with pool.session() as conn:
+    async with pool.connection() as conn:
         await _check(conn, roles)
         await query("lock_migrations").many(conn)
         try:

@@ -39,7 +39,7 @@ async def migrate(pool: Pool) -> list[str]:
 
     Raises `MigrationError` where history differs, `ServerUnavailable` where the server is away, or goes.
     """
-    async with pool.session() as conn:
+    async with pool.connection() as conn:
         await query("lock_migrations").many(conn)
         try:
             missing = await _missing(conn)

@@ -336,7 +336,7 @@ async def test_a_worker_signs_on_while_the_engine_answers_and_counts_as_new_afte
     async def says_so() -> bool:
         return "not signed on: Temporal" in caplog.text
 
-    signing = asyncio.create_task(sign_on(stack.pool, "w", ["w"], stop, partial(ensure_engine, stack.temporal)))
+    signing = asyncio.create_task(sign_on(stack.pool, "w", ["w"], stop, reach=partial(ensure_engine, stack.temporal)))
     first = await until(signed_on, 10, "it signs on")
     with hanging(own_servers):
         await until(says_so, 10, "the engine does not answer")
