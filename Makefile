@@ -59,10 +59,10 @@ check: $(DEV_STAMP)
 	$(BIN)/lint-imports
 
 bench: $(DEV_STAMP)
-	$(BIN)/turnstile bench $(ARGS)
+	$(BIN)/python -m lab.bench $(ARGS)
 
 chaos: $(DEV_STAMP)
-	$(BIN)/python -m chaos $(ARGS)
+	$(BIN)/python -m lab.chaos $(ARGS)
 
 # The lock of a data directory is free (flock) when no servers run on it.
 clean:

@@ -13,8 +13,8 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from activities.cancellation import is_given_up
-from schema.errors import TurnstileError
+from turnstile.activities.cancellation import is_given_up
+from turnstile.schema.errors import TurnstileError
 
 log = logging.getLogger(__name__)
 

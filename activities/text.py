@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from pydantic import JsonValue
 
-from schema.base import JsonObject
+from turnstile.schema.base import JsonObject
 
 
 def storable(text: str) -> str:

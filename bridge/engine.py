@@ -10,9 +10,9 @@ from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from bridge.waiting import await_server
-from schema.errors import ConfigError, ServerUnavailable
-from workflows import options
+from turnstile.runtime.waiting import await_server
+from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.workflows import options
 
 _HEALTH_TIMEOUT = timedelta(seconds=3)
 _LOOKED_AT = 5

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from schema.errors import ConfigError
+from turnstile.schema.errors import ConfigError
 
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\[\]:@\s]*)(?::[0-9]{1,5})?\Z")
 _PORT = re.compile(r":[0-9]+\Z")

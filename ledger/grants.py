@@ -1,14 +1,14 @@
 """What bridges and workers may do in the ledger, where they log in as roles of their own (docs/security.md).
 
-`sql/grants.sql` is the list. Granting is idempotent and takes away what a role held beyond it, in one transaction, so
+`grants.sql` is the list. Granting is idempotent and takes away what a role held beyond it, in one transaction, so
 that running processes see the one or the other.
 """
 
 from collections.abc import Sequence
 
-from ledger.pool import Pool
-from ledger.queries import Connection, query
-from schema.errors import ConfigError
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.errors import ConfigError
 
 
 async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "") -> list[str]:

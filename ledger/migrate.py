@@ -1,4 +1,4 @@
-"""Migrations `sql/migrations/NNNN_verb_noun.sql`: forward only, once, under an advisory lock, each in its transaction.
+"""Migrations `migrations/NNNN_verb_noun.sql`: forward only, once, under an advisory lock, each in its transaction.
 
 A table of applied ones keeps their checksums: one that was edited, or is missing here, is an error that names it.
 """
@@ -7,9 +7,9 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
-from ledger.pool import Pool
-from ledger.queries import Connection, query
-from schema.errors import TurnstileError
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.errors import TurnstileError
 
 
 class MigrationError(TurnstileError):
@@ -29,7 +29,7 @@ class Migration:
 
 def migrations() -> list[Migration]:
     """All migrations of this version, in order."""
-    files = resources.files("ledger").joinpath("sql/migrations").iterdir()
+    files = resources.files("turnstile.ledger").joinpath("migrations").iterdir()
     texts = sorted((f.name.removesuffix(".sql"), f.read_text("utf-8")) for f in files if f.name.endswith(".sql"))
     return [Migration(name, sql, hashlib.sha256(sql.encode()).hexdigest()) for name, sql in texts]
 

@@ -2,8 +2,8 @@
 
 `Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
 seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after an error
-that may pass (`ledger.trouble`); every transition is idempotent. It counts round trips, which is what a turn is billed
-in. A server that is away is waited for up to `patience` seconds, one that answers that it cannot do it now for three of
+that may pass (`turnstile.ledger.postgres_errors`); every transition is idempotent. It counts round trips, which is what
+a turn is billed in. A server that is away is waited for up to `patience` seconds, one that answers that it cannot do it now for three of
 them; then `ServerUnavailable` says why.
 """
 
@@ -19,10 +19,10 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import asyncpg
 
-from ledger.address import read_address
-from ledger.queries import Connection, query
-from ledger.trouble import OF_THE_DRIVER, PASSING, TROUBLE, Trouble, told, trouble_of
-from schema.errors import ServerUnavailable, StaleTurn, TurnstileError
+from turnstile.ledger.address import read_address
+from turnstile.ledger.postgres_errors import OF_THE_DRIVER, PASSING, TROUBLE, Trouble, told, trouble_of
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.errors import ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class Pool:
         """A connection of one's own, for transactions.
 
         Raises `ServerUnavailable` if none can be had now, or for an error in the block that may pass
-        (`ledger.trouble`), and `ConfigError` if the server refuses us or the address is bad.
+        (`turnstile.ledger.postgres_errors`), and `ConfigError` if the server refuses us or the address is bad.
         """
         async with AsyncExitStack() as stack:
             try:

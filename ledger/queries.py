@@ -1,4 +1,4 @@
-"""Named SQL: read once from `sql/*.sql`, called by name with named parameters, prepared by asyncpg.
+"""Named SQL: read once from the `.sql` files beside the modules, called by name with named parameters.
 
 A query is a block that starts with `-- name: <name> :<mode>`, and a line on what it does. Modes: `one` (exactly one
 row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter. There
@@ -98,12 +98,16 @@ def _query(header: re.Match[str], body: str) -> Query:
     return Query(header["name"], cast("Mode", header["mode"]), sql, tuple(numbers), purpose)
 
 
+_ROOMS = (".", "turns", "pump", "operations")
+
+
 @functools.cache
 def all_queries() -> Mapping[str, Query]:
     """Every named query of the ledger."""
     found: dict[str, Query] = {}
-    for file in sorted(resources.files("ledger").joinpath("sql").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".sql"):
+    for room in _ROOMS:
+        files = resources.files("turnstile.ledger").joinpath(room).iterdir()
+        for file in sorted((each for each in files if each.name.endswith(".sql")), key=lambda each: each.name):
             for name, query in parse(file.read_text("utf-8")).items():
                 if name in found:
                     raise ValueError(f"query {name} is defined twice")

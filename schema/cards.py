@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from schema.base import JsonObject, Tolerant
-from schema.errors import TurnstileError
-from schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
-from schema.states import AfterExecution, TurnStatus
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.errors import TurnstileError
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
+from turnstile.schema.states import AfterExecution, TurnStatus
 
 
 class CardType(StrEnum):

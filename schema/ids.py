@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NewType
 
-from schema.errors import BadRequest
+from turnstile.schema.errors import BadRequest
 
 ProjectId = NewType("ProjectId", str)
 ChannelId = NewType("ChannelId", str)

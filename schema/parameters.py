@@ -22,8 +22,8 @@ from pydantic import JsonValue
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 from referencing import Registry
 
-from schema.base import JsonObject
-from schema.errors import TurnstileError
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import TurnstileError
 
 MOST_LOOKS = 50_000
 """Keywords looked at in one check, each counted with the length of its value."""

@@ -6,9 +6,9 @@ import re
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
-from schema.base import JsonObject, Strict
-from schema.parameters import object_schema
-from schema.tools import FUNCTION_NAME, SUBMIT_RESULT
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.parameters import object_schema
+from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
 
 DEFAULT_WORKER_TARGET = "worker_generic"
 DEFAULT_MAX_STEPS = 16

@@ -16,12 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from schema import subjects
-from schema.base import JsonObject, Strict, Tolerant
-from schema.errors import BadRequest
-from schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
-from schema.parameters import object_schema
-from schema.states import AfterExecution
+from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
+from turnstile.schema.parameters import object_schema
+from turnstile.schema.states import AfterExecution
+from turnstile.schema.wire import subjects
 
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""

@@ -10,9 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schema.base import JsonObject, Tolerant
-from schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, ToolCallId
-from schema.states import HeadStatus, MessageType, TurnStatus
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    ProjectId,
+    ToolCallId,
+)
+from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
 
 
 class TurnRef(Tolerant):

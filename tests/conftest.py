@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ledger.migrate import migrate
-from ledger.pool import Pool
-from schema.ids import uuid7
-from tests.support.stuck import tasks_of
+from tests.support.processes.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
+from turnstile.ledger.migrate import migrate
+from turnstile.ledger.pool import Pool
+from turnstile.schema.ids import uuid7
 
 settings.register_profile(
     "default",
@@ -37,13 +37,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What the usual run does in short: `--hammer-seconds 60 --fuzz-cases 100000 --turns 200 --outage-seconds 60`."""
-    parser.addoption("--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/test_hammer.py hammers")
+    parser.addoption(
+        "--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/races/test_hammer.py hammers"
+    )
     parser.addoption("--fuzz-cases", type=int, default=FUZZ_CASES, help="how many cases the tests marked `fuzz` share")
     parser.addoption(
-        "--talk-seeds", type=int, default=1, help="how many conversations tests/e2e/test_agents_talk_crashes.py kills"
+        "--talk-seeds",
+        type=int,
+        default=1,
+        help="how many conversations tests/e2e/pump/test_agents_talk_crashes.py kills",
     )
     parser.addoption("--turns", type=int, default=42, help="how many turns are live when Temporal's data is deleted")
-    parser.addoption("--pictures", help="the directory where tests/e2e/test_web_ui.py renews the pictures of the docs")
+    parser.addoption(
+        "--pictures", help="the directory where tests/e2e/turns/test_web_ui.py renews the pictures of the docs"
+    )
     parser.addoption("--slow-turns", type=int, default=0, help="how many turns meet servers that answer late")
     parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import assert_never
 
-from schema.threads import MessageId, OpenMessage, ThreadAdvanced
+from turnstile.schema.pump.threads import MessageId, OpenMessage, ThreadAdvanced
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import assert_never
 
-from schema.ids import InboxId, ToolCallId
-from schema.states import MessageType
-from schema.turns import (
+from turnstile.schema.ids import InboxId, ToolCallId
+from turnstile.schema.states import MessageType
+from turnstile.schema.turns import (
     Outcome,
     ReportsApplied,
     Ring,

@@ -14,8 +14,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from schema.states import MessageType, TurnStatus
-from schema.turns import (
+from turnstile.schema.states import MessageType, TurnStatus
+from turnstile.schema.turns import (
     ApplyInput,
     Outcome,
     QuickStepResult,
@@ -31,7 +31,7 @@ from schema.turns import (
     TurnResult,
     TurnStopped,
 )
-from workflows import _turn, options
+from turnstile.workflows import _turn, options
 
 Answer = TypeVar("Answer")
 

@@ -13,8 +13,15 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from schema.threads import AdvanceInput, MessageId, ThreadAdvanced, ThreadEnded, ThreadInput, ThreadRef
-from workflows import _thread, options
+from turnstile.schema.pump.threads import (
+    AdvanceInput,
+    MessageId,
+    ThreadAdvanced,
+    ThreadEnded,
+    ThreadInput,
+    ThreadRef,
+)
+from turnstile.workflows import _thread, options
 
 
 @workflow.defn(name="MessageThread")

@@ -10,8 +10,8 @@ from datetime import timedelta
 from temporalio.common import Priority, RetryPolicy, SearchAttributeKey, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.workflow import ActivityCancellationType
 
-from schema.ids import AgentTurnId, ProjectId
-from schema.ids import workflow_id as _workflow_id
+from turnstile.schema.ids import AgentTurnId, ProjectId
+from turnstile.schema.ids import workflow_id as _workflow_id
 
 TURN_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
 """A lost run can be started again; a completed one cannot."""

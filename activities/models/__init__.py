@@ -1,11 +1,18 @@
-"""Models: the adapters of `schema.ports.Model`, and the router that picks one by model id."""
+"""Models: the adapters of `turnstile.runtime.ports.Model`, and the router that picks one by model id."""
 
-from activities.models.access import ModelAccess
-from activities.models.provider import LitellmModel
-from activities.models.router import ModelRouter
-from activities.models.script import Script, ScriptAttempts, ScriptCall, ScriptError, ScriptLine, ScriptSteps
-from activities.models.script_files import BUILTIN_SCRIPTS, load_scripts
-from activities.models.scripted import ScriptedModel
+from turnstile.activities.models.access import ModelAccess
+from turnstile.activities.models.provider import LitellmModel
+from turnstile.activities.models.router import ModelRouter
+from turnstile.activities.models.script import (
+    Script,
+    ScriptAttempts,
+    ScriptCall,
+    ScriptError,
+    ScriptLine,
+    ScriptSteps,
+)
+from turnstile.activities.models.script_files import BUILTIN_SCRIPTS, load_scripts
+from turnstile.activities.models.scripted import ScriptedModel
 
 __all__ = [
     "BUILTIN_SCRIPTS",

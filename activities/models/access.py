@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schema.errors import ModelError
+from turnstile.schema.errors import ModelError
 
 NO_KEY = "no-key"
 """Sent to the operator's own server where no key is set: clients insist on sending something."""

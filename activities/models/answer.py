@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from activities.text import storable
-from schema.base import JsonObject
-from schema.errors import ModelError
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
+from turnstile.activities.text import storable
+from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ModelError
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
 

@@ -1,7 +1,7 @@
 """A request in the form litellm takes, valid for the provider it goes to. Pure; what it returns shares nothing.
 
 `llm_config.params` may hold what shapes the answer; what would move the request elsewhere, read a file or change how
-it is retried is refused (see `activities.models.access`). Two providers need more than litellm does:
+it is retried is refused (see `turnstile.activities.models.access`). Two providers need more than litellm does:
 
 - Gemini has no schema for "any JSON value": litellm would make it an object, so it is spelled out as a choice.
 - Anthropic refuses thinking where the calls of a history have no signed thoughts, which no card keeps: reasoning is
@@ -12,10 +12,10 @@ import copy
 
 from pydantic import JsonValue
 
-from schema.base import JsonObject
-from schema.errors import ModelError
-from schema.ports import ModelMessage, ModelRequest, ModelToolCall
-from schema.profiles import LlmConfig
+from turnstile.runtime.ports import ModelMessage, ModelRequest, ModelToolCall
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ModelError
+from turnstile.schema.profiles import LlmConfig
 
 PARAMS = frozenset(
     {

@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from schema.base import JsonObject
-from schema.errors import ModelError
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ModelError
 
 TESTED_VERSION = "1.106.2"
 """The version that pyproject.toml pins."""

@@ -1,4 +1,4 @@
-"""Every model that litellm reaches, as a `schema.ports.Model`.
+"""Every model that litellm reaches, as a `turnstile.runtime.ports.Model`.
 
 One adapter serves all providers and all turns, and keeps nothing of any. litellm is loaded by the first call (or by
 `warm_up`), in a thread. A stream is retried by nobody here: the step does that, and counts it (protocol §7.9).
@@ -9,12 +9,19 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from activities.models.access import NO_KEY, ModelAccess
-from activities.models.errors import STREAM_BROKEN, model_error
-from activities.models.forms import request_form
-from activities.models.litellm_sdk import CallPiece, End, LitellmSdk, load_litellm
-from schema.errors import ModelError
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
+from turnstile.activities.models.access import NO_KEY, ModelAccess
+from turnstile.activities.models.forms import request_form
+from turnstile.activities.models.litellm_sdk import CallPiece, End, LitellmSdk, load_litellm
+from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
+from turnstile.runtime.ports import (
+    ContentDelta,
+    ModelDone,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+from turnstile.schema.errors import ModelError
 
 _GRACE_SECONDS = 5.0
 """litellm's own limit comes after ours, which is the one that is told."""
@@ -33,7 +40,7 @@ class LitellmModel:
         self._loading = asyncio.Lock()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """The answer as it comes; raises `ModelError` by the table of `activities.models.errors`."""
+        """The answer as it comes; raises `ModelError` by the table of `turnstile.activities.models.provider_errors`."""
         model = request.config.model
         sdk = await self.warm_up()
         provider = self._provider(sdk, model)

@@ -6,8 +6,8 @@ adapters there are, and which of them serves every other id, is wired in `turnst
 
 from collections.abc import AsyncIterator, Mapping
 
-from schema.errors import ModelError
-from schema.ports import Model, ModelEvent, ModelRequest
+from turnstile.runtime.ports import Model, ModelEvent, ModelRequest
+from turnstile.schema.errors import ModelError
 
 
 class ModelRouter:

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from schema.base import JsonObject, Strict
-from schema.errors import ModelError
-from schema.ports import ModelEvent, ModelRequest
+from turnstile.runtime.ports import ModelEvent, ModelRequest
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.errors import ModelError
 
 
 class _Keyed(Strict):

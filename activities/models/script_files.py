@@ -14,8 +14,8 @@ from typing import cast
 import yaml
 from pydantic import ValidationError
 
-from activities.models.script import Script, ScriptSteps
-from schema.errors import ConfigError
+from turnstile.activities.models.script import Script, ScriptSteps
+from turnstile.schema.errors import ConfigError
 
 BUILTIN_SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -1,7 +1,7 @@
 """The scripted model: deterministic answers without a key or a network, for demos, tests and benchmarks.
 
-It implements `schema.ports.Model` for ids `scripted/{name}` (or the bare name). It keeps nothing between calls: the
-same request always streams the same events. What it costs is the delays its script asks for.
+It implements `turnstile.runtime.ports.Model` for ids `scripted/{name}` (or the bare name). It keeps nothing between
+calls: the same request always streams the same events. What it costs is the delays its script asks for.
 """
 
 import asyncio
@@ -9,11 +9,18 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import pairwise
 
-from activities.models.script import Script, ScriptLine, closest_first
-from schema.base import JsonObject
-from schema.errors import ModelError
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
-from schema.profiles import render
+from turnstile.activities.models.script import Script, ScriptLine, closest_first
+from turnstile.runtime.ports import (
+    ContentDelta,
+    ModelDone,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ModelError
+from turnstile.schema.profiles import render
 
 PREFIX = "scripted"
 

@@ -16,8 +16,8 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.converter import PayloadCodec
 from temporalio.exceptions import ApplicationError
 
-from turnstile.codec import AesGcmCodec, read_keys
 from turnstile.settings.model import AES_GCM, TemporalSettings
+from turnstile.temporal.codec import AesGcmCodec, read_keys
 
 LIMIT_BYTES = 8_000_000
 

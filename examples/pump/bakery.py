@@ -5,9 +5,9 @@ Name it in config.toml (`[pump] listeners = ["bakery"]`), start `turnstile up` i
     turnstile thread send counter '<order><bread>rye</bread><loaves>3</loaves></order>'
 """
 
-from schema.listeners import listener
-from schema.payloads import Payload
-from schema.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
+from turnstile.schema.pump.listeners import listener
+from turnstile.schema.pump.payloads import Payload
+from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
 
 
 class Order(Payload):

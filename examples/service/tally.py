@@ -10,8 +10,8 @@ import json
 import os
 from pathlib import Path
 
-from schema.base import JsonObject
-from turnstile.services import Refused, ServiceTurn, main
+from turnstile.processes.services import Refused, ServiceTurn, main
+from turnstile.schema.base import JsonObject
 
 FILE = Path(os.environ.get("TALLY_FILE", "tally.json"))
 

@@ -5,7 +5,7 @@ python examples/tools/word_count.py
 
 from typing import Literal
 
-from bridge.tool_service import ToolService
+from turnstile.sdk.tools.service import ToolService
 
 service = ToolService()
 

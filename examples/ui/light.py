@@ -3,7 +3,7 @@
 python examples/ui/light.py
 """
 
-from bridge.tool_service import ToolService
+from turnstile.sdk.tools.service import ToolService
 
 service = ToolService()
 

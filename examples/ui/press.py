@@ -7,10 +7,10 @@ import argparse
 import asyncio
 import json
 
-from bridge.client import BridgeClient
-from bridge.connection import connect
-from schema.ids import AgentId, ChannelId, ProjectId
-from schema.states import ActionStatus
+from turnstile.schema.ids import AgentId, ChannelId, ProjectId
+from turnstile.schema.states import ActionStatus
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.connection import connect
 
 
 async def press(options: argparse.Namespace) -> int:

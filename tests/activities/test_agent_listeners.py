@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from activities.routing import asked
-from schema.ids import AgentId
-from schema.listeners import BadListener, Listener, Registry
-from schema.payloads import Payload
+from turnstile.activities.pump.routing import asked
+from turnstile.schema.ids import AgentId
+from turnstile.schema.pump.listeners import BadListener, Listener, Registry
+from turnstile.schema.pump.payloads import Payload
 
 
 class Ask(Payload):

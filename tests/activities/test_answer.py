@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.models.answer import (
+from tests.activities.scripted_model import Stream
+from turnstile.activities.models.answer import (
     ANSWER_LIMIT_BYTES,
     TOO_LARGE,
     AnswerDraft,
@@ -18,9 +19,8 @@ from activities.models.answer import (
     ModelAnswer,
     collect,
 )
-from schema.errors import ModelError
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
-from tests.activities.models import Stream
+from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ReasoningDelta, ToolCallDelta
+from turnstile.schema.errors import ModelError
 
 DONE = ModelDone("stop", {"prompt_tokens": 3}, 0.5, "exact")
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.asking import CANCELED, LOST, Attempts
-from activities.heartbeat import BEAT_SECONDS, beating
-from schema.ports import ContentDelta, ModelDone
-from turnstile.converters import DATA_CONVERTER
+from turnstile.activities.heartbeat import BEAT_SECONDS, beating
+from turnstile.activities.prompt.model_attempts import CANCELED, LOST, Attempts
+from turnstile.runtime.ports import ContentDelta, ModelDone
+from turnstile.temporal.converters import DATA_CONVERTER
 
 
 def _done(attempts: Attempts, number: int, tokens: int) -> None:

@@ -8,19 +8,27 @@ from typing import Any
 import pytest
 from pydantic import JsonValue, ValidationError
 
-from activities.choices import Accepted, Refusal, chosen, ending
-from activities.decide import Asked, Continue, Decision, Deliver, Suspend, decide
-from activities.models.answer import AnsweredCall, ModelAnswer
-from activities.toolspecs import SUBMIT_RESULT_SPEC, build_tool_specs, last_specs
-from activities.turnconfig import TurnConfig
-from schema.base import JsonObject
-from schema.cards import Card, CardType, JsonContent, ResultField, TextContent, ToolResultContent, content_of
-from schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
-from schema.inbox import EnqueueRequest
-from schema.profiles import STORED, Choice, LlmConfig, RuntimeConfig
-from schema.states import AfterExecution, TurnStatus
-from schema.tools import ToolRow
-from schema.turns import TurnRef
+from turnstile.activities.calls.choices import Accepted, Refusal, chosen, ending
+from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
+from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, last_specs
+from turnstile.activities.turn.decide import Asked, Continue, Decision, Deliver, Suspend, decide
+from turnstile.activities.turn.turn_config import TurnConfig
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    JsonContent,
+    ResultField,
+    TextContent,
+    ToolResultContent,
+    content_of,
+)
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
+from turnstile.schema.profiles import STORED, Choice, LlmConfig, RuntimeConfig
+from turnstile.schema.states import AfterExecution, TurnStatus
+from turnstile.schema.tools import ToolRow
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire.inbox import EnqueueRequest
 
 TURN = TurnRef(
     project_id=ProjectId("p"),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from activities.chunks import CHUNK_LIMIT_BYTES, ChunkWriter
-from schema.events import Address, Chunk, Message
-from schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId
-from schema.ports import ContentDelta, ReasoningDelta, ToolCallDelta
-from schema.states import ChunkType
+from turnstile.activities.prompt.chunks import CHUNK_LIMIT_BYTES, ChunkWriter
+from turnstile.runtime.ports import ContentDelta, ReasoningDelta, ToolCallDelta
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId
+from turnstile.schema.states import ChunkType
+from turnstile.schema.wire.events import Address, Chunk, Message
 
 ADDRESS = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from activities.messages import CONTINUE, EMPTY, IMAGE, OPENING, build_messages
-from schema.cards import (
+from turnstile.activities.prompt.messages import CONTINUE, EMPTY, IMAGE, OPENING, build_messages
+from turnstile.runtime.ports import ModelMessage
+from turnstile.schema.cards import (
     Card,
     CardContent,
     CardMetadata,
@@ -26,10 +27,9 @@ from schema.cards import (
     ToolResultContent,
     make_card,
 )
-from schema.errors import ModelError
-from schema.ids import AgentTurnId, CardId, ToolCallId
-from schema.ports import ModelMessage
-from schema.states import TurnStatus
+from turnstile.schema.errors import ModelError
+from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
+from turnstile.schema.states import TurnStatus
 
 
 def card(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from activities.decide import EMPTY_DELIVERABLE
-from activities.routing import (
+from turnstile.activities.pump.routing import (
     asked,
     choices,
     effect_of_response,
@@ -22,16 +21,24 @@ from activities.routing import (
     unreachable,
     unreadable,
 )
-from ledger.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
-from schema.base import JsonObject
-from schema.documents import LIMITS
-from schema.ids import AgentId, AgentTurnId
-from schema.listeners import BadListener, Listener, Registry, Thought
-from schema.payloads import Payload, form_of
-from schema.primitives import CORE_NAMESPACE, HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
-from schema.profiles import Choice
-from schema.states import TurnStatus
-from schema.threads import MessageId, MessageKind, MessageStatus, SegmentId, ThreadId
+from turnstile.activities.turn.decide import EMPTY_DELIVERABLE
+from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId
+from turnstile.schema.profiles import Choice
+from turnstile.schema.pump.documents import LIMITS
+from turnstile.schema.pump.listeners import BadListener, Listener, Registry, Thought
+from turnstile.schema.pump.payloads import Payload, form_of
+from turnstile.schema.pump.primitives import (
+    CORE_NAMESPACE,
+    HandlerMetadata,
+    HandlerResponse,
+    Huh,
+    SystemErrorMessage,
+    Text,
+)
+from turnstile.schema.pump.threads import MessageId, MessageKind, MessageStatus, SegmentId, ThreadId
+from turnstile.schema.states import TurnStatus
 
 
 class Order(Payload, tag="order"):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.models import (
+from tests.activities.scripted_model import Stream, request
+from turnstile.activities.models import (
     ModelRouter,
     Script,
     ScriptAttempts,
@@ -19,10 +20,16 @@ from activities.models import (
     ScriptSteps,
     load_scripts,
 )
-from activities.models.answer import AnswerDraft, ModelAnswer, collect
-from schema.errors import ConfigError, ModelError
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelMessage, ModelRequest, ReasoningDelta
-from tests.activities.models import Stream, request
+from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
+from turnstile.runtime.ports import (
+    ContentDelta,
+    ModelDone,
+    ModelEvent,
+    ModelMessage,
+    ModelRequest,
+    ReasoningDelta,
+)
+from turnstile.schema.errors import ConfigError, ModelError
 
 
 async def ask(script: Script, asked: ModelRequest | None = None) -> ModelAnswer:
@@ -151,8 +158,8 @@ async def test_scripts_are_read_from_yaml_and_python(tmp_path: Path) -> None:
     (tmp_path / "echo.yaml").write_text("steps: [{text: mine}]")
     module = tmp_path / "three.py"
     module.write_text(
-        "from activities.models import ScriptLine\n"
-        "from schema.ports import ContentDelta, ModelDone\n"
+        "from turnstile.activities.models import ScriptLine\n"
+        "from turnstile.runtime.ports import ContentDelta, ModelDone\n"
         "def line(request):\n"
         "    return ScriptLine(text=f'step {request.step}')\n"
         "async def stream(request):\n"

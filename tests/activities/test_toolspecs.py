@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.text import parse_arguments, storable
-from activities.toolspecs import (
+from turnstile.activities.prompt.tool_specs import (
     SUBMIT_RESULT_SPEC,
     build_tool_specs,
     check_fields,
     parse_submit_result,
     wanted_fields,
 )
-from schema.base import JsonObject
-from schema.cards import (
+from turnstile.activities.text import parse_arguments, storable
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import (
     CardContent,
     CardType,
     FieldsSchemaContent,
@@ -25,9 +25,9 @@ from schema.cards import (
     TextContent,
     make_card,
 )
-from schema.errors import BadRequest
-from schema.ids import CardId
-from schema.tools import ToolRow, options_of
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import CardId
+from turnstile.schema.tools import ToolRow, options_of
 
 SCHEMA: JsonObject = {
     "type": "object",

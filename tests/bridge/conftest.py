@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.connection import NatsConnection, connect
-from bridge.streams import declare_streams
-from schema.ids import ChannelId, ProjectId, uuid7
+from turnstile.schema.ids import ChannelId, ProjectId, uuid7
+from turnstile.transport.connection import NatsConnection, connect
+from turnstile.transport.streams import declare_streams
 
 CHANNEL = ChannelId("c1")
 

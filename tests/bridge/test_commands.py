@@ -7,20 +7,27 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.client import BridgeClient, WatchEvent
-from bridge.commands import DurableCommands
-from bridge.connection import NatsConnection
-from bridge.durable import deferred
-from bridge.publisher import NatsPublisher
-from bridge.service import VerbRequest
-from schema import subjects
-from schema.errors import ServerUnavailable
-from schema.events import Message
-from schema.headers import CHANNEL_ID, MSG_TYPE, PROJECT_ID, TRACEPARENT, new_traceparent, trace_id
-from schema.ids import AgentTurnId, ProjectId, uuid7
-from schema.inbox import EnqueueReply, Reply
-from schema.states import ReplyStatus
 from tests.bridge.conftest import CHANNEL, eventually
+from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.bridge.verbs.durable_commands import DurableCommands
+from turnstile.bridge.verbs.micro_service import VerbRequest
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import AgentTurnId, ProjectId, uuid7
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire import subjects
+from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.headers import (
+    CHANNEL_ID,
+    MSG_TYPE,
+    PROJECT_ID,
+    TRACEPARENT,
+    new_traceparent,
+    trace_id,
+)
+from turnstile.schema.wire.inbox import EnqueueReply, Reply
+from turnstile.sdk.client import BridgeClient, WatchEvent
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.durable import deferred
 
 
 class DatabaseAway(Exception):

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from bridge import claimqueue, throttle
-from bridge.claimqueue import FairQueue
-from bridge.service import VerbHandler, VerbRequest, run_verb
-from bridge.throttle import Throttle, throttled
-from ledger.lease import AgentKey
-from schema.ids import AgentId, ChannelId, ProjectId
-from schema.inbox import Reply
-from schema.states import ReplyStatus
+from turnstile.bridge.inbox import claim_queue
+from turnstile.bridge.inbox.claim_queue import FairQueue
+from turnstile.bridge.verbs import rate_limits
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, run_verb
+from turnstile.bridge.verbs.rate_limits import Throttle, throttled
+from turnstile.ledger.turns.lease import AgentKey
+from turnstile.schema.ids import AgentId, ChannelId, ProjectId
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire.inbox import Reply
 
 FLOOD, QUIET = ProjectId("flood"), ProjectId("quiet")
 
@@ -43,8 +44,8 @@ def test_an_agent_waits_once_and_may_come_again() -> None:
 
 
 def test_there_is_an_end_to_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claimqueue, "MAX_OF_PROJECT", 10)
-    monkeypatch.setattr(claimqueue, "MAX_WAITING", 15)
+    monkeypatch.setattr(claim_queue, "MAX_OF_PROJECT", 10)
+    monkeypatch.setattr(claim_queue, "MAX_WAITING", 15)
     queue = FairQueue()
     assert queue.offer(agents(FLOOD, 100), "doorbell") == 10
     assert queue.offer(agents(QUIET, 100), "doorbell") == 5
@@ -92,7 +93,7 @@ def test_no_rate_is_no_limit() -> None:
 
 
 def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "MAX_PROJECTS", 10)
+    monkeypatch.setattr(rate_limits, "MAX_PROJECTS", 10)
     bucket = Throttle(1, 1, Clock())
     for number in range(50):
         bucket.take(ProjectId(f"p{number}"))

@@ -8,19 +8,19 @@ from functools import partial
 import pytest
 from nats.aio.msg import Msg
 
-from bridge.client import BridgeClient
-from bridge.commands import DurableCommands
-from bridge.connection import connect
-from bridge.publisher import NatsPublisher
-from bridge.pull import ContinuousPull
-from bridge.service import VerbRequest, VerbService
-from bridge.streams import declare_commands, declare_wakeups, wakeup_consumer
-from schema.errors import ConfigError
-from schema.ids import ProjectId
-from schema.inbox import Reply
-from schema.states import ReplyStatus
-from schema.subjects import CMD_STREAM, wakeup
 from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.bridge.verbs.durable_commands import DurableCommands
+from turnstile.bridge.verbs.micro_service import VerbRequest, VerbService
+from turnstile.schema.errors import ConfigError
+from turnstile.schema.ids import ProjectId
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire.inbox import Reply
+from turnstile.schema.wire.subjects import CMD_STREAM, wakeup
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.connection import connect
+from turnstile.transport.pull import ContinuousPull
+from turnstile.transport.streams import declare_commands, declare_wakeups, wakeup_consumer
 
 BRIDGE = {
     "publish": [

@@ -6,14 +6,14 @@ import time
 import pytest
 from nats.aio.msg import Msg
 
-from bridge.connection import NatsConnection
-from bridge.publisher import NatsPublisher
-from schema.errors import BadRequest, ServerUnavailable
-from schema.events import Message
-from schema.headers import MSG_ID
-from schema.ids import AgentId, ProjectId, uuid7
-from schema.subjects import CMD_STREAM, EVT_STREAM, agent_chunk, agent_event, wakeup
 from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.schema.errors import BadRequest, ServerUnavailable
+from turnstile.schema.ids import AgentId, ProjectId, uuid7
+from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.headers import MSG_ID
+from turnstile.schema.wire.subjects import CMD_STREAM, EVT_STREAM, agent_chunk, agent_event, wakeup
+from turnstile.transport.connection import NatsConnection
 
 AGENT = AgentId("a1")
 STREAMS = (CMD_STREAM, EVT_STREAM)

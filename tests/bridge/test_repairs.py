@@ -1,16 +1,15 @@
 """What the safety net says of its repairs: a sentence for each, with ids, and no more than a few at a look."""
 
-from pathlib import Path
-
 import pytest
 
-from bridge.repairs import LINES, SENTENCES, sentences
-from bridge.rules import WatchdogTimes
-from ledger.lease import AgentKey
-from schema.ids import AgentId, AgentTurnId, ProjectId
-from schema.turns import TurnRef
+from tests.support.paths import ROOT
+from turnstile.bridge.safety.repairs import LINES, SENTENCES, sentences
+from turnstile.bridge.safety.rules import WatchdogTimes
+from turnstile.ledger.turns.lease import AgentKey
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
+from turnstile.schema.turns import TurnRef
 
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+MANUAL = ROOT / "docs" / "operations.md"
 TIMES = WatchdogTimes()
 AGENTS: list[AgentKey] = [(ProjectId("demo"), AgentId(f"agent-{number}")) for number in range(40)]
 

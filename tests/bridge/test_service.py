@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 from nats.aio.msg import Msg
 
-from bridge.client import BridgeClient
-from bridge.connection import NatsConnection, connect
-from bridge.service import VerbHandler, VerbRequest, VerbService
-from bridge.wire import decode_object
-from schema import subjects
-from schema.errors import BadRequest, Refused, ServerUnavailable
-from schema.headers import PROJECT_ID
-from schema.ids import ProjectId
-from schema.inbox import DescribeRequest, Reply
-from schema.states import ReplyStatus
 from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, VerbService
+from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
+from turnstile.schema.ids import ProjectId
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire import subjects
+from turnstile.schema.wire.headers import PROJECT_ID
+from turnstile.schema.wire.inbox import DescribeRequest, Reply
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.connection import NatsConnection, connect
+from turnstile.transport.json_messages import decode_object
 
 
 class DatabaseAway(Exception):

@@ -1,12 +1,12 @@
 """What the files that ship say, read as data."""
 
 import re
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 REQUIRED = re.compile(r"\$\{([A-Z_]+):\?set \1 in \.env\}")

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bridge.connection import connect
-from ledger.pool import Pool
-from schema.errors import ConfigError, ServerUnavailable
 from tests.bridge.conftest import NatsServer, eventually
 from tests.conftest import Databases
 from tests.deploy.tls import Certificates, make_certificates, tls_before
-from turnstile.doctor import examine
+from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
-from turnstile.engine import connect_engine
-from turnstile.processes import migrate_all, run_both
+from turnstile.ledger.pool import Pool
+from turnstile.processes.addresses import resolve_endpoints
+from turnstile.processes.worker_and_bridge import migrate_all, run_both
+from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings import Settings
 from turnstile.settings.model import DatabaseSettings, NatsSettings, TemporalSettings
-from turnstile.wiring import resolve_endpoints
+from turnstile.temporal.connect import connect_engine
+from turnstile.transport.connection import connect
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="openssl makes the certificates, and is not here"

@@ -5,9 +5,9 @@ import subprocess
 import tomllib
 from importlib.metadata import version
 
-from activities.models.litellm_sdk import TESTED_VERSION
 from tests.docs.blocks import DOCUMENTS, ROOT
-from turnstile.release import DISTRIBUTION, release
+from turnstile.activities.models.litellm_sdk import TESTED_VERSION
+from turnstile.runtime.release import DISTRIBUTION, release
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SOURCES = ["*.md", "*.py", "*.toml", "*.yml", "*.yaml", "*.txt", "*.service", "*.example", "Dockerfile", "Makefile"]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Databases
-from tests.support.hatchery import Hatchery, hatchery
-from tests.support.invariants import assert_invariants
-from tests.support.process import Processes, processes_of
-from tests.support.stack import Stack, open_stack, running_here
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.hatchery import Hatchery, hatchery
+from tests.support.processes.process import Processes, processes_of
+from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant
 from turnstile.embedded import Endpoints
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ledger.pool import Pool
 from tests.conftest import Databases
-from tests.support.agents import ALICE, BOB, CAROL, add_agents
-from tests.support.invariants import assert_invariants
+from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents
+from tests.support.ledger.invariants import assert_invariants
+from turnstile.ledger.pool import Pool
 
 
 @pytest.fixture(scope="session")

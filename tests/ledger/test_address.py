@@ -7,15 +7,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ledger.address import read_address
-from ledger.exclusive import Pace, try_hold
-from ledger.migrate import migrate, pending
-from ledger.pool import Pool
-from ledger.usage import list_profile_models
-from ledger.yardstick import scratch_database
-from schema.errors import ConfigError, ServerUnavailable
+from lab.bench.yardsticks.postgres import scratch_database
 from tests.conftest import Databases
-from turnstile.wiring import without_password
+from turnstile.ledger.address import read_address
+from turnstile.ledger.migrate import migrate, pending
+from turnstile.ledger.operations.exclusive import Pace, try_hold
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.usage import list_profile_models
+from turnstile.processes.addresses import without_password
+from turnstile.schema.errors import ConfigError, ServerUnavailable
 
 PACE = Pace(watch=0.1, give_up=0.6, settle=0.9, silent=3.0)
 

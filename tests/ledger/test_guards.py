@@ -7,11 +7,24 @@ from typing import Any
 import asyncpg
 import pytest
 
-from ledger.lease import claim_inbox
-from ledger.pool import Pool
-from schema import headers
 from tests.conftest import Databases
-from tests.support.agents import ALICE, BOB, PROJECT, TARGET, add_agents, ask, begin, commit, finish, lease, rows, value
+from tests.support.ledger.agents import (
+    ALICE,
+    BOB,
+    PROJECT,
+    TARGET,
+    add_agents,
+    ask,
+    begin,
+    commit,
+    finish,
+    lease,
+    rows,
+    value,
+)
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.lease import claim_inbox
+from turnstile.schema.wire import headers
 
 Refusal = asyncpg.RestrictViolationError
 

@@ -8,14 +8,14 @@ from enum import StrEnum
 
 import pytest
 
-from ledger import migrate as module
-from ledger import pool as pool_module
-from ledger.migrate import MigrationError, migrate, migrations, pending
-from ledger.pool import Pool, ServerTooOld
-from schema.errors import ServerUnavailable
-from schema.states import HeadStatus, InboxStatus, StepStatus, TurnStatus, WaitStatus
 from tests.conftest import Databases
-from tests.support.agents import rows
+from tests.support.ledger.agents import rows
+from turnstile.ledger import migrate as module
+from turnstile.ledger import pool as pool_module
+from turnstile.ledger.migrate import MigrationError, migrate, migrations, pending
+from turnstile.ledger.pool import Pool, ServerTooOld
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.states import HeadStatus, InboxStatus, StepStatus, TurnStatus, WaitStatus
 
 NAMES = [migration.name for migration in migrations()]
 

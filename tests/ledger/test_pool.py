@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ledger.pool import Pool
-from ledger.usage import list_profile_models
-from schema.errors import ConfigError
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.usage import list_profile_models
+from turnstile.schema.errors import ConfigError
 
 
 def changed(url: str, *, password: str = "", database: str = "", query: str = "") -> str:

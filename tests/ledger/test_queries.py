@@ -9,37 +9,20 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from ledger import (
-    actions,
-    audit,
-    export,
-    hops,
-    intake,
-    lease,
-    measure,
-    monitor,
-    queries,
-    recovery,
-    removal,
-    roster,
-    sweep,
-    threads,
-    threadviews,
-    turns,
-    usage,
-    views,
-    waiting,
-)
-from ledger.pool import Pool
-from ledger.queries import Query, all_queries, parse
-from schema import described
-from schema.boxes import AgentBoxes
-from schema.threads import ThreadRef
-from schema.tools import ToolRow
-from schema.turns import Ring
 from tests.conftest import Databases
+from tests.support.paths import ROOT
+from turnstile.ledger import queries
+from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump import hops, thread_views, threads
+from turnstile.ledger.queries import Query, all_queries, parse
+from turnstile.ledger.turns import action_lookup, intake, lease, roster, transitions, usage, views, waiting
+from turnstile.schema.pump.threads import ThreadRef
+from turnstile.schema.tools import ToolRow
+from turnstile.schema.turns import Ring
+from turnstile.schema.wire import descriptions
+from turnstile.schema.wire.box_requests import AgentBoxes
 
-ROOT = Path(__file__).parents[2]
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
 AGENT_KEY = {"project_id", "agent_id"}
 NOTHING: set[str] = set()
@@ -65,7 +48,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "claim_inbox": lease.Claim,
     "close_requests": NOTHING,
     "close_thread": NOTHING,
-    "commit_step": turns.CommittedStep,
+    "commit_step": transitions.CommittedStep,
     "begin_export": NOTHING,
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
@@ -101,8 +84,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "count_open_messages": {"found"},
     "count_suspended": {"suspended"},
     "count_open_threads": {"found"},
-    "describe_call": described.CallView,
-    "describe_turn": described.TurnView,
+    "describe_call": descriptions.CallView,
+    "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.Lease,
     "end_message": hops._Ended,
     "enqueue_turn": {
@@ -110,12 +93,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         "leased_epoch",
     },
-    "find_action": set(actions.ActionTurn.model_fields) | {"tool"},
+    "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._Earlier,
     "find_roles": {"role", "found", "is_owner"},
     "find_request": {"payload"},
-    "find_thread": described.ThreadLine,
-    "finish_turn": turns.FinishedTurn,
+    "find_thread": descriptions.ThreadLine,
+    "finish_turn": transitions.FinishedTurn,
     "fork_box": {"verdict"},
     "get_card": CARD,
     "has_migrations": {"found"},
@@ -123,9 +106,9 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "inject_timeouts": Ring,
     "is_served": {"served"},
     "list_agents": roster.AgentRow,
-    "list_canceled_turns": threadviews.ThreadTurn,
+    "list_canceled_turns": thread_views.ThreadTurn,
     "list_due_agents": AGENT_KEY,
-    "list_ended_messages": threadviews.EndedMessage,
+    "list_ended_messages": thread_views.EndedMessage,
     "list_ended_turns": audit.AuditedTurn,
     "list_expected_workflows": audit.AuditedTurn,
     "list_grants": {"statement"},
@@ -135,28 +118,26 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_target_uses": monitor.TargetUse,
     "list_live_workers": monitor.LiveWorker,
     "list_tool_targets": monitor.ToolTarget,
-    "list_late_replies": threadviews.ThreadReply,
+    "list_late_replies": thread_views.ThreadReply,
     "list_open_threads": ThreadRef,
     "list_over": recovery.OverTurn,
     "list_overdue": lease.TurnInHand,
     "list_profile_models": usage.ProfileModel,
     "list_profiles": roster.ProfileRow,
     "list_repairs": recovery.Repairs,
-    "list_replies": threadviews.ThreadReply,
+    "list_replies": thread_views.ThreadReply,
     "list_silent": lease.TurnInHand,
     "list_stalled_threads": ThreadRef,
-    "list_step_timings": measure.StepTiming,
     "list_steps": views.StepView,
     "list_stranded": AGENT_KEY,
     "list_stops_overdue": lease.TurnInHand,
-    "list_thread_messages": described.MessageLine,
+    "list_thread_messages": descriptions.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
-    "list_thread_replies": described.ReplyLine,
+    "list_thread_replies": descriptions.ReplyLine,
     "list_served": {"listener", "workers"},
-    "list_unserved": threadviews.Unserved,
-    "list_threads": described.ThreadLine,
+    "list_unserved": thread_views.Unserved,
+    "list_threads": descriptions.ThreadLine,
     "list_tools": ToolRow,
-    "list_turn_timings": measure.TurnTiming,
     "list_turns": views.TurnLine,
     "list_calls": views.SentCall,
     "find_turns": {"agent_turn_id"},
@@ -168,7 +149,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "profile_box": {"profile_box_id"},
     "list_unannounced": sweep.Unannounced,
     "list_undispatched": lease.TurnInHand,
-    "list_waiting_calls": measure.WaitingCall,
     "locate_turn": lease.TurnInHand,
     "lock_migrations": {"pg_advisory_lock"},
     "lock_thread": threads.LockedThread,
@@ -178,12 +158,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "mark_announced": NOTHING,
     "measure_inbox": monitor.InboxLag,
     "mark_replied": {"request_id"},
-    "messages_of_turns": threadviews.TurnMessage,
+    "messages_of_turns": thread_views.TurnMessage,
     "prune_segment": {"message_id", "request_id"},
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
-    "recall_step": turns.RecalledStep,
+    "recall_step": transitions.RecalledStep,
     "record_migration": NOTHING,
     "record_repairs": NOTHING,
     "reject": NOTHING,
@@ -201,7 +181,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_dispatched": AGENT_KEY,
     "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
-    "rows_touched": measure.RowsTouched,
     "server_version": {"number", "text"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
@@ -287,9 +266,8 @@ async def test_a_missing_or_unknown_parameter_is_an_error() -> None:
 
 
 def test_a_query_that_is_defined_twice_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sql").mkdir()
     for name in ("a.sql", "b.sql"):
-        (tmp_path / "sql" / name).write_text("-- name: same :exec\n-- Twice.\nSELECT 1;\n", encoding="utf-8")
+        (tmp_path / name).write_text("-- name: same :exec\n-- Twice.\nSELECT 1;\n", encoding="utf-8")
 
     def files(_: str) -> Path:
         return tmp_path
@@ -303,13 +281,17 @@ SQL = re.compile(r"\b(SELECT|INSERT INTO|DELETE FROM|CREATE TABLE|UPDATE \w+\.\w
 
 
 def test_there_is_no_sql_in_python() -> None:
-    files = [path for room in ("ledger", "activities", "workflows", "bridge") for path in (ROOT / room).rglob("*.py")]
+    files = [
+        path
+        for room in ("ledger", "transport", "sdk", "activities", "workflows", "bridge")
+        for path in (ROOT / room).rglob("*.py")
+    ]
     assert files
     assert [str(path) for path in files if SQL.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_only_the_ledger_imports_asyncpg() -> None:
     assert asyncpg.__name__ == "asyncpg"
-    rooms = ("schema", "activities", "workflows", "bridge", "turnstile")
+    rooms = ("schema", "runtime", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     assert [str(path) for path in files if "asyncpg" in path.read_text(encoding="utf-8")] == []

@@ -8,16 +8,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from ledger.intake import enqueue
-from ledger.pool import Again, Pool
-from ledger.trouble import Trouble, trouble_of
-from schema.errors import BadRequest, ServerUnavailable
-from schema.ids import ChannelId
-from schema.inbox import EnqueueRequest
-from schema.states import ReplyStatus
-from tests.support.agents import ALICE, PROJECT, add_agents
-from tests.support.trouble import full_disk, raising
+from tests.support.ledger.agents import ALICE, PROJECT, add_agents
+from tests.support.ledger.trouble import full_disk, raising
 from tests.support.waiting import until_waiting
+from turnstile.ledger.pool import Again, Pool
+from turnstile.ledger.postgres_errors import Trouble, trouble_of
+from turnstile.ledger.turns.intake import enqueue
+from turnstile.schema.errors import BadRequest, ServerUnavailable
+from turnstile.schema.ids import ChannelId
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire.inbox import EnqueueRequest
 
 CHANNEL = ChannelId("public")
 

@@ -3,23 +3,23 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
-from bridge.connection import connect
-from ledger.pool import Pool
 from tests.conftest import Databases
 from tests.observability.collector import Collector, collecting
-from tests.support.pump import ORGANISM
-from tests.support.troupe import TROUPE
-from tests.tools.stack import TARGET, Stack
+from tests.sdk.tools.stack import TARGET, Stack
+from tests.support.paths import TESTS
+from tests.support.pump.pump import ORGANISM
+from tests.support.pump.troupe import TROUPE
 from turnstile.embedded import Endpoints
-from turnstile.processes import migrate_all, run_worker
+from turnstile.ledger.pool import Pool
+from turnstile.processes.worker_and_bridge import migrate_all, run_worker
 from turnstile.settings import Settings
 from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, PumpSettings, WorkerSettings
+from turnstile.transport.connection import connect
 
-SCRIPTS = [Path(__file__).parents[1] / "tools" / "script.py", Path(__file__).parents[1] / "e2e/scripts/actors.py"]
+SCRIPTS = [TESTS / "sdk" / "tools" / "script.py", TESTS / "e2e/scripts/actors.py"]
 
 
 @pytest.fixture(scope="session")

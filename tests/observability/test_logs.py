@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from schema.ids import AgentId
-from schema.logs import about
+from tests.activities.models.openai_stub import OpenAIStub
+from tests.activities.models.provider_stub import API_KEY, Fault, Said
 from tests.conftest import Databases
-from tests.models.openai_stub import OpenAIStub
-from tests.models.provider_stub import API_KEY, Fault, Said
 from tests.support.conditions import until
-from tests.support.organism import Order
-from tests.support.process import Processes, processes_of
-from tests.support.pump import pump_config
-from tests.support.stack import QUICK, Stack, open_stack
+from tests.support.processes.process import Processes, processes_of
+from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.pump.organism import Order
+from tests.support.pump.pump import pump_config
 from tests.support.tenants import ALICE, new_tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.embedded import Endpoints
-from turnstile.logs import JsonFormatter
+from turnstile.runtime.log_context import about
+from turnstile.schema.ids import AgentId
+from turnstile.telemetry.logs import JsonFormatter
 
 MARKER = "content-marker-9917"
 CRASH = Order(do="crash", what=MARKER).to_xml().decode()

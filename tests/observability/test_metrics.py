@@ -4,25 +4,24 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ledger.monitor import Backlog, measure_inbox
-from ledger.pool import Pool
-from schema.errors import ConfigError, ServerUnavailable
-from schema.telemetry import Metric
 from tests.observability.tools import a_tool
-from tests.support.agents import ALICE, BOB, add_agents, ask
-from tests.tools.stack import Call, Stack, fresh
-from turnstile.metrics import LABEL_LIMIT, MEANINGS, OTHER, PrometheusMeter, serving_metrics
-from turnstile.processes import run_bridge
+from tests.sdk.tools.stack import Call, Stack, fresh
+from tests.support.ledger.agents import ALICE, BOB, add_agents, ask
+from tests.support.paths import ROOT
+from turnstile.ledger.operations.monitor import Backlog, measure_inbox
+from turnstile.ledger.pool import Pool
+from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.runtime.telemetry import Metric
+from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings.model import ObservabilitySettings
+from turnstile.telemetry.metrics import LABEL_LIMIT, MEANINGS, OTHER, PrometheusMeter, serving_metrics
 
-ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "turnstile.json"
 PAGE = ROOT / "docs" / "observability.md"
 GAUGES = {"turnstile_inbox_rows", "turnstile_inbox_lag_seconds", "turnstile_threads_open"}

@@ -13,7 +13,6 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -22,25 +21,26 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
-from bridge.tool_service import ToolService
-from schema import subjects
-from schema.base import JsonObject
-from schema.ids import AgentId
-from tests.models.openai_stub import OpenAIStub
-from tests.models.provider_stub import API_KEY, Fault, Said
+from tests.activities.models.openai_stub import OpenAIStub
+from tests.activities.models.provider_stub import API_KEY, Fault, Said
 from tests.observability.collector import Collector
 from tests.observability.test_metrics import scrape
-from tests.support.actions import allowed, raw
 from tests.support.conditions import until
-from tests.support.hatchery import Hatchery, hatchery
-from tests.support.organism import Order
-from tests.support.payloads import payloads_in
-from tests.support.process import Processes, processes_of
-from tests.support.pump import Caller, calling_in, pump_config
-from tests.support.stack import QUICK, Stack, open_stack
+from tests.support.ledger.actions import allowed, raw
+from tests.support.paths import ROOT
+from tests.support.processes.hatchery import Hatchery, hatchery
+from tests.support.processes.process import Processes, processes_of
+from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.pump.organism import Order
+from tests.support.pump.payloads import payloads_in
+from tests.support.pump.pump import Caller, calling_in, pump_config
 from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition, hand_of
 from turnstile.embedded import EmbeddedServers, ServerName
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId
+from turnstile.schema.wire import subjects
+from turnstile.sdk.tools.service import ToolService
 
 CONTENT = {
     "system prompt": "prompt-marker-5501",
@@ -167,7 +167,7 @@ async def processes(stack: Stack, hatching: Hatchery, free_port: Callable[[], in
                 "TURNSTILE__OBSERVABILITY__LOG_FORMAT": form,
                 "TURNSTILE__OBSERVABILITY__METRICS_PORT": str(free_port()),
                 "OPENAI_API_KEY": API_KEY,
-                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONPATH": str(ROOT),
                 "PYTHONUNBUFFERED": "1",
             }
         await both.ensure()
@@ -321,8 +321,8 @@ async def gathered(
     found = Gathered(password=str(urlsplit(stack.endpoints.database_url).password))
     heard = io.StringIO()
     handler = logging.StreamHandler(heard)
-    logging.getLogger("bridge").addHandler(handler)
-    logging.getLogger("bridge").setLevel(logging.DEBUG)
+    logging.getLogger("turnstile.bridge").addHandler(handler)
+    logging.getLogger("turnstile.bridge").setLevel(logging.DEBUG)
     async with calling_in(stack) as caller, a_tool_of(caller.tenant) as service:
         run = Run(caller.tenant, caller, stub, found, processes, own_servers, hatching)
 
@@ -338,8 +338,8 @@ async def gathered(
         await run.crashes()
         await run.outages()
         await run.looks(*LOOKS)
-    logging.getLogger("bridge").removeHandler(handler)
-    logging.getLogger("bridge").setLevel(logging.NOTSET)
+    logging.getLogger("turnstile.bridge").removeHandler(handler)
+    logging.getLogger("turnstile.bridge").setLevel(logging.NOTSET)
     for process in (processes.worker, processes.bridge):
         found.add("figures", (await scrape(int(process.env["TURNSTILE__OBSERVABILITY__METRICS_PORT"])))[0])
         assert await process.stop() == 0

@@ -10,13 +10,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.tools.stack import Stack
+from tests.sdk.tools.stack import Stack
 from tests.turnstile.support import turnstile
-from turnstile import health
-from turnstile.health import Health
-from turnstile.healthfile import HealthFile, health_told
-from turnstile.metrics import serving_metrics
 from turnstile.settings.model import ObservabilitySettings
+from turnstile.telemetry import health
+from turnstile.telemetry.health import Health
+from turnstile.telemetry.health_file import HealthFile, health_told
+from turnstile.telemetry.metrics import serving_metrics
 
 
 async def look(port: int) -> tuple[int, str]:

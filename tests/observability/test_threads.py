@@ -2,19 +2,19 @@
 
 from typing import Any, cast
 
-from ledger.roster import add_agent, put_profile
-from schema import headers
-from schema.base import JsonObject
-from schema.ids import AgentId
-from schema.payloads import Payload
-from schema.profiles import LlmConfig, Profile
 from tests.observability.collector import Collector, Seen
 from tests.observability.test_metrics import Samples, scrape, value
 from tests.observability.test_traces import spans_of, tree
+from tests.sdk.tools.stack import PROJECT, TARGET, Stack
 from tests.support.conditions import until
-from tests.support.organism import Order
-from tests.support.troupe import Job, play, verdict
-from tests.tools.stack import PROJECT, TARGET, Stack
+from tests.support.pump.organism import Order
+from tests.support.pump.troupe import Job, play, verdict
+from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId
+from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.pump.payloads import Payload
+from turnstile.schema.wire import headers
 from turnstile.settings.model import ObservabilitySettings
 
 MARKER = "content-marker-5519"

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from ledger.pool import Pool
-from ledger.views import describe_turn, list_steps
-from schema.ids import AgentTurnId
 from tests.observability.tools import a_tool
-from tests.support.agents import ALICE, PROJECT, add_agents, ask, stop
-from tests.tools.stack import PROJECT as DEMO
-from tests.tools.stack import Call, Stack, fresh
+from tests.sdk.tools.stack import PROJECT as DEMO
+from tests.sdk.tools.stack import Call, Stack, fresh
+from tests.support.ledger.agents import ALICE, PROJECT, add_agents, ask, stop
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.views import describe_turn, list_steps
+from turnstile.schema.ids import AgentTurnId
 
 TIMING = {"queue_delay_ms", "step_ms", "first_token_ms", "e2e_ms"}
 STATS = {"steps", "queue_delay_ms", "step_ms", "first_token_ms", "e2e_ms", "model", "llm_usage"}

@@ -10,27 +10,27 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities.asking import StepLimits
-from activities.models import ScriptedModel, load_scripts
-from activities.pace import Paces
-from activities.steps import StepActivities
-from bridge.tool_service import ToolCall, ToolService
-from ledger.cards import BoxCache
-from ledger.pool import Pool
-from schema import headers, subjects
-from schema.events import Message
-from schema.ids import AgentId, AgentTurnId
-from schema.ports import ModelEvent, ModelRequest
-from schema.telemetry import Span, Telemetry
-from schema.turns import RunStepInput
 from tests.observability.collector import Collector, Seen
-from tests.support.agents import ALICE, add_agents, lease
+from tests.sdk.tools.stack import CHANNEL, PROJECT, Stack, fresh
 from tests.support.conditions import until
-from tests.tools.stack import CHANNEL, PROJECT, Stack, fresh
+from tests.support.ledger.agents import ALICE, add_agents, lease
 from tests.workflows.recordings import replay
-from turnstile.plugin import turnstile_plugin
-from turnstile.tracing import otlp_tracer
-from workflows.options import turn_workflow_id
+from turnstile.activities.models import ScriptedModel, load_scripts
+from turnstile.activities.prompt.model_attempts import StepLimits
+from turnstile.activities.turn.fast_models import Paces
+from turnstile.activities.turn.steps import StepActivities
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import BoxCache
+from turnstile.runtime.ports import ModelEvent, ModelRequest
+from turnstile.runtime.telemetry import Span, Telemetry
+from turnstile.schema.ids import AgentId, AgentTurnId
+from turnstile.schema.turns import RunStepInput
+from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.events import Message
+from turnstile.sdk.tools.service import ToolCall, ToolService
+from turnstile.telemetry.tracing import otlp_tracer
+from turnstile.temporal.plugin import turnstile_plugin
+from turnstile.workflows.options import turn_workflow_id
 
 MARKER = "content-marker-7731"
 

@@ -1,6 +1,6 @@
 """A tool for these tests."""
 
-from bridge.tool_service import ToolFailed, ToolService
+from turnstile.sdk.tools.service import ToolFailed, ToolService
 
 
 def a_tool(name: str) -> tuple[ToolService, str]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ledger.grants import grant
-from ledger.migrate import migrate
-from ledger.pool import Pool
 from tests.roles.servers import ROLES, GuardedNats, login_url, password, run_init
 from turnstile.embedded import Endpoints
+from turnstile.ledger.grants import grant
+from turnstile.ledger.migrate import migrate
+from turnstile.ledger.pool import Pool
 
 BRIDGE, WORKER = "turnstile_bridge", "turnstile_worker"
 

@@ -4,16 +4,15 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 import asyncpg
 
 from tests.bridge.conftest import NatsServer
+from tests.support.paths import ROOT
 from turnstile.embedded.postgres_server import find_postgres_program
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OTHER = "other"
 """A project with a client of its own, `client_other`, added as docs/security.md says."""

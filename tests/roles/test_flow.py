@@ -15,26 +15,26 @@ from dataclasses import dataclass, replace
 import pytest
 import yaml
 
-from bridge.client import BridgeClient
-from bridge.connection import connect
-from ledger.pool import Pool
-from ledger.roster import list_tools, put_tool
-from schema.base import JsonObject
-from schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
-from schema.tools import ToolDefinition
 from tests.conftest import Databases
 from tests.roles.conftest import BRIDGE, WORKER
 from tests.roles.servers import ROOT, GuardedNats, login_url
 from tests.support.conditions import until
-from tests.support.invariants import assert_invariants
-from tests.support.net import net_of, terminate
-from tests.support.pump import ORGANISM
-from tests.support.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.net import net_of, terminate
+from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.pump.pump import ORGANISM
 from tests.support.tenants import CHANNEL, Tenant, turn_of
 from tests.support.tools import calling, definition
 from tests.turnstile.support import turnstile
 from turnstile.embedded import Endpoints
-from turnstile.processes import run_bridge, run_worker
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import list_tools, put_tool
+from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
+from turnstile.schema.tools import ToolDefinition
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.connection import connect
 
 DEMO = ProjectId("demo")
 EXAMPLE = ROOT / "examples" / "tools" / "word_count"

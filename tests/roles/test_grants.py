@@ -11,15 +11,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from ledger.grants import grant
-from ledger.migrate import migrate
-from ledger.pool import Pool
-from ledger.queries import all_queries
-from schema.errors import ConfigError
 from tests.conftest import Databases
 from tests.roles.conftest import BRIDGE, WORKER
 from tests.roles.servers import logged_in, login_url
-from tests.support.reach import SHARED, queries_of, used_by_processes
+from tests.support.ledger.reach import SHARED, queries_of, used_by_processes
+from turnstile.ledger.grants import grant
+from turnstile.ledger.migrate import migrate
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import all_queries
+from turnstile.schema.errors import ConfigError
 
 PROCESSES = {"bridge": BRIDGE, "worker": WORKER}
 HELD = """

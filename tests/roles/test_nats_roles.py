@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from bridge.connection import NatsConnection, connect
-from schema.errors import ConfigError
 from tests.roles.servers import USERS, GuardedNats
+from turnstile.schema.errors import ConfigError
+from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
 VERBS = ("enqueue", "stop", "send", "box_fork", "box_replace")

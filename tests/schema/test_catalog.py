@@ -5,19 +5,19 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import BaseModel
 
-from bridge.streams import covers
-from schema import envelopes, headers, subjects
-from schema.catalog import ENTRIES, NOT_SPOKEN, VERBS, find
-from schema.entries import PARAMETERS, PREFIX, Entry, Transport
+from tests.support.paths import ROOT
+from turnstile.schema.interface import envelopes
+from turnstile.schema.interface.catalog import ENTRIES, NOT_SPOKEN, VERBS, find
+from turnstile.schema.interface.entries import PARAMETERS, PREFIX, Entry, Transport
+from turnstile.schema.wire import headers, subjects
+from turnstile.transport.streams import covers
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("schema", "ledger", "activities", "workflows", "bridge", "turnstile")
+ROOMS = ("schema", "runtime", "ledger", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
 PATTERNS = [text for text in vars(subjects).values() if isinstance(text, str) and text.startswith("cg.")]
 
 
@@ -29,7 +29,7 @@ def subject_of(entry: Entry, like: str = "") -> str:
 
 
 def builders() -> dict[str, Any]:
-    """The functions of `schema.subjects` that make subjects, or patterns of them."""
+    """The functions of `turnstile.schema.wire.subjects` that make subjects, or patterns of them."""
     found = inspect.getmembers(subjects, inspect.isfunction)
     own = {name: each for name, each in found if each.__module__ == subjects.__name__ and not name.startswith("_")}
     return {name: each for name, each in own.items() if get_type_hints(each)["return"] is str}
@@ -51,7 +51,7 @@ def test_what_a_builder_makes_is_in_the_catalog(name: str) -> None:
         if "*" in subject or ">" in subject:
             assert any(covers(subject, subject_of(each, subject)) for each in ENTRIES), subject
         else:
-            assert find(subject) is not None, f"{name} makes {subject}: add an entry to schema/catalog.py"
+            assert find(subject) is not None, f"{name} makes {subject}: add an entry to schema/interface/catalog.py"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -68,9 +68,9 @@ def test_no_subject_is_made_outside_the_module_of_subjects() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.match(r"cg\.|cg$", node.value)
     }
-    allowed = {"schema/subjects.py", "schema/entries.py"}  # the latter describes all of them
+    allowed = {"schema/wire/subjects.py", "schema/interface/entries.py"}  # the latter describes all of them
     outside = {each for each in found if each.rpartition(":")[0] not in allowed}
-    assert not outside, "make subjects in schema/subjects.py"
+    assert not outside, "make subjects in schema/wire/subjects.py"
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -103,7 +103,7 @@ def test_the_table_of_the_protocol_is_the_catalog() -> None:
     assert listed >= NOT_SPOKEN
     patterns = {each: listed_pattern(each) for each in listed - NOT_SPOKEN}
     missing = {each for each, pattern in patterns.items() if not any(pattern.fullmatch(e.subject) for e in ENTRIES)}
-    assert not missing, "add entries to schema/catalog.py"
+    assert not missing, "add entries to schema/interface/catalog.py"
     unlisted = {e.subject for e in ENTRIES if not any(pattern.fullmatch(e.subject) for pattern in patterns.values())}
     assert not unlisted, "add rows to docs/protocol.md §5"
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,14 +9,15 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from schema.asyncapi import document
-from schema.cards import TextContent
-from schema.catalog import ENTRIES
-from schema.inbox import EnqueueRequest, ReportRequest
-from schema.json_schemas import DIALECT, schemas
-from turnstile.interface import ASYNCAPI, differences, files
+from tests.support.paths import ROOT
+from turnstile.cli.interface_files import ASYNCAPI, differences, files
+from turnstile.schema.cards import TextContent
+from turnstile.schema.interface.asyncapi import document
+from turnstile.schema.interface.catalog import ENTRIES
+from turnstile.schema.interface.json_schemas import DIALECT, schemas
+from turnstile.schema.wire.inbox import EnqueueRequest, ReportRequest
 
-DIRECTORY = Path(__file__).parents[2] / "docs" / "interface"
+DIRECTORY = ROOT / "docs" / "interface"
 MADE = schemas()
 FILES = files()
 DOCUMENT: Any = yaml.safe_load(FILES[ASYNCAPI])

@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from pydantic import BaseModel, Field
 
-from schema.base import JsonObject
-from schema.parameters import SchemaTooCostly, bounded, object_schema
+from turnstile.schema.base import JsonObject
+from turnstile.schema.parameters import SchemaTooCostly, bounded, object_schema
 
 
 class Item(BaseModel):

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from activities.calls import ReadyCall, ready
-from schema.errors import BadRequest
-from schema.ids import ChannelId, ProjectId
-from schema.tools import ToolDefinition, ToolRow, expand_subject
+from turnstile.activities.calls.arguments import ReadyCall, ready
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.tools import ToolDefinition, ToolRow, expand_subject
 
 TOOL = "cg.v1r4.{project_id}.{channel_id}.cmd.tool.marks.call"
 PMO = "cg.v1r4.{project_id}.{channel_id}.cmd.sys.pmo.internal.provision_agent"

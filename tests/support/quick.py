@@ -4,11 +4,11 @@ import json
 
 from temporalio.api.enums.v1 import EventType
 
-from activities.pace import LEARNED_AFTER
-from schema.ids import AgentTurnId
-from tests.support.faults import DONE
+from tests.support.processes.faults import DONE
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand
+from turnstile.activities.turn.fast_models import LEARNED_AFTER
+from turnstile.schema.ids import AgentTurnId
 
 
 async def learned(hand: Hand) -> Hand:

@@ -6,23 +6,23 @@ from typing import Any, cast
 
 from nats.js.errors import NotFoundError
 
-from bridge.client import BridgeClient
-from bridge.wire import decode_object
-from ledger.cards import box_cards
-from ledger.pool import Pool
-from ledger.roster import add_agent, put_profile
-from ledger.views import StepView, describe_turn, list_steps
-from schema import subjects
-from schema.base import JsonObject
-from schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
-from schema.described import TurnView
-from schema.events import Wakeup
-from schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7
-from schema.inbox import EnqueueReply
-from schema.profiles import LlmConfig, Profile
-from schema.states import ReplyStatus
 from tests.support.conditions import until
-from tests.support.stack import Stack
+from tests.support.processes.stack import Stack
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.turns.views import StepView, describe_turn, list_steps
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card, CardType, JsonContent, TextContent, ToolResultContent, content_of
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, uuid7
+from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire import subjects
+from turnstile.schema.wire.descriptions import TurnView
+from turnstile.schema.wire.events import Wakeup
+from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.json_messages import decode_object
 
 CHANNEL = ChannelId("public")
 ALICE = AgentId("alice")

@@ -13,18 +13,18 @@ from typing import Any, cast
 from nats.aio.msg import Msg
 from pydantic import JsonValue
 
-from bridge.wire import decode_object
-from ledger.roster import put_tool
-from ledger.views import locate_turn
-from schema import headers
-from schema.base import JsonObject
-from schema.ids import AgentId, AgentTurnId, ToolCallId, step_id, tool_call_id
-from schema.inbox import ReportReply
-from schema.states import ReplyStatus
-from schema.tools import ToolDefinition
-from schema.turns import TurnRef
 from tests.support.conditions import until
 from tests.support.tenants import ALICE, Ended, Tenant, turn_of
+from turnstile.ledger.turns.roster import put_tool
+from turnstile.ledger.turns.views import locate_turn
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId, ToolCallId, step_id, tool_call_id
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.inbox import ReportReply
+from turnstile.transport.json_messages import decode_object
 
 ANYTHING: JsonObject = {"type": "object", "properties": {"q": {"type": "string"}}}
 

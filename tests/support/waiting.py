@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from ledger.pool import Pool
-from ledger.queries import Connection
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
 
 T = TypeVar("T")
 

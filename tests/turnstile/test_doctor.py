@@ -5,17 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bridge.tool_service import ToolService
-from ledger.roster import add_agent, put_profile, put_tool
-from schema.ids import AgentId, ProjectId
-from schema.profiles import Profile
 from tests.conftest import Databases
-from tests.support.agents import rows
-from tests.support.stack import Run, Stack, open_stack, running_here
-from turnstile.checks import Check
-from turnstile.doctor import examine
+from tests.support.ledger.agents import rows
+from tests.support.processes.stack import Run, Stack, open_stack, running_here
+from turnstile.doctor.checks import Check
+from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
-from turnstile.processes import run_both, run_bridge, run_worker
+from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.processes.worker_and_bridge import run_both, run_bridge, run_worker
+from turnstile.schema.ids import AgentId, ProjectId
+from turnstile.schema.profiles import Profile
+from turnstile.sdk.tools.service import ToolService
 from turnstile.settings import Settings
 
 DEMO = ProjectId("demo")

@@ -1,17 +1,17 @@
 """docs/limits.md: its table of limits is the code's."""
 
 import re
-from pathlib import Path
 
-from activities.models.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
-from schema.documents import LIMITS as XML
-from schema.documents import PayloadCode
-from schema.inbox import RESULT_LIMIT_BYTES, TEXT_LIMIT_BYTES
-from turnstile.converters import PAYLOAD_LIMIT_BYTES
+from tests.support.paths import ROOT
+from turnstile.activities.models.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
+from turnstile.schema.pump.documents import LIMITS as XML
+from turnstile.schema.pump.documents import PayloadCode
+from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES, TEXT_LIMIT_BYTES
 from turnstile.settings import Settings
 from turnstile.settings.model import LimitsSettings
+from turnstile.temporal.converters import PAYLOAD_LIMIT_BYTES
 
-PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+PAGE = ROOT / "docs" / "limits.md"
 
 
 def table() -> dict[str, tuple[str, str, str]]:
@@ -46,9 +46,8 @@ def test_the_settings_have_these_defaults_and_none_is_left_out() -> None:
 
 
 def test_every_code_that_is_busy_is_in_the_table() -> None:
-    root = PAGE.parents[1]
     sources = "\n".join(
-        path.read_text() for room in ("schema", "ledger", "bridge") for path in (root / room).rglob("*.py")
+        path.read_text() for room in ("schema", "ledger", "bridge") for path in (ROOT / room).rglob("*.py")
     )
     raised = set(re.findall(r'Limited\(\s*"(\w+)"', sources)) | {"queue_full", "project_full", "overloaded"}
     assert raised == {code for _, answer, code in table().values() if answer == "busy"}

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from schema.errors import ConfigError
-from schema.listeners import BadListener
+from tests.support.paths import ROOT
 from tests.turnstile.support import turnstile
-from turnstile.listeners import load_registry
-from turnstile.yaml_files import read_listeners
+from turnstile.processes.listener_files import load_registry
+from turnstile.schema.errors import ConfigError
+from turnstile.schema.pump.listeners import BadListener
+from turnstile.settings.yaml_files import read_listeners
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "pump"
+EXAMPLES = ROOT / "examples" / "pump"
 GOOD = """
-from schema.listeners import listener
-from schema.payloads import Payload
+from turnstile.schema.pump.listeners import listener
+from turnstile.schema.pump.payloads import Payload
 
 class Ask{n}(Payload, tag="{n}"):
     text: str
@@ -109,7 +110,7 @@ def test_a_module_is_found_in_the_working_directory_and_in_packages() -> None:
         ("def f(:", "bad: cannot import bad: SyntaxError: "),
         ("raise ValueError('its words')", "bad: cannot import bad: ValueError: its words ("),
         (
-            "from schema.payloads import Payload\nclass P(Payload):\n    x: dict[str, str]",
+            "from turnstile.schema.pump.payloads import Payload\nclass P(Payload):\n    x: dict[str, str]",
             "bad: cannot import bad: BadPayloadClass: P.x",
         ),
         (
@@ -150,7 +151,7 @@ def test_a_module_that_is_not_there_is_named(name: str) -> None:
         ("handler: 'os:getcwd'", "its handler is synchronous: declare it with `async def`"),
         (
             "handler: 'a:answer', answers: ['a:answer']",
-            "a:answer is no payload: derive it from schema.payloads.Payload",
+            "a:answer is no payload: derive it from turnstile.schema.pump.payloads.Payload",
         ),
         ("handler: 'a:answer', answers: ['os:PathLike']", "os:PathLike is no payload: derive it"),
         ("handler: 'a:answer', peers: [a]", "only agents have peers: add agent=True, or leave them out"),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from schema.errors import ConfigError
+from tests.support.paths import ROOT
+from turnstile.schema.errors import ConfigError
 from turnstile.settings import Settings, load_settings
 
-EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+EXAMPLE = ROOT / "config.example.toml"
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from schema.ids import AgentId
-from schema.listeners import Listener, listener
-from schema.payloads import Payload
-from schema.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage, Text
+from turnstile.schema.ids import AgentId
+from turnstile.schema.pump.listeners import Listener, listener
+from turnstile.schema.pump.payloads import Payload
+from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage, Text
 
 
 class Count(Payload):

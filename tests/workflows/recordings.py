@@ -17,28 +17,28 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Interceptor, Replayer, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from ledger.roster import add_agent
-from ledger.threadviews import find_thread, list_thread_replies
-from schema.base import JsonObject
-from schema.ids import AgentId, AgentTurnId, uuid7
-from schema.inbox import SendReply
-from schema.payloads import Payload
-from schema.threads import ThreadId, thread_workflow_id
-from tests.support.calls import TOOL, result_card, write_card, written_report
 from tests.support.conditions import until
-from tests.support.faults import DONE
-from tests.support.process import Processes, processes_of
+from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
+from tests.support.processes.faults import DONE
+from tests.support.processes.process import Processes, processes_of
+from tests.support.processes.stack import QUICK, Config, open_stack
 from tests.support.quick import learned, shape
-from tests.support.stack import QUICK, Config, open_stack
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
 from tests.workflows.cast import Count, Hold, Question
-from turnstile.converters import DATA_CONVERTER
 from turnstile.embedded import EmbeddedServers, temporal_server
-from turnstile.plugin import turnstile_plugin
-from workflows.agent_turn import AgentTurn
-from workflows.message_thread import MessageThread
-from workflows.options import turn_workflow_id
+from turnstile.ledger.pump.thread_views import find_thread, list_thread_replies
+from turnstile.ledger.turns.roster import add_agent
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
+from turnstile.schema.pump.payloads import Payload
+from turnstile.schema.pump.threads import ThreadId, thread_workflow_id
+from turnstile.schema.wire.inbox import SendReply
+from turnstile.temporal.converters import DATA_CONVERTER
+from turnstile.temporal.plugin import turnstile_plugin
+from turnstile.workflows.agent_turn import AgentTurn
+from turnstile.workflows.message_thread import MessageThread
+from turnstile.workflows.options import turn_workflow_id
 
 DIRECTORY = Path(__file__).parent / "histories"
 HASTY: Config = {

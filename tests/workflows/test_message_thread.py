@@ -11,8 +11,10 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
-from schema.ids import ChannelId, ProjectId, uuid7
-from schema.threads import (
+from tests.support.conditions import until
+from turnstile.embedded import Endpoints
+from turnstile.schema.ids import ChannelId, ProjectId, uuid7
+from turnstile.schema.pump.threads import (
     AdvanceInput,
     MessageId,
     MessageStatus,
@@ -24,12 +26,10 @@ from schema.threads import (
     new_thread_id,
     thread_workflow_id,
 )
-from tests.support.conditions import until
-from turnstile.converters import PAYLOAD_LIMIT_BYTES
-from turnstile.embedded import Endpoints
-from turnstile.plugin import turn_workers, turnstile_plugin
-from workflows import options
-from workflows.message_thread import MessageThread
+from turnstile.temporal.converters import PAYLOAD_LIMIT_BYTES
+from turnstile.temporal.plugin import turn_workers, turnstile_plugin
+from turnstile.workflows import options
+from turnstile.workflows.message_thread import MessageThread
 
 NOBODY: list[MessageId] = []
 M1, M2, M3 = (MessageId(f"m{number}") for number in (1, 2, 3))

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schema.ids import AgentTurnId, BoxId, CardId, InboxId, ToolCallId
-from schema.states import MessageType, TurnStatus
-from schema.turns import (
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, InboxId, ToolCallId
+from turnstile.schema.states import MessageType, TurnStatus
+from turnstile.schema.turns import (
     Outcome,
     ReportsApplied,
     Ring,
@@ -17,7 +17,7 @@ from schema.turns import (
     StepSuspends,
     TurnStopped,
 )
-from workflows._turn import (
+from turnstile.workflows._turn import (
     Action,
     DeadlinePassed,
     Event,

@@ -20,8 +20,6 @@ from temporalio.worker import (
 )
 from temporalio.workflow import ActivityHandle
 
-from schema.threads import AdvanceInput
-from schema.turns import RunStepInput
 from tests.workflows.recordings import (
     LONG_SHAPES,
     QUICK_SHAPES,
@@ -31,6 +29,8 @@ from tests.workflows.recordings import (
     replay,
     replay_sandboxed,
 )
+from turnstile.schema.pump.threads import AdvanceInput
+from turnstile.schema.turns import RunStepInput
 
 PATHS = re.compile(rb"/(home|root|tmp|usr|var|opt|work|Users)/")
 HISTORIES = recorded()

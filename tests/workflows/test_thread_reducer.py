@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schema.threads import MessageId, MessageStatus, OpenMessage, ThreadAdvanced
-from workflows._thread import (
+from turnstile.schema.pump.threads import MessageId, MessageStatus, OpenMessage, ThreadAdvanced
+from turnstile.workflows._thread import (
     Action,
     Advance,
     Advanced,

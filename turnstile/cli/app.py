@@ -6,30 +6,24 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from turnstile.cli import (
-    agents,
+from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
+from turnstile.cli.operations import (
     audit,
-    bench,
-    boxes,
     doctor,
     health,
-    inbox,
-    profiles,
     projects,
     retention,
     safety,
     schemas,
-    servers,
-    threads,
-    tools,
     top,
-    turns,
     usage,
     versions,
-    watch,
 )
-from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
-from turnstile.release import release
+from turnstile.cli.processes import servers
+from turnstile.cli.roster import agents, profiles, tools
+from turnstile.cli.threads import thread_commands
+from turnstile.cli.turns import boxes, inbox, turn_commands, watch
+from turnstile.runtime.release import release
 
 app = typer.Typer(
     name="turnstile",
@@ -62,21 +56,20 @@ for name, noun, what in (
     ("agent", agents, "Agents: who can be asked."),
     ("tool", tools, "Tools: what agents can call."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
-    ("turn", turns, "Turns: what was asked, and where it stands."),
-    ("thread", threads, "Threads: conversations of listeners."),
+    ("turn", turn_commands, "Turns: what was asked, and where it stands."),
+    ("thread", thread_commands, "Threads: conversations of listeners."),
     ("inbox", inbox, "Inbox rows: every request and every receipt."),
     ("schema", schemas, "The interface, for programs in other languages."),
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
-turns.register(app)
+turn_commands.register(app)
 watch.register(app)
 top.register(app)
 safety.register(app)
 retention.register(app)
 usage.register(app)
 audit.register(app)
-bench.register(app)
 doctor.register(app)
 health.register(app)
 

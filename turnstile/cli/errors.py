@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from schema.errors import BadRequest, ConfigError, ServerUnavailable, TurnstileError
+from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable, TurnstileError
 
 DONE = 0
 REFUSED = 1

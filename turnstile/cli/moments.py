@@ -15,7 +15,7 @@ def moment(text: str, option: str) -> "datetime":
     import re
     from datetime import UTC, datetime, timedelta
 
-    from schema.errors import BadRequest
+    from turnstile.schema.errors import BadRequest
 
     now = datetime.now(UTC)
     try:

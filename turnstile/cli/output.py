@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnstile.cli.errors import Failure
-from turnstile.logs import TextFormatter, json_lines
+from turnstile.telemetry.logs import TextFormatter, json_lines
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDE = 200

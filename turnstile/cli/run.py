@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 
-from bridge.program import INTERRUPTED, Program
 from turnstile.cli.command import Options
 from turnstile.cli.errors import REFUSED, failure_of
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
+from turnstile.runtime.program import INTERRUPTED, Program
 from turnstile.settings import load_settings
 
 

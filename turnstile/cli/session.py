@@ -9,19 +9,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from ledger.migrate import pending
-from ledger.pool import Pool
-from schema.errors import ServerUnavailable
-from schema.ids import ChannelId, ProjectId, token
-from turnstile import wiring
 from turnstile.cli.command import Options
 from turnstile.cli.errors import NotMigrated
 from turnstile.cli.output import Output
+from turnstile.ledger.migrate import pending
+from turnstile.ledger.pool import Pool
+from turnstile.processes import addresses
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import ChannelId, ProjectId, token
 from turnstile.settings import Settings
 
 if TYPE_CHECKING:
-    from bridge.client import BridgeClient
-    from bridge.connection import NatsConnection
+    from turnstile.sdk.client import BridgeClient
+    from turnstile.transport.connection import NatsConnection
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Session:
     async def ledger(self) -> AsyncGenerator[Pool]:
         """The ledger, its version and migrations checked; raises `ServerUnavailable` or `NotMigrated`."""
         patience = self.settings.database.patience_seconds
-        url = wiring.database_url(self.settings, self.options.data)
+        url = addresses.database_url(self.settings, self.options.data)
         pool = Pool(url, size=2, name="turnstile cli", patience=patience)
         try:
             await patiently(pool.open, patience, self.out.remark)
@@ -67,15 +67,15 @@ class Session:
     @asynccontextmanager
     async def nats(self) -> AsyncGenerator["NatsConnection"]:
         """A connection to NATS; raises `ServerUnavailable`, or `ConfigError` if it refuses the login."""
-        from bridge.connection import connect  # noqa: PLC0415 -- a third of the start of commands that only read
+        from turnstile.transport.connection import connect  # noqa: PLC0415 -- a third of the start of commands that only read
 
         patience = self.settings.nats.patience_seconds
-        url = wiring.nats_url(self.settings, self.options.data)
+        url = addresses.nats_url(self.settings, self.options.data)
         try:
             async with asyncio.timeout(patience):
                 conn = await connect(url, name="turnstile cli", on_wait=self.out.remark)
         except TimeoutError:
-            shown = ", ".join(wiring.without_password(each) for each in url.split(","))
+            shown = ", ".join(addresses.without_password(each) for each in url.split(","))
             raise ServerUnavailable(f"no answer from NATS at {shown} in {patience:g} s") from None
         try:
             yield conn
@@ -85,7 +85,7 @@ class Session:
     @asynccontextmanager
     async def bridge(self) -> AsyncGenerator["BridgeClient"]:
         """A client of the project's channel, over `nats`."""
-        from bridge.client import BridgeClient  # noqa: PLC0415 -- as in `nats`
+        from turnstile.sdk.client import BridgeClient  # noqa: PLC0415 -- as in `nats`
 
         project, channel = self.project, self.channel
         async with self.nats() as conn:

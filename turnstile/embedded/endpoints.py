@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from bridge.nearby import DEFAULT_DATA, ENDPOINTS, find_data, is_held
 from turnstile.embedded.files import write_private
+from turnstile.transport.local_servers import DEFAULT_DATA, ENDPOINTS, find_data, is_held
 
 __all__ = ["DEFAULT_DATA", "Endpoints", "find_data", "find_endpoints", "read_endpoints"]
 

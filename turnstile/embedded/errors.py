@@ -3,7 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-from schema.errors import TurnstileError
+from turnstile.schema.errors import TurnstileError
 
 
 class EmbeddedError(TurnstileError):

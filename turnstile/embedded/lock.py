@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bridge.nearby import LOCK
 from turnstile.embedded.errors import DataDirectoryHeld
+from turnstile.transport.local_servers import LOCK
 
 TRIES = 15
-"""Attempts 20 ms apart: a reader that only looks (`bridge.nearby.is_held`) takes the lock for a moment."""
+"""Attempts 20 ms apart: a reader that only looks (`is_held`) takes the lock for a moment."""
 
 
 class Holder(BaseModel):

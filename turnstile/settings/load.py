@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from schema.errors import ConfigError
+from turnstile.schema.errors import ConfigError
 from turnstile.settings.model import ENV_PREFIX, Settings
 
 DEFAULT_FILE = Path("config.toml")

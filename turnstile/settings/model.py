@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Self, cast
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from schema.base import Strict
-from schema.limits import Admission
-from schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
+from turnstile.schema.base import Strict
+from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
+from turnstile.schema.wire.limits import Admission
 
 ENV_PREFIX = "TURNSTILE__"
 AES_GCM = "aes-gcm"
@@ -90,7 +90,7 @@ class NatsSettings(Strict):
 
     @property
     def url(self) -> str:
-        """All servers as `bridge.connection.connect` takes them; empty if there are none."""
+        """All servers as `turnstile.transport.connection.connect` takes them; empty if there are none."""
         return ",".join(self.servers)
 
 

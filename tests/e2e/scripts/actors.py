@@ -9,9 +9,9 @@ import json
 import re
 from typing import Any
 
-from activities.models import Script, ScriptLine
-from activities.models.script import ScriptCall
-from schema.ports import ModelRequest
+from turnstile.activities.models import Script, ScriptLine
+from turnstile.activities.models.script import ScriptCall
+from turnstile.runtime.ports import ModelRequest
 
 _PLAY = re.compile(r"<play>(.*?)</play>", re.DOTALL)
 _MESSAGE = re.compile(r"^Message from ", re.MULTILINE)

@@ -5,9 +5,9 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from activities.models import Script, ScriptLine
-from activities.models.script import ScriptCall
-from schema.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ToolCallDelta
+from turnstile.activities.models import Script, ScriptLine
+from turnstile.activities.models.script import ScriptCall
+from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ToolCallDelta
 
 BUG = "the words of a bug, which quote a card"
 

@@ -1,0 +1,81 @@
+"""A UI action's turn: one call of the tool it names, and an end made of the result, without a model (§7.10). Pure.
+
+`action_call` is asked twice: by the bridge before there is a turn, so that what can be known is refused at once, and by
+the turn's step, for which the tool's row may have changed.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from pydantic import ValidationError
+
+from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.activities.turn.resume import Termination, ended_by, result_of
+from turnstile.activities.turn.turn_config import tool_rows
+from turnstile.ledger.turns.transitions import StepHead, fallback_card
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import Card, CardType, JsonContent, content_of
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import tool_call_id
+from turnstile.schema.states import AfterExecution, TurnStatus
+from turnstile.schema.tools import ToolRow, options_of
+from turnstile.schema.turns import TurnRef
+
+NO_RESULT = "no_result"
+
+
+class ActionCall(Tolerant):
+    """What an action's instruction card holds: the tool and the arguments that were given."""
+
+    tool_name: str
+    arguments: JsonObject
+
+
+def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
+    """The one call of an action, by the project's tool rows; its result ends the turn whatever the row says.
+
+    Raises `Refused`: `unknown_tool`, `ui_not_allowed`, `invalid_tool`, `invalid_arguments`.
+    """
+    row = next((each for each in tool_rows(rows) if each.tool_name == wanted.tool_name), None)
+    if row is None:
+        raise Refused("unknown_tool", f"the project has no tool {wanted.tool_name!r}")
+    if not _ui_allowed(row):
+        raise Refused("ui_not_allowed", f"the tool {row.tool_name} has no options.ui_allowed")
+    call = tool_call_id(place.step_id, 0)
+    found = outgoing(place, call, row, json.dumps(wanted.arguments), quotes=False)  # acks are events
+    if isinstance(found, Unsendable):
+        raise Refused(found.code, found.message)
+    command = found.command.model_copy(update={"after_execution": AfterExecution.TERMINATE})
+    return Outgoing(found.card, command, found.wait_seconds)
+
+
+def _ui_allowed(row: ToolRow) -> bool:
+    try:
+        return options_of(row).ui_allowed
+    except BadRequest as error:
+        raise Refused("invalid_tool", str(error)) from None
+
+
+def wanted_call(turn: TurnRef, context: Sequence[Card]) -> ActionCall:
+    """What the turn was asked; raises `Refused` (`bad_request`) where L0 did not write it."""
+    for card in context:
+        if card.type == CardType.INSTRUCTION and card.metadata.agent_turn_id == turn.agent_turn_id:
+            content = content_of(card)
+            try:
+                return ActionCall.model_validate(content.data if isinstance(content, JsonContent) else None)
+            except ValidationError:
+                break
+    raise Refused("bad_request", "the turn's context box does not say which tool to call")
+
+
+def action_ended(turn: TurnRef, head: StepHead, output: Sequence[Card]) -> Termination | None:
+    """How the turn ends once its call waits no more; None before the call was sent."""
+    if head.step_count == 0:
+        return None
+    cards = {card.card_id: card for card in output}
+    for call in head.answered:
+        content = result_of(cards.get(call.tool_result_card_id))
+        if content is not None:
+            return ended_by(turn, call, content)
+    fallback = fallback_card(turn, output, TurnStatus.FAILED, "the call has no result that can be read")
+    return Termination(TurnStatus.FAILED, fallback, None, NO_RESULT)

@@ -1,0 +1,118 @@
+"""A tool call made ready to be sent: its arguments filled and checked (protocol §7.3, §7.4). Pure.
+
+What the model left out is filled from `options.args.defaults`, what is forced from `fixed` and `envs`; of an env
+variable only the name is put on the card. A call that breaks its schema is never sent: the model hears what is wrong.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match  # pyright: ignore[reportUnknownVariableType] -- the stubs leave it open
+from jsonschema.protocols import Validator
+from pydantic import JsonValue
+from referencing import Registry
+
+from turnstile.activities.text import parse_arguments
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.profiles import render
+from turnstile.schema.tools import ToolOptions, ToolRow, options_of
+
+ENV_KEY = "$env"
+"""`{"$env": NAME}` on a card stands for the value of an env variable of the tool service."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCall:
+    """A call that may be sent: its arguments as the card has them, and how long the turn waits for it at least."""
+
+    arguments: JsonObject
+    wait_seconds: float
+
+
+def ready(
+    row: ToolRow, arguments_text: str, values: dict[str, str], suspend_seconds: float, *, quotes: bool = True
+) -> ReadyCall | str:
+    """The call, or what is wrong with it as a sentence: for the model, or without a word of the arguments."""
+    given = parse_arguments(arguments_text)
+    if given is None:
+        return f"The arguments of {row.tool_name} are not a JSON object."
+    try:
+        options = options_of(row)
+    except BadRequest as error:
+        return f"The tool {row.tool_name} cannot be called: {error}"
+    filled = _fill(given, options, values)
+    schema = _schema(row, options)
+    own = {name: value for name, value in filled.items() if name not in options.envs}
+    checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
+    if (problem := violation(row.tool_name, schema, checked, quotes=quotes)) is not None:
+        return problem
+    waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
+    from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
+    return ReadyCall(filled | from_env, max(waits))
+
+
+def _fill(given: JsonObject, options: ToolOptions, values: dict[str, str]) -> JsonObject:
+    """Defaults where the model gave nothing (an explicit null counts as given), forced ones over whatever it gave."""
+    visible = {name: value for name, value in given.items() if name not in options.hidden}
+    defaults = {name: _rendered(value, values) for name, value in options.args.defaults.items()}
+    fixed = {name: _rendered(value, values) for name, value in options.args.fixed.items()}
+    return defaults | visible | fixed
+
+
+def _rendered(value: JsonValue, values: dict[str, str]) -> JsonValue:
+    match value:
+        case str():
+            return render(value, values)
+        case list():
+            return [_rendered(item, values) for item in value]
+        case dict():
+            return {name: _rendered(item, values) for name, item in value.items()}
+        case _:
+            return value
+
+
+def _schema(row: ToolRow, options: ToolOptions) -> JsonObject:
+    """The row's schema without its env arguments, which are the tool service's to fill."""
+    schema = dict(row.parameters) or {"type": "object"}
+    required = schema.get("required")
+    if isinstance(required, list):
+        schema["required"] = [name for name in required if name not in options.envs]
+    return schema
+
+
+def _names(schema: JsonObject, name: str) -> bool:
+    """Whether the schema says something of this argument: what is forced beyond it is between operator and tool."""
+    properties, required = schema.get("properties"), schema.get("required")
+    return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
+
+
+def _registered(schema: JsonObject) -> Validator:
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def violation(
+    name: str,
+    schema: JsonObject,
+    arguments: JsonObject,
+    make: Callable[[JsonObject], Validator] = _registered,
+    *,
+    quotes: bool = True,
+) -> str | None:
+    """How the arguments of the tool break the schema, as a sentence; None if they do not. `quotes`: for the model."""
+    try:
+        error = cast("ValidationError | None", best_match(make(schema).iter_errors(arguments)))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
+    except (SchemaError, UnknownType, RecursionError):
+        return f"The tool {name} cannot be called: its parameters are no JSON schema."
+    except Exception as trouble:  # noqa: BLE001 -- a schema by a stranger may refer anywhere; nothing is fetched
+        return f"The tool {name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
+    return None if error is None else _worded(name, error, quotes=quotes)
+
+
+def _worded(name: str, error: ValidationError, *, quotes: bool) -> str:
+    path = error.absolute_path if quotes else error.absolute_schema_path
+    where = "/".join(str(part) for part in path)
+    at = f" at {where}" if where else ""
+    return f"The arguments of {name} do not fit its parameters{at}{f': {error.message[:500]}' if quotes else ''}"

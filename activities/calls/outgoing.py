@@ -1,0 +1,91 @@
+"""A call as it goes out: its `tool.call` card and the command that points to it (protocol §6, command_intent). Pure."""
+
+from dataclasses import dataclass
+
+from turnstile.activities.calls.arguments import ready
+from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import CardId, StepId, ToolCallId
+from turnstile.schema.tools import ToolCommand, ToolRow, expand_subject
+from turnstile.schema.turns import TurnRef
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call is made: the turn and its step, the step above, and how long the turn waits at least."""
+
+    turn: TurnRef
+    step_id: StepId
+    parent_step_id: str
+    suspend_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A call that may be sent."""
+
+    card: Card
+    command: ToolCommand
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unsendable:
+    """Why a call may not be sent: a code, and a sentence for whoever made it."""
+
+    code: str
+    message: str
+
+
+def outgoing(
+    place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, *, quotes: bool = True
+) -> Outgoing | Unsendable:
+    """The call of this tool with these arguments, filled, forced and checked (protocol §7.3).
+
+    Where they do not fit, the sentence quotes them, unless `quotes` is False: for one that others hear, too.
+    """
+    turn = place.turn
+    found = ready(row, arguments_text, _values(place, call), place.suspend_seconds, quotes=quotes)
+    if isinstance(found, str):
+        return Unsendable("invalid_arguments", found)
+    try:
+        subject = expand_subject(row.target_subject or "", turn.project_id, turn.channel_id)
+    except BadRequest as error:
+        return Unsendable("invalid_tool", f"The tool {row.tool_name} cannot be reached: {error}")
+    card = make_card(
+        CardId(f"{call}-call"),
+        CardType.TOOL_CALL,
+        Role.ASSISTANT,
+        ToolCallContent(tool_name=row.tool_name, arguments=found.arguments, target_subject=subject),
+        author=agent_author(turn.agent_id),
+        turn=turn.agent_turn_id,
+        step=place.step_id,
+        trace=turn.trace_id,
+        tool_call=call,
+        function_name=row.tool_name,
+    )
+    command = ToolCommand(
+        tool_call_id=call,
+        tool_name=row.tool_name,
+        tool_call_card_id=card.card_id,
+        after_execution=row.after_execution,
+        subject=subject,
+    )
+    return Outgoing(card, command, found.wait_seconds)
+
+
+def _values(place: Place, call: ToolCallId) -> dict[str, str]:
+    """The ID templates of a call (protocol §7.3)."""
+    turn = place.turn
+    return {
+        "project_id": turn.project_id,
+        "channel_id": turn.channel_id,
+        "agent_id": turn.agent_id,
+        "agent_turn_id": turn.agent_turn_id,
+        "turn_epoch": str(turn.turn_epoch),
+        "step_id": place.step_id,
+        "tool_call_id": call,
+        "parent_step_id": place.parent_step_id,
+        "trace_id": turn.trace_id,
+        "context_box_id": turn.context_box_id,
+    }

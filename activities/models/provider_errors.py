@@ -1,0 +1,268 @@
+"""What goes wrong at a provider, told apart: one table from errors to `error_code`, and whether a retry can help.
+
+Pure, and without an import of litellm: errors are known by the names of their classes and by their HTTP status. What
+is raised names the model, the code and the kinds of error behind it; never a prompt, a key or the body of a response.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from json import JSONDecodeError
+
+from turnstile.schema.errors import ModelError
+
+STREAM_BROKEN = "model_stream_broken"
+CONTENT_FILTERED = "content_filtered"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRule:
+    """One kind of failure: its code, whether a retry can help, and how it is recognised.
+
+    `classes` are names of exception classes (any in the MRO counts), `statuses` HTTP codes, `phrases` what the
+    provider says where litellm leaves only its text; a phrase wins over a class, a class over a status.
+    """
+
+    code: str
+    retryable: bool
+    says: str
+    classes: frozenset[str] = frozenset()
+    statuses: frozenset[int] = frozenset()
+    phrases: tuple[str, ...] = ()
+
+
+def _rule(
+    code: str,
+    says: str,
+    *classes: str,
+    retryable: bool = False,
+    statuses: tuple[int, ...] = (),
+    phrases: tuple[str, ...] = (),
+) -> ErrorRule:
+    return ErrorRule(code, retryable, says, frozenset(classes), frozenset(statuses), phrases)
+
+
+ERROR_RULES = (
+    _rule(
+        "context_window_exceeded",
+        "the request is larger than the model's context",
+        "ContextWindowExceededError",
+        statuses=(413,),
+        phrases=(
+            "exceeds the maximum number of tokens",
+            "maximum context length",
+            "prompt is too long",
+            "request_too_large",
+        ),
+    ),
+    _rule(
+        CONTENT_FILTERED,
+        "the provider's content filter refused",
+        "ContentPolicyViolationError",
+        phrases=("content management policy", "content_policy_violation"),
+    ),
+    _rule("model_params_unsupported", "the model does not take a parameter of llm_config", "UnsupportedParamsError"),
+    _rule(
+        "quota_exhausted",
+        "the account has no credit left",
+        "PaymentRequiredError",
+        statuses=(402,),
+        phrases=("insufficient_quota", "credit balance is too low"),
+    ),
+    _rule(
+        "auth_failed",
+        "the provider refused the key",
+        "AuthenticationError",
+        "PermissionDeniedError",
+        statuses=(401, 403),
+        phrases=("api key not valid", "api_key_invalid"),
+    ),
+    _rule(
+        "model_unknown", "the provider has no such model", "NotFoundError", "LiteLLMUnknownProvider", statuses=(404,)
+    ),
+    _rule("rate_limited", "the provider's rate limit", "RateLimitError", retryable=True, statuses=(429,)),
+    _rule(
+        "model_overloaded",
+        "the provider is overloaded",
+        "ServiceUnavailableError",
+        retryable=True,
+        statuses=(409, 425, 503, 529),
+        phrases=("overloaded_error",),
+    ),
+    _rule(
+        "model_timeout",
+        "no answer in time",
+        "Timeout",
+        "APITimeoutError",
+        "TimeoutException",
+        "TimeoutError",
+        retryable=True,
+        statuses=(408, 504),
+    ),
+    _rule(
+        "model_server_error",
+        "the provider failed",
+        "InternalServerError",
+        "BadGatewayError",
+        retryable=True,
+        statuses=(500, 502),
+    ),
+    _rule(
+        "model_response_invalid",
+        "the provider's answer does not parse",
+        "APIResponseValidationError",
+        "JSONDecodeError",
+        retryable=True,
+    ),
+    _rule(
+        "model_connection",
+        "the connection failed",
+        "APIConnectionError",
+        "TransportError",
+        "ConnectionError",
+        retryable=True,
+    ),
+    _rule(
+        "model_bad_request",
+        "the provider refused the request",
+        "BadRequestError",
+        "UnprocessableEntityError",
+        statuses=(400, 405, 415, 422),
+    ),
+)
+"""In the order in which they are tried."""
+
+_OTHER_REFUSAL = _rule("model_bad_request", "the provider refused the request")
+_OTHER_FAILURE = _rule("model_server_error", "the provider failed", retryable=True)
+_UNKNOWN = _rule("model_failed", "the model library failed")
+_BROKEN = _rule(STREAM_BROKEN, "the stream broke off", retryable=True)
+_UNREADABLE = _rule(STREAM_BROKEN, "the stream is not JSON in UTF-8", retryable=True)
+_MISSHAPEN = _rule("model_response_invalid", "the provider's answer does not parse", retryable=True)
+
+_VAGUE = frozenset({"BadRequestError", "InternalServerError", "APIConnectionError"})
+"""What litellm raises for any status: there the status says more than the name."""
+_BREAKS = frozenset({"model_connection", "model_response_invalid", "model_server_error", "model_failed"})
+"""What a failure in the middle of a stream is called broken instead of."""
+
+_RETRY_DELAY = re.compile(r'"retryDelay":\s*\\?"(\d+(?:\.\d+)?)s')
+"""Where Gemini says how long to wait: in the body."""
+
+
+def model_error(error: Exception, model: str, *, streaming: bool) -> ModelError:
+    """The `ModelError` for what a call to `model` raised; `streaming` if parts of the answer had come."""
+    if isinstance(error, ModelError):
+        return error
+    original = getattr(error, "original_exception", None)  # of litellm's MidStreamFallbackError
+    cause = original if isinstance(original, Exception) else error
+    rule = rule_of(cause)
+    if streaming and rule.code in _BREAKS:
+        rule = _BROKEN
+    status, names = _status(cause), [type(each).__name__ for each in _chain(cause)]
+    kinds = [f"HTTP {status}", names[0]] if status else list(dict.fromkeys((names[0], names[-1])))
+    message = f"{model}: {rule.says} ({', '.join(kinds)})"
+    return ModelError(rule.code, message, retryable=rule.retryable, retry_after=retry_after(cause))
+
+
+def rule_of(error: Exception) -> ErrorRule:
+    """The row of the table for an error."""
+    words = " ".join(f"{each} {getattr(each, 'code', '')}" for each in _chain(error)).lower()
+    for rule in ERROR_RULES:
+        if any(phrase in words for phrase in rule.phrases):
+            return rule
+    names, status = {each.__name__ for each in type(error).__mro__}, _status(error)
+    if status is None and (network := _network_names(error)):
+        names = network
+    if status is None and (unread := _unread(error)) is not None:
+        return unread
+    by_class = next((rule for rule in ERROR_RULES if names & rule.classes), None)
+    if by_class is not None and type(error).__name__ not in _VAGUE:
+        return by_class
+    by_status = next((rule for rule in ERROR_RULES if status in rule.statuses), None)
+    if by_status is None and by_class is None and status is not None and 400 <= status < 600:
+        return _OTHER_REFUSAL if status < 500 else _OTHER_FAILURE
+    return by_status or by_class or _UNKNOWN
+
+
+def retry_after(error: Exception) -> float | None:
+    """Seconds the provider asked to wait, from its headers (seconds or an HTTP date) or Gemini's `retryDelay`."""
+    for headers in _headers(error):
+        if (millis := _number(headers.get("retry-after-ms"))) is not None:
+            return millis / 1000
+        if (value := headers.get("retry-after")) is not None:
+            return _parse_retry_after(value, datetime.now(UTC))
+    found = _RETRY_DELAY.search(str(error))
+    return float(found[1]) if found else None
+
+
+def _parse_retry_after(value: str, now: datetime) -> float | None:
+    seconds = _number(value)
+    if seconds is not None:
+        return seconds
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - now).total_seconds())
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _headers(error: Exception) -> Iterator[Mapping[str, str]]:
+    for found in (
+        getattr(getattr(error, "response", None), "headers", None),
+        getattr(error, "litellm_response_headers", None),
+    ):
+        if isinstance(found, Mapping):
+            pairs: list[tuple[object, object]] = list(found.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType] -- any mapping
+            yield {str(name).lower(): str(value) for name, value in pairs}
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status the provider sent. litellm's own may be another, or a 500 for an error of the connection."""
+    for each in _chain(error):
+        if type(each).__name__ in ("HTTPStatusError", "MaskedHTTPStatusError"):
+            sent = getattr(getattr(each, "response", None), "status_code", None)
+            return sent if isinstance(sent, int) else None
+    status = getattr(error, "status_code", None)
+    if type(error).__name__ == "APIConnectionError" or not isinstance(status, int) or _network_names(error):
+        return None
+    return status
+
+
+def _network_names(error: Exception) -> set[str]:
+    """The classes of the httpx error at the root of it, if that is where it came from."""
+    for each in _chain(error):
+        names = {name.__name__ for name in type(each).__mro__}
+        if "TransportError" in names:
+            return names
+    return set()
+
+
+def _unread(error: Exception) -> ErrorRule | None:
+    """The rule for an answer that came and could not be read, which litellm calls an error of the connection."""
+    if type(error).__name__ != "APIConnectionError" or _network_names(error):
+        return None
+    *_, root = _chain(error)
+    if isinstance(root, UnicodeError | JSONDecodeError):
+        return _UNREADABLE
+    return _MISSHAPEN if isinstance(root, AttributeError | TypeError | LookupError) else None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it came of, closest first."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

@@ -1,0 +1,182 @@
+"""Chunks: what a model streams, sent on as it comes (protocol §5), for people to watch; nothing decides by them.
+
+The first delta goes out at once, later ones are gathered for 50 ms into one message per kind, by a task of its own, so
+that a slow or dead NATS never slows the model's stream. A chunk that cannot be sent is lost and counted, never raised.
+Costs at most some 20 messages a second and stream, each below 64 KiB.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, assert_never
+
+from turnstile.activities.models.answer import Delta
+from turnstile.activities.text import storable
+from turnstile.runtime.ports import ContentDelta, Publisher, ReasoningDelta, ToolCallDelta
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentTurnId, StepId
+from turnstile.schema.states import ChunkType
+from turnstile.schema.wire.events import Address, Chunk
+
+CHUNK_LIMIT_BYTES = 65_536
+GATHER_SECONDS = 0.05
+
+_PIECE_CHARACTERS = 10_000  # JSON takes at most 6 bytes for a character, so a piece and its envelope stay below 64 KiB
+_NAME_CHARACTERS = 128
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Neighbouring deltas of one kind, on their way into one message."""
+
+    chunk_type: ChunkType
+    call_index: int | None
+    texts: list[str]
+    tool_name: str | None = None
+
+
+class ChunkWriter:
+    """Sends one attempt of one step as `start`, content, reasoning and tool_call chunks, and `end`.
+
+    An async context manager: entering sends `start`; `add` takes the deltas; `end` sends the rest and the `end` chunk.
+    Leaving without `end` drops what is still gathered and sends nothing more.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        address: Address,
+        turn: AgentTurnId,
+        step: StepId,
+        attempt: int,
+        *,
+        gather_seconds: float = GATHER_SECONDS,
+    ) -> None:
+        self._publisher = publisher
+        self._address = address
+        self._turn = turn
+        self._step = step
+        self._attempt = attempt
+        self._gather_seconds = gather_seconds
+        self._index = 0
+        self._runs: list[_Run] = []
+        self._filled = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._sender: asyncio.Task[None] | None = None
+        self.lost = 0
+        """Chunks that could not be sent."""
+
+    async def __aenter__(self) -> Self:
+        await self._emit(ChunkType.START)
+        self._sender = asyncio.create_task(self._send_gathered(), name=f"chunks-{self._step}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.wait([self._sender])
+        if self.lost:
+            _log.warning("%d of %d chunks of step %s were lost", self.lost, self._index, self._step)
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta; it is sent at once if none was within the last 50 ms, else gathered with its neighbours."""
+        run = _run_of(delta)
+        if not run.texts[0] and run.tool_name is None:
+            return
+        last = self._runs[-1] if self._runs else None
+        if last is None or (last.chunk_type, last.call_index) != (run.chunk_type, run.call_index):
+            self._runs.append(run)
+        else:
+            last.texts += run.texts
+            last.tool_name = last.tool_name or run.tool_name
+        self._filled.set()
+
+    async def end(
+        self,
+        *,
+        usage: JsonObject | None = None,
+        response_cost: float | None = None,
+        error_code: str | None = None,
+        truncated: str | None = None,
+    ) -> None:
+        """Send what is gathered and the `end` chunk, with the answer's usage and cost, or why there is no answer."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._filled.set()
+        if self._sender is not None:
+            await self._sender
+        told = {"error_code": error_code, "truncated": truncated}
+        metadata: JsonObject = {name: code for name, code in told.items() if code is not None}
+        await self._emit(ChunkType.END, metadata=metadata, usage=usage, response_cost=response_cost)
+
+    async def _send_gathered(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            runs, self._runs = self._runs, []
+            for run in runs:
+                await self._send(run)
+            if self._ending.is_set() and not self._runs:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), self._gather_seconds)
+
+    async def _send(self, run: _Run) -> None:
+        metadata: JsonObject = {}
+        if run.call_index is not None:
+            metadata["call_index"] = run.call_index
+        if run.tool_name is not None:
+            metadata["tool_name"] = storable(run.tool_name[:_NAME_CHARACTERS])
+        text = storable("".join(run.texts))
+        for start in range(0, max(len(text), 1), _PIECE_CHARACTERS):
+            await self._emit(run.chunk_type, text[start : start + _PIECE_CHARACTERS], metadata)
+
+    async def _emit(
+        self,
+        chunk_type: ChunkType,
+        content: str = "",
+        metadata: JsonObject | None = None,
+        usage: JsonObject | None = None,
+        response_cost: float | None = None,
+    ) -> None:
+        index = self._index
+        self._index += 1
+        try:
+            chunk = Chunk(
+                agent_turn_id=self._turn,
+                step_id=self._step,
+                attempt=self._attempt,
+                index=index,
+                chunk_type=chunk_type,
+                content=content,
+                metadata=metadata or {},
+                usage=usage,
+                response_cost=response_cost,
+            )
+            message = self._address.chunk(chunk)
+            if len(message.payload) <= CHUNK_LIMIT_BYTES:
+                await self._publisher.emit(message)
+                return
+        except Exception as error:  # noqa: BLE001 - a picture of the answer must never cost the answer, whoever fails
+            # Only the kind: the text of an error may quote what the model said (protocol §7.9).
+            _log.debug("could not send a chunk of step %s: %s", self._step, type(error).__name__)
+        self.lost += 1
+
+
+def _run_of(delta: Delta) -> _Run:
+    match delta:
+        case ContentDelta(text):
+            return _Run(ChunkType.CONTENT, None, [text])
+        case ReasoningDelta(text):
+            return _Run(ChunkType.REASONING, None, [text])
+        case ToolCallDelta(index, _, name, arguments):
+            return _Run(ChunkType.TOOL_CALL, index, [arguments], name or None)
+        case _:
+            assert_never(delta)

@@ -1,0 +1,266 @@
+"""Cards rendered as the messages a model is asked with (protocol §7.3). Pure.
+
+Whatever the boxes hold, what comes out is valid for every provider: after the system prompt a user message comes
+first and a user or tool message last; neighbouring texts of one role are one message; no content is blank, except
+beside tool calls (an adapter may send null); ids and names are plain and no call id repeats; every call is followed at
+once by its result, in the order of the calls.
+
+Where a box says more than a model may hear:
+
+- A card that several boxes name, or one box twice, is rendered once, where it stands last.
+- A result belongs to the nearest call of its id before it, and only the first one does; a result without a call is
+  left out. A call without a result, the memory of a dead turn, gets `{"status":"canceled"}`.
+- A deliverable is left out if an `agent.thought` of the same `agent_turn_id` says it: a text one if it has the same
+  text, that of a choice if it made the call. Every other JSON one (of `submit_result`, of a terminating tool, a
+  fallback) is rendered as JSON text.
+- `task.result_fields` and `sys.must_end_with_required` are user messages: a system message amid a conversation is
+  refused by some providers and moved out of its place by others.
+- Images are left out, with a note in their place: models are asked with text alone. They are known as data URIs in a
+  text or result, as parts of an OpenAI-style content list, and as contents of a type named for them.
+- Memory holds no instructions but of turns that remember (the others' are in their context boxes), so it may begin with
+  the agent's own words: then a fixed user message opens it. Where a request ends with them, a fixed one asks it on.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from turnstile.activities.calls.choices import chosen
+from turnstile.activities.prompt.message_names import CallNames, function_name
+from turnstile.activities.prompt.tool_specs import fields_of
+from turnstile.activities.text import parse_arguments
+from turnstile.runtime.ports import ModelMessage, ModelToolCall
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    CardUnreadable,
+    JsonContent,
+    ResultField,
+    TextContent,
+    ThoughtCall,
+    ToolResultContent,
+    content_of,
+)
+from turnstile.schema.errors import ModelError
+from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
+
+EMPTY = "(empty)"
+"""Stands for blank content, which some providers refuse."""
+OPENING = "(What you said and did in earlier turns follows.)"
+CONTINUE = "Continue."
+
+IMAGE = "(an image was left out)"
+
+_DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_-]+")
+_CANCELED = '{"status":"canceled"}'
+
+
+@dataclass(slots=True)
+class _Answered:
+    """A call of a thought, and the result card that was found for it."""
+
+    call: ThoughtCall
+    result: Card | None = None
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """Which result answers which call: calls by the card that made them."""
+
+    by_card: dict[CardId, list[_Answered]] = field(default_factory=dict[CardId, list[_Answered]])
+    open: dict[ToolCallId, _Answered] = field(default_factory=dict[ToolCallId, _Answered])
+
+    def take(self, card: Card) -> None:
+        if card.type == CardType.THOUGHT and card.tool_calls and card.card_id not in self.by_card:
+            answered = [_Answered(call) for call in card.tool_calls]
+            self.by_card[card.card_id] = answered
+            self.open.update({each.call.tool_call_id: each for each in answered})
+        elif card.type == CardType.TOOL_RESULT and card.tool_call_id is not None:
+            call = self.open.pop(card.tool_call_id, None)
+            if call is not None:
+                call.result = card
+
+
+@dataclass(slots=True)
+class _Said:
+    """What thoughts say: texts by turn, and arguments by turn and name of the call."""
+
+    texts: set[tuple[AgentTurnId | None, str]] = field(default_factory=set[tuple[AgentTurnId | None, str]])
+    calls: dict[tuple[AgentTurnId | None, str], list[str]] = field(
+        default_factory=dict[tuple[AgentTurnId | None, str], list[str]]
+    )
+
+    def take(self, card: Card) -> None:
+        if card.type == CardType.THOUGHT:
+            turn = card.metadata.agent_turn_id
+            self.texts.add((turn, _text(card).strip()))
+            for call in card.tool_calls or ():
+                self.calls.setdefault((turn, call.tool_name), []).append(call.arguments)
+
+    def has(self, deliverable: Card) -> bool:
+        """Whether a thought of the deliverable's turn says it."""
+        turn, content = deliverable.metadata.agent_turn_id, content_of(deliverable)
+        if turn is None:
+            return False
+        match content:
+            case TextContent():
+                return (turn, content.text.strip()) in self.texts
+            case JsonContent() if (found := chosen(content.data)) is not None:
+                name, arguments = found
+                return any(parse_arguments(text) == arguments for text in self.calls.get((turn, name), ()))
+            case _:
+                return False
+
+
+def build_messages(
+    system_prompt: str, memory: Sequence[Card], context: Sequence[Card], current: Sequence[Card]
+) -> tuple[ModelMessage, ...]:
+    """The messages of one request: the system prompt (if any), then the cards of the three sources in this order.
+
+    `memory` is the output box's cards of earlier turns, `context` the context box, `current` the output box's cards of
+    this turn. Raises `CardUnreadable` for a rendered card whose content is not what its type promises (a
+    `task.result_fields` is skipped instead), and `ModelError` (`model_request_invalid`) if no card asks anything.
+    """
+    named = (*memory, *context, *current)
+    pairs = _Pairs()
+    for card in named:
+        pairs.take(card)
+    cards = _each_once(named)
+    said = _Said()
+    for card in cards:
+        said.take(card)
+    names = CallNames()
+    rendered = [message for card in cards for message in _render(card, pairs, said, names)]
+    if not any(message.role == "user" for message in rendered):
+        raise ModelError("model_request_invalid", "no card of the turn asks the model anything", retryable=False)
+    if rendered[0].role != "user":
+        rendered.insert(0, _user(OPENING))
+    if rendered[-1].role == "assistant":
+        rendered.append(_user(CONTINUE))
+    system = [ModelMessage(role="system", content=system_prompt)] if system_prompt.strip() else []
+    return (*system, *(_filled(message) for message in _merge(rendered)))
+
+
+def _each_once(cards: Sequence[Card]) -> list[Card]:
+    last = {card.card_id: position for position, card in enumerate(cards)}
+    return [card for position, card in enumerate(cards) if last[card.card_id] == position]
+
+
+def _render(card: Card, pairs: _Pairs, said: _Said, names: CallNames) -> Iterable[ModelMessage]:
+    match card.type:
+        case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
+            yield _user(_text(card))
+        case CardType.RESULT_FIELDS:
+            if fields := fields_of(card):
+                yield _user(fields_text(fields))
+        case CardType.THOUGHT:
+            yield from _thought(card, pairs.by_card.get(card.card_id, []), names)
+        case CardType.DELIVERABLE:
+            if not said.has(card):
+                yield ModelMessage(role="assistant", content=_text(card))
+        case _:
+            pass  # results come with their calls; the other types, and those of strangers, are not for the model
+
+
+def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Iterable[ModelMessage]:
+    calls = [
+        ModelToolCall(
+            id=names.new_id(each.call.tool_call_id), name=function_name(each.call.tool_name), arguments=_args(each.call)
+        )
+        for each in answered
+    ]
+    yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
+    for call, each in zip(calls, answered, strict=True):
+        result = _CANCELED if each.result is None else _result_text(each.result)
+        yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
+
+
+def _args(call: ThoughtCall) -> str:
+    """The arguments as a JSON object whatever the model wrote: providers refuse a history that holds anything else."""
+    arguments = parse_arguments(call.arguments)
+    return _json({"malformed_arguments": call.arguments} if arguments is None else arguments)
+
+
+def _result_text(card: Card) -> str:
+    """Status, and result or error, as JSON; what `__cg_control` told the kernel is left out (protocol §7.5)."""
+    content = content_of(card)
+    if not isinstance(content, ToolResultContent):
+        raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
+    result = content.result
+    if isinstance(result, dict):
+        result = {key: value for key, value in result.items() if key != "__cg_control"}
+    shown: JsonObject = {"status": content.status.value}
+    if result is not None:
+        shown["result"] = result
+    if content.error is not None:
+        shown["error"] = {"code": content.error.code, "message": content.error.message}
+    return _DATA_URI.sub(IMAGE, _json(shown))
+
+
+def _text(card: Card) -> str:
+    if isinstance(card.content, dict) and "image" in str(card.content.get("__type__")).lower():
+        return IMAGE
+    content = content_of(card)
+    match content:
+        case TextContent():
+            return _DATA_URI.sub(IMAGE, content.text)
+        case JsonContent():
+            return _DATA_URI.sub(IMAGE, content.data if isinstance(content.data, str) else _json_text(content.data))
+        case _:
+            raise CardUnreadable(f"card {card.card_id} ({card.type}) has neither text nor JSON")
+
+
+def _json_text(data: JsonValue) -> str:
+    """The value as JSON, or the text of what is an OpenAI-style list of content parts."""
+    parts = [_part(each) for each in data] if isinstance(data, list) else []
+    texts = [text for text in parts if text is not None]
+    return "\n".join(texts) if texts and len(texts) == len(parts) else _json(data)
+
+
+def _part(value: JsonValue) -> str | None:
+    """The text of a content part; None if it is none."""
+    match value:
+        case {"type": "text" | "input_text", "text": str(text)}:
+            return text
+        case {"type": "image_url" | "input_image" | "image"}:
+            return IMAGE
+        case _:
+            return None
+
+
+def fields_text(fields: Sequence[ResultField]) -> str:
+    """The wanted fields, worded for the model."""
+    lines = [f"- {each.name}: {each.description}" if each.description else f"- {each.name}" for each in fields]
+    return "\n".join(["The result must have each of these fields once (deliver them with submit_result):", *lines])
+
+
+def _user(text: str) -> ModelMessage:
+    return ModelMessage(role="user", content=text)
+
+
+def _json(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
+    """Neighbours of one role as one message: user texts, and an assistant text with whatever it says next."""
+    merged: list[ModelMessage] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if last is None or last.role != message.role or last.role == "tool" or last.tool_calls:
+            merged.append(message)
+            continue
+        content = "\n\n".join(text for text in (last.content, message.content) if text.strip())
+        merged[-1] = message.model_copy(update={"content": content})
+    return merged
+
+
+def _filled(message: ModelMessage) -> ModelMessage:
+    """The message with a placeholder for blank content; beside tool calls there is none, and needs none."""
+    if message.content.strip():
+        return message
+    return message.model_copy(update={"content": "" if message.tool_calls else EMPTY})

@@ -1,0 +1,215 @@
+"""Tool specs offered to a model, OpenAI-style: tools, choices, `submit_result` (protocol §7.3, §7.4). Pure.
+
+A row that cannot become a spec costs a warning, never the turn; what `options.args.fixed` and `options.envs` force is
+hidden from the model. Problems are worded for the model, which reads them in a failed `tool.result` and tries again.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue, ValidationError
+
+from turnstile.activities.text import parse_arguments
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    CardUnreadable,
+    FieldsSchemaContent,
+    ResultField,
+    SubmittedField,
+    content_of,
+)
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import CardId
+from turnstile.schema.profiles import Choice
+from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT, ToolRow, options_of
+
+
+def function_spec(name: str, description: str, parameters: JsonObject) -> JsonObject:
+    """An OpenAI-style function tool."""
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+SUBMIT_RESULT_SPEC: JsonObject = function_spec(
+    SUBMIT_RESULT,
+    "Deliver the final result of the task and end your work on it. Call it alone, once, when everything is done.",
+    {
+        "type": "object",
+        "properties": {
+            "fields": {
+                "type": "array",
+                "description": "The fields of the result, each name once.",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string", "description": "Name of the field."},
+                        "value": {"description": "Value of the field: any JSON value."},
+                    },
+                    "required": ["name", "value"],
+                },
+            }
+        },
+        "required": ["fields"],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpecs:
+    """What a turn's model is offered: specs of tools, choices and `submit_result`; the `rows` of the tools by name."""
+
+    specs: tuple[JsonObject, ...]
+    rows: dict[str, ToolRow]
+    warnings: tuple[str, ...]
+    """Why an allowed tool is not offered; for the log."""
+
+
+def build_tool_specs(
+    rows: Sequence[ToolRow], allowed_tools: Sequence[str], choices: Sequence[Choice] = ()
+) -> ToolSpecs:
+    """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: empty allows none.
+
+    A choice takes its name from a row that has it too.
+    """
+    chosen = {choice.name for choice in choices}
+    by_name = {row.tool_name: row for row in rows}
+    specs: list[JsonObject] = []
+    offered: dict[str, ToolRow] = {}
+    warnings: list[str] = []
+    if SUBMIT_RESULT in by_name:
+        warnings.append(f"the row of tool {SUBMIT_RESULT} is not used: the name is built in")
+    for name in dict.fromkeys(allowed_tools):
+        row = by_name.get(name)
+        if name == SUBMIT_RESULT:
+            continue
+        if name in chosen:
+            warnings.append(f"allowed tool {name} is not offered: the turn has a choice of this name")
+            continue
+        if row is None:
+            warnings.append(f"allowed tool {name} is not among the project's tools")
+            continue
+        try:
+            specs.append(tool_spec(row))
+        except BadRequest as error:
+            warnings.append(str(error))
+        else:
+            offered[name] = row
+    return ToolSpecs((*specs, *map(choice_spec, choices), SUBMIT_RESULT_SPEC), offered, tuple(warnings))
+
+
+def last_specs(specs: Sequence[JsonObject], choices: Iterable[str]) -> tuple[JsonObject, ...]:
+    """What the last allowed step offers of these specs: the choices and `submit_result` (protocol §7.8)."""
+    kept = {SUBMIT_RESULT, *choices}
+    return tuple(spec for spec in specs if _name(spec) in kept)
+
+
+def _name(spec: JsonObject) -> str | None:
+    match spec:
+        case {"function": {"name": str(name)}}:
+            return name
+        case _:
+            return None
+
+
+def choice_spec(choice: Choice) -> JsonObject:
+    """The spec of a choice; some providers want `properties`, if empty ones."""
+    return function_spec(choice.name, choice.description, {"properties": {}, **choice.parameters})
+
+
+def tool_spec(row: ToolRow) -> JsonObject:
+    """The spec of a row; raises `BadRequest` if it cannot become one, saying why."""
+    name = row.tool_name
+    if not re.fullmatch(FUNCTION_NAME, name):
+        raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, the first no digit or -")
+    if not row.target_subject:
+        raise BadRequest(f"tool {name}: it has no target_subject to be sent to")
+    options = options_of(row)
+    schema = row.parameters
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if schema.get("type", "object") != "object":
+        raise BadRequest(f"tool {name}: parameters must be a JSON schema of type object")
+    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
+        raise BadRequest(f"tool {name}: parameters.properties must map names to JSON schemas")
+    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+        raise BadRequest(f"tool {name}: parameters.required must be a list of names")
+    optional = options.hidden | options.args.defaults.keys()
+    shown: dict[str, JsonValue] = {key: value for key, value in properties.items() if key not in options.hidden}
+    needed: list[JsonValue] = [each for each in required if each not in optional]
+    parameters: JsonObject = {**schema, "type": "object", "properties": shown, "required": needed}
+    if not needed:
+        del parameters["required"]
+    return function_spec(name, row.description or "", parameters)
+
+
+class _Submission(Tolerant):
+    fields: list[SubmittedField]
+
+
+def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
+    """The submitted fields, or the problem with them as a sentence for the model."""
+    form = 'call it with {"fields": [{"name": "...", "value": ...}]}'
+    arguments = parse_arguments(arguments_text)
+    if arguments is None:
+        return f"The arguments of {SUBMIT_RESULT} are not a JSON object; {form}."
+    try:
+        fields = _Submission.model_validate(arguments).fields
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        return f"The arguments of {SUBMIT_RESULT} are not as they should be at {where}; {form}."
+    if any(not field.name.strip() for field in fields):
+        return f"A field of {SUBMIT_RESULT} has an empty name; {form}."
+    return fields
+
+
+def check_fields(wanted: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:
+    """Why `got` is not what was wanted, as a sentence for the model; None if every wanted field is there once."""
+    counts = Counter(field.name for field in got)
+    names = list(dict.fromkeys(field.name for field in wanted))
+    missing = [name for name in names if not counts[name]]
+    repeated = [name for name in names if counts[name] > 1]
+    problems: list[str] = []
+    if missing:
+        problems.append(f"missing are {', '.join(missing)}")
+    if repeated:
+        problems.append(f"repeated are {', '.join(repeated)}")
+    if not problems:
+        return None
+    return f"The result must have each of these fields once: {', '.join(names)}; {'; '.join(problems)}."
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFields:
+    """The fields a requester wants, and the `task.result_fields` cards that could not be read (warn, go on: §7.4)."""
+
+    fields: tuple[ResultField, ...]
+    unreadable: tuple[CardId, ...]
+
+
+def wanted_fields(context: Sequence[Card]) -> WantedFields:
+    """What the `task.result_fields` cards of a context box ask for, each name once."""
+    fields: dict[str, ResultField] = {}
+    unreadable: list[CardId] = []
+    for card in context:
+        if card.type != CardType.RESULT_FIELDS:
+            continue
+        found = fields_of(card)
+        if found is None:
+            unreadable.append(card.card_id)
+        else:
+            fields |= {field.name: field for field in found if field.name not in fields}
+    return WantedFields(tuple(fields.values()), tuple(unreadable))
+
+
+def fields_of(card: Card) -> list[ResultField] | None:
+    """The fields of a `task.result_fields` card; None if it cannot be read."""
+    try:
+        content = content_of(card)
+    except CardUnreadable:
+        return None
+    return content.fields if isinstance(content, FieldsSchemaContent) else None

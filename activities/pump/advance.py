@@ -1,0 +1,329 @@
+"""The message pump's activities (protocol §9): one message is begun, handled and settled.
+
+A handler runs at most once, unless its listener says that repeating does no harm: it is begun in the ledger before and
+settled after, so that a run which finds it begun knows that a worker died with it. A message that was settled, or
+canceled, is settled for good. An agent's turn is an enqueue under the message's id, so that a repeat finds it. Only ids
+and codes are returned or raised.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from turnstile.activities.heartbeat import beating
+from turnstile.activities.pump.handler_run import HandlerFailed, InHand, run_handler
+from turnstile.activities.pump.routing import (
+    asked,
+    effect_of_response,
+    effect_of_turn,
+    huh,
+    read_payload,
+    text_of,
+    timed_out,
+    unreachable,
+    unreadable,
+)
+from turnstile.activities.pump.thread_metrics import (
+    HandlerOutcome,
+    enqueue_place,
+    tell_enqueue,
+    tell_handler,
+    tell_message,
+    tell_replies,
+)
+from turnstile.activities.turn.turn_events import SENDER
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.hops import (
+    BegunMessage,
+    Effect,
+    ServedElsewhere,
+    await_turn,
+    begin_message,
+    find_request,
+    own_box,
+    settle_message,
+)
+from turnstile.ledger.pump.thread_views import ThreadTurn, list_ended_messages, list_replies, mark_replied
+from turnstile.ledger.pump.threads import SHOWN, ThreadLimits, look_at_thread
+from turnstile.ledger.turns.intake import Enqueued, enqueue
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.log_context import about
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import Refused, ServerUnavailable
+from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+from turnstile.schema.pump.listeners import Listener, Registry
+from turnstile.schema.pump.payloads import Payload
+from turnstile.schema.pump.primitives import HandlerMetadata
+from turnstile.schema.pump.threads import (
+    AdvanceInput,
+    MessageId,
+    MessageKind,
+    MessageStatus,
+    ThreadAdvanced,
+    ThreadRef,
+)
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.inbox import EnqueueRequest
+
+log = logging.getLogger(__name__)
+_LATE_TURN = "the message it worked for was ended"
+_PAUSE_SECONDS = 1.0
+_PASS_ON_SECONDS = 0.2
+_PASS_ON_LONGEST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PumpLimits:
+    """What `[pump]` and `[protocol]` bound."""
+
+    thread: ThreadLimits = field(default_factory=ThreadLimits)
+    recursion_depth: int = 20
+
+
+class PumpActivities:
+    """The activities and what they need: a registry, pools, clients; nothing of any thread.
+
+    Raises `BadListener` for an agent that could not be asked.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        publisher: Publisher,
+        registry: Registry,
+        limits: PumpLimits,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
+        self._pool = pool
+        self._publisher = publisher
+        self._registry = registry
+        self._asked = {
+            name: asked(registry, each) for name, each in registry.listeners.items() if each.agent_id is not None
+        }
+        self._limits = limits
+        self._telemetry = telemetry
+        self._in_hand = InHand()
+
+    @activity.defn(name="look_at_thread")
+    async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
+        """Where the thread stands."""
+        return await self._pool.run(lambda conn: look_at_thread(conn, thread))
+
+    @activity.defn(name="advance_message")
+    async def advance_message(self, given: AdvanceInput) -> ThreadAdvanced:
+        """Handle the message, or hear of the turn that it waits for; answers where the thread stands then."""
+        thread, message, run = given.thread, given.message_id, uuid7()
+        with about(project_id=thread.project_id, thread_id=thread.thread_id, message_id=message):
+            async with beating():
+                try:
+                    return await self._advance(thread, message, run)
+                except ServedElsewhere as error:
+                    raise _hand_back(error) from None
+
+    async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
+        await self._in_hand.settle(message, lambda: self._do(thread, message, run))
+        canceled = await self._tell(thread, message)
+        hit(Fault.MESSAGE_TOLD)
+        return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
+
+    async def _do(self, thread: ThreadRef, message: MessageId, run: str) -> None:
+        """Begin, handle and settle the message; nothing if it is settled, or waits for an agent's turn."""
+        serves = self._registry.serves(thread.worker_target)
+        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
+        if begun is not None:
+            hit(Fault.MESSAGE_BEGUN)
+            effect = await self._handle(thread, begun)
+            if effect is not None:
+                await self._settle(thread, begun, effect)
+                hit(Fault.MESSAGE_SETTLED)
+
+    async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
+        """Settle, however long the ledger is away: what a handler did cannot be had a second time."""
+        limits = self._limits.thread
+        while True:
+            try:
+                settled = await self._pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
+            except ServerUnavailable as error:
+                log.warning("message %s is not settled yet: %s", begun.message_id, error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                known = begun.listener if self._registry.get(begun.listener) else None
+                return tell_message(self._telemetry, thread, begun, known, effect, settled)
+
+    async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
+        """What the message's handling comes to; None while an agent's turn is out."""
+        listener = self._registry.get(begun.listener)
+        if begun.was is MessageStatus.WAITING and listener is not None:
+            return await self._hear(begun, listener)
+        payload = read_payload(self._registry, listener, begun)
+        if listener is None:
+            log.warning("message %s from %s: no listener is named %r", begun.message_id, begun.from_id, begun.listener)
+            return huh(begun)
+        if payload is None:
+            return unreadable(begun)
+        if begun.depth > self._limits.thread.max_depth:
+            return unreachable()
+        if listener.handler is None:
+            return await self._ask(thread, begun, listener, payload)
+        if begun.attempt > 1 + listener.retries:
+            log.warning("message %s: %s died with its worker", begun.message_id, listener.name)
+            return timed_out()
+        return await self._call(thread, begun, listener, listener.handler, payload)
+
+    async def _hear(self, begun: BegunMessage, listener: Listener) -> Effect | None:
+        """What the agent's turn came to; one that is out of steps gives `huh` to whoever asked, with what that said."""
+        if begun.outcome is TurnStatus.PARTIAL and begun.kind is not MessageKind.REQUEST:
+            asked_with = await self._pool.run(lambda conn: find_request(conn, begun))
+            begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": asked_with})
+        return effect_of_turn(self._registry, listener, begun)
+
+    async def _call(
+        self,
+        thread: ThreadRef,
+        begun: BegunMessage,
+        listener: Listener,
+        handler: Callable[[Any, HandlerMetadata], Awaitable[object]],
+        payload: Payload,
+    ) -> Effect:
+        """Run the handler within its deadline; what it raises is logged as places without words."""
+        metadata = HandlerMetadata(
+            thread_id=begun.segment_id,
+            from_id=begun.from_id,
+            own_name=listener.name if listener.agent else None,
+            is_self_call=begun.kind is MessageKind.SELF,
+            usage_instructions=self._registry.usage_instructions(listener.name),
+        )
+        clock, outcome = time.monotonic(), HandlerOutcome.CANCELED
+        try:
+            response = await run_handler(handler(payload, metadata), listener.deadline_seconds, listener.name)
+            outcome = HandlerOutcome.INVALID
+            effect = effect_of_response(self._registry, listener, response, begun.message_id)
+        except TimeoutError:
+            outcome = HandlerOutcome.TIMEOUT
+            log.warning("message %s: %s gave no answer in time", begun.message_id, listener.name)
+        except HandlerFailed as error:
+            outcome = HandlerOutcome.FAILED
+            log.error("message %s: %s failed: %s", begun.message_id, listener.name, error)
+        except Exception as error:  # noqa: BLE001 -- a stranger's object, whose words may quote a payload
+            log.error("message %s: %s returned no message: %s", begun.message_id, listener.name, type(error).__name__)
+        else:
+            outcome = HandlerOutcome.RETURNED
+            return effect
+        finally:
+            tell_handler(self._telemetry, thread, begun, time.monotonic() - clock, outcome)
+        return timed_out()
+
+    async def _ask(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Effect | None:
+        """Enqueue the agent's turn under the message's id, in this segment's own output box."""
+        started = datetime.now(UTC)
+        try:
+            made = await self._enqueue(thread, begun, listener, payload)
+        except Refused as error:
+            log.warning("message %s: agent %s cannot be asked: %s", begun.message_id, listener.agent_id, error.code)
+            # A worker of another version may have asked before it died, with other choices: that turn ends.
+            asked_before = error.code == "correlation_conflict"
+            return unreadable(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
+        turn, box = made.reply.agent_turn_id, made.reply.output_box_id
+        assert turn is not None  # noqa: S101 -- accepted replies name both
+        assert box is not None  # noqa: S101
+        hit(Fault.HOP_ENQUEUED)
+        if not made.reply.duplicate:
+            tell_enqueue(self._telemetry, thread, begun, turn, started)
+        if made.lease is not None:
+            await self._publish(made.lease.doorbell(SENDER, "enqueue"))
+        seconds = listener.deadline_seconds
+        message = begun.message_id
+        if not await self._pool.run(
+            lambda conn: await_turn(conn, thread, message, turn, box, deadline_seconds=seconds)
+        ):
+            await self._stop(thread, [turn])
+        return None
+
+    async def _enqueue(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Enqueued:
+        box = begun.output_box_id
+        if box is None:
+            fresh = new_box_id()
+            box = await self._pool.run(lambda conn: own_box(conn, thread.project_id, begun.segment_id, fresh))
+        request = EnqueueRequest(
+            agent_id=listener.agent_id or AgentId(""),
+            instruction=f"Message from {begun.from_id}:\n{text_of(payload)}",
+            output_box_id=box,
+            runtime_config=self._asked[listener.name],
+            correlation_id=begun.message_id,
+            metadata={"thread_id": thread.thread_id, "listener": listener.name},
+        )
+        return await enqueue(
+            self._pool,
+            thread.project_id,
+            thread.channel_id,
+            request,
+            _lineage(thread, begun, enqueue_place(self._telemetry, begun)),
+            depth_limit=self._limits.recursion_depth,
+            sender=f"listener.{begun.from_id}",
+        )
+
+    async def _tell(self, thread: ThreadRef, message: MessageId) -> tuple[MessageId, ...]:
+        """What the handling of the message means for others: answers for requesters, ends of turns. Harmless twice.
+
+        Returns the messages that handlers have in hand for nothing.
+        """
+        ended = await self._pool.run(lambda conn: list_ended_messages(conn, thread.project_id, message))
+        await self._stop(thread, [each.agent_turn_id for each in ended if each.agent_turn_id is not None])
+        replies = await self._pool.run(lambda conn: list_replies(conn, thread.thread_id))
+        if replies and await self._publish(*(reply.event(SENDER) for reply in replies)):
+            for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
+                await self._publisher.emit(copy)
+            marked = await self._pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+            tell_replies(self._telemetry, replies, marked)
+            hit(Fault.REPLY_ANNOUNCED)
+        return tuple(each.message_id for each in ended if each.is_in_hand)[:SHOWN]
+
+    async def _stop(self, thread: ThreadRef, turns: list[AgentTurnId]) -> None:
+        stops = [
+            ThreadTurn(agent_turn_id=turn, project_id=thread.project_id, channel_id=thread.channel_id) for turn in turns
+        ]
+        await self._publish(*(stop.stop(_LATE_TURN) for stop in stops))
+
+    async def _publish(self, *messages: Message) -> bool:
+        """Publish; False if a required one was not acknowledged: the safety net makes good for it."""
+        try:
+            await self._publisher.publish(messages)
+        except ServerUnavailable as error:
+            log.warning("left to the safety net: %s", error)
+            return False
+        return True
+
+
+def _hand_back(error: ServedElsewhere) -> ApplicationError:
+    """The engine offers the message again, to whichever worker is free: soon at first, since one in a few has it."""
+    attempt = activity.info().attempt
+    log.debug("%s is left to another worker: attempt %d", error.listener, attempt)
+    delay = min(max(_PASS_ON_SECONDS, attempt * _PASS_ON_SECONDS / 10), _PASS_ON_LONGEST_SECONDS)
+    return ApplicationError(
+        error.code,
+        type=type(error).__name__,
+        next_retry_delay=timedelta(seconds=delay),
+        category=ApplicationErrorCategory.BENIGN,
+    )
+
+
+def _lineage(thread: ThreadRef, begun: BegunMessage, place: str | None) -> dict[str, str]:
+    """The headers of a hop's enqueue: the request's trace, at this place, and the agent's turn above as its parent."""
+    kept = {**begun.context_headers, headers.THREAD_ID: thread.thread_id}
+    if place is not None:
+        kept[headers.TRACEPARENT] = place
+    turn: AgentTurnId | None = begun.caller_turn_id
+    if turn is not None and begun.caller_agent_id is not None:
+        kept |= {headers.PARENT_TURN_ID: turn, headers.PARENT_AGENT_ID: begun.caller_agent_id}
+        kept.pop(headers.PARENT_STEP_ID, None)
+    return kept

@@ -1,0 +1,247 @@
+"""What a handler's response, or an agent's deliverable, comes to (protocol §9). Pure.
+
+Where a message may not or cannot go, its sender hears a message of the pump in its stead, always the same one: nothing
+tells an unknown target from a forbidden one.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+
+from pydantic import JsonValue, ValidationError
+
+from turnstile.activities.turn.decide import EMPTY_DELIVERABLE
+from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import JsonContent, TextContent, read_content
+from turnstile.schema.profiles import Choice, RuntimeConfig
+from turnstile.schema.pump.documents import BadPayload, PayloadCode, read_root, repaired
+from turnstile.schema.pump.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
+from turnstile.schema.pump.payloads import Payload, is_reserved
+from turnstile.schema.pump.peers import tool_parameters
+from turnstile.schema.pump.primitives import (
+    HandlerResponse,
+    Huh,
+    ResponseKind,
+    SystemErrorMessage,
+    is_system_message,
+)
+from turnstile.schema.pump.threads import MessageKind, MessageStatus
+from turnstile.schema.states import TurnStatus
+
+log = logging.getLogger(__name__)
+SEND = "send_"
+_SHOWN = 80
+"""Characters of a name that a log shows."""
+
+
+def text_of(payload: Payload) -> str:
+    """A payload as it travels: written as payloads are, whatever its class makes of that."""
+    return Payload.to_xml(payload).decode()
+
+
+def outgoing(payload: Payload) -> str:
+    """The same of what a handler or an agent sends, read again before it goes; raises `BadPayload`.
+
+    Only the pump sends its own two messages, and only these are in a namespace (protocol §9.6).
+    """
+    text = text_of(payload)
+    tag = read_root(text.encode()).tag
+    if tag.startswith("{") or is_reserved(tag):
+        raise BadPayload(PayloadCode.ROOT, f"{type(payload).__name__} has a root of the pump's own")
+    return text
+
+
+def huh(begun: BegunMessage) -> Respond:
+    """The answer to a message that cannot be processed, for whoever sent it: what others answered is not given on."""
+    is_out = begun.was is MessageStatus.WAITING and begun.outcome is None
+    is_theirs = begun.kind is MessageKind.REQUEST
+    said = Huh.of(begun.payload.encode()) if is_theirs else SystemErrorMessage.validation()
+    return Respond(text_of(said), system=True, expired=is_out)
+
+
+def unreadable(begun: BegunMessage) -> Effect:
+    """What a message comes to that its listener cannot read: its sender hears, or the listener itself if it sent it.
+
+    Who answered is gone, so the listener that waits hears in place of the answer.
+    """
+    match begun.kind:
+        case MessageKind.SELF:
+            return _refused(Huh.of(begun.payload.encode()))
+        case MessageKind.RESPONSE:
+            return _refused(SystemErrorMessage.validation())
+        case _:
+            return huh(begun)
+
+
+def timed_out(*, expired: bool = False) -> Respond:
+    """The answer where none came in time; `expired` where an agent's turn is still out."""
+    return Respond(text_of(SystemErrorMessage.timeout()), system=True, expired=expired)
+
+
+def unreachable(*, expired: bool = False) -> Respond:
+    """The answer where a listener's agent cannot be asked; `expired` where a turn of it is still out."""
+    return Respond(text_of(SystemErrorMessage.routing()), system=True, expired=expired)
+
+
+def read_payload(registry: Registry, listener: Listener | None, begun: BegunMessage) -> Payload | None:
+    """What the message holds; None if the listener cannot process it, or is not there.
+
+    A request is the listener's own payload: XML, or from outside a JSON object. Else it is what somebody answered. How
+    it is read depends on the message alone, so that the time it takes does not tell who is there.
+    """
+    raw = begun.payload.encode()
+    wanted = None if listener is None else listener.payload
+    is_request = begun.kind is MessageKind.REQUEST
+    try:
+        if is_request and begun.parent_id is None and begun.payload.lstrip().startswith("{"):
+            payload = registry.read_json(raw, wanted)
+        else:
+            payload = registry.read(read_root(repaired(raw)))
+    except BadPayload as error:
+        log.info("message %s from %s to %s: %s", begun.message_id, begun.from_id, begun.listener, error.code)
+        return None
+    if payload is None or (is_request and type(payload) is not wanted):
+        code = PayloadCode.ROOT
+        log.info("message %s from %s to %s: %s", begun.message_id, begun.from_id, begun.listener, code)
+        return None
+    return payload
+
+
+def effect_of_response(registry: Registry, listener: Listener, response: object, message: str = "") -> Effect:
+    """What a handler returned for a message comes to; raises `TypeError` if it returned something else."""
+    if response is None:
+        return Nothing()
+    if not isinstance(response, HandlerResponse):
+        raise TypeError(f"a handler returns a HandlerResponse or None, not {type(response).__name__}")
+    payload = response.payload
+    if is_system_message(payload):
+        log.warning("message %s: %s returned a message of the pump's own", message, listener.name)
+        return _refused(SystemErrorMessage.validation())
+    if response.kind is ResponseKind.RESPOND:
+        return _written(listener, message, payload, Respond)
+    target = registry.route(listener, response.to, payload.root_tag())
+    if target is None:
+        return _unroutable(registry, listener, response.to, payload.root_tag(), message)
+    if target is listener:
+        return _written(listener, message, payload, Iterate)
+    if type(payload) is not target.payload:
+        return _written(listener, message, payload, lambda text: _refused(Huh.of(text.encode())))
+    return _written(listener, message, payload, lambda text: Forward(target.name, text))
+
+
+def effect_of_turn(registry: Registry, listener: Listener, begun: BegunMessage) -> Effect | None:
+    """What the agent's turn for this message came to; None while it is not over."""
+    if begun.outcome is None:
+        return timed_out(expired=True) if begun.is_overdue else None
+    if begun.outcome is TurnStatus.PARTIAL:
+        return huh(begun)  # out of steps: it could not do with the message what it should
+    if begun.outcome is not TurnStatus.SUCCESS or begun.deliverable is None:
+        return timed_out()
+    match read_content(begun.deliverable):
+        case TextContent(text=text):
+            return _from_text(listener, text)
+        case JsonContent(data=data) if isinstance(data, dict):
+            return _from_choice(registry, listener, begun, data)
+        case _:
+            return timed_out()
+
+
+def choices(registry: Registry, listener: Listener) -> list[Choice]:
+    """The tools of which one ends a turn of this agent: one for each peer, `respond` and `think`."""
+    peers = [each for name in listener.peers if (each := registry.get(name)) is not None and each is not listener]
+    return [
+        *(
+            Choice(
+                name=f"{SEND}{peer.name}",
+                description=f"Send a message to {peer.name} and wait for its answer. {peer.description}",
+                parameters=tool_parameters(peer.payload),
+            )
+            for peer in peers
+        ),
+        Choice(
+            name=RESPOND,
+            description="Answer whoever asked you. This ends all that you began below you.",
+            parameters=tool_parameters(listener.response),
+        ),
+        Choice(
+            name=THINK,
+            description="Think again: what you say here is what you are asked next.",
+            parameters=tool_parameters(Thought),
+        ),
+    ]
+
+
+def asked(registry: Registry, listener: Listener) -> RuntimeConfig:
+    """How every turn of this agent is asked; raises `BadListener` where no turn can be asked so."""
+    try:
+        return RuntimeConfig(
+            choices=choices(registry, listener),
+            instructions=registry.usage_instructions(listener.name),
+            remember=True,
+        )
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise BadListener(
+            f"listener {listener.name!r}: its agent cannot be asked with these peers: {found} ({listener.place})"
+        ) from None
+
+
+def _from_text(listener: Listener, text: str) -> Effect:
+    if text == EMPTY_DELIVERABLE:
+        return _refused(Huh.of(b""))  # the kernel's words in place of none: the agent said nothing
+    try:
+        return Respond(outgoing(listener.response.from_text(text)))
+    except BadPayload:
+        return _refused(Huh.of(text.encode()))
+
+
+def _from_choice(registry: Registry, listener: Listener, begun: BegunMessage, data: JsonObject) -> Effect:
+    """A choice with its arguments; or the fields of a `submit_result`, which count as a response."""
+    name, arguments = data.get("choice", RESPOND), data.get("arguments")
+    if arguments is None:
+        arguments = _submitted(data)
+    try:
+        if name == RESPOND:
+            return Respond(outgoing(listener.response.from_value(arguments)))
+        if name == THINK:
+            return Iterate(outgoing(Thought.from_value(arguments)))
+        target = registry.route(listener, str(name).removeprefix(SEND), "")
+        if target is None:
+            return _unroutable(registry, listener, str(name).removeprefix(SEND), "", begun.message_id)
+        sent = outgoing(target.payload.from_value(arguments))
+        return Iterate(sent) if target is listener else Forward(target.name, sent, begun.agent_turn_id)
+    except BadPayload:
+        return _refused(Huh.of(json.dumps(arguments).encode()))
+
+
+def _unroutable(registry: Registry, listener: Listener, to: str | None, tag: str, message: str) -> Effect:
+    """What the sender hears, and for operators the name and the reason, which no party learns."""
+    if to is None:
+        named, known = f"the payload {tag[:_SHOWN]!r}, which", registry.has_payload(tag)
+        missing = "is no listener's"
+    else:
+        named, known, missing = f"{to[:_SHOWN]!r}, which", registry.get(to) is not None, "is no listener here"
+    reason = f"is none of its peers ({', '.join(listener.peers) or 'it has none'})" if known else missing
+    log.warning("message %s: %s sent to %s %s", message, listener.name, named, reason)
+    return _refused(SystemErrorMessage.routing())
+
+
+def _submitted(data: JsonObject) -> JsonValue:
+    fields = data.get("fields")
+    if not isinstance(fields, list):
+        return None
+    return {str(each.get("name")): each.get("value") for each in fields if isinstance(each, dict)}
+
+
+def _written(listener: Listener, message: str, payload: Payload, effect: Callable[[str], Effect]) -> Effect:
+    try:
+        return effect(outgoing(payload))
+    except BadPayload as error:
+        log.warning("message %s: %s returned a payload that cannot go out: %s", message, listener.name, error.code)
+        return _refused(SystemErrorMessage.validation())
+
+
+def _refused(message: Payload) -> Iterate:
+    """What the sender hears in its own place: the thread stays alive."""
+    return Iterate(text_of(message), system=True)

@@ -1,0 +1,141 @@
+"""What the pump tells of messages, handlers and answers, as figures and as spans (docs/observability.md).
+
+A message is told by the run that settled it, an answer by whoever marked it as announced: so each at most once. Their
+spans' ids are derived, so what was told below them before hangs there. Ids, codes and numbers only: no payload, and
+of names only those of listeners.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from turnstile.ledger.pump.hops import BegunMessage, Effect, Iterate, Respond, Settled
+from turnstile.ledger.pump.thread_views import ThreadReply
+from turnstile.runtime.telemetry import Attribute, Metric, Span, Telemetry, nanoseconds
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.pump.threads import EndReason, MessageId, ThreadRef
+from turnstile.schema.wire import headers
+
+
+class HandlerOutcome(StrEnum):
+    """How a run of a handler ended."""
+
+    RETURNED = "returned"
+    INVALID = "invalid"
+    """What it returned is no message."""
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELED = "canceled"
+
+
+UNKNOWN = "unknown"
+"""Stands for listeners that are none of ours: strangers name them."""
+
+
+def message_place(begun: BegunMessage) -> str | None:
+    """Where a message stands in its request's trace, as a `traceparent`; None if that is no trace."""
+    return headers.derived_span(_request_place(begun), begun.message_id)
+
+
+def tell_message(
+    telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, listener: str | None, effect: Effect, settled: Settled
+) -> None:
+    """A message is settled; nothing if it was before. `listener` is None where there is none of that name."""
+    if settled.effect is None:
+        return
+    meter, name = telemetry.meter, listener or UNKNOWN
+    is_ours = isinstance(effect, Respond | Iterate) and effect.system
+    if meter.enabled:
+        by = "pump" if is_ours else "listener"
+        meter.count(Metric.THREAD_MESSAGES, listener=name, effect=settled.effect, by=by)
+        if settled.canceled:
+            meter.count(Metric.THREAD_MESSAGES, settled.canceled, listener=name, effect="canceled", by="pump")
+        delay = (begun.begun_at - begun.created_at).total_seconds()
+        meter.observe(Metric.THREAD_MESSAGE_DELAY, delay, listener=name)
+    if telemetry.tracer.enabled and (own := message_place(begun)) is not None:
+        attributes = _attributes(thread, begun) | {"turnstile.effect": settled.effect}
+        code = settled.effect if settled.effect in {"timeout", "limit"} else "undelivered" if is_ours else None
+        times = (nanoseconds(begun.begun_at), time.time_ns())
+        parent = headers.span_id(_request_place(begun))
+        telemetry.tracer.record(Span("message", own, parent, *times, attributes, code, "consumer"))
+
+
+def tell_handler(
+    telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, seconds: float, outcome: HandlerOutcome
+) -> None:
+    """A handler has run for so long until now."""
+    telemetry.meter.observe(Metric.HANDLER_SECONDS, seconds, listener=begun.listener, outcome=outcome.value)
+    if telemetry.tracer.enabled and (above := message_place(begun)) is not None:
+        ended = time.time_ns()
+        times = (ended - round(seconds * 1e9), ended)
+        code = None if outcome is HandlerOutcome.RETURNED else outcome.value
+        own, parent = headers.child_span(above), headers.span_id(above)
+        telemetry.tracer.record(Span("handler", own, parent, *times, _attributes(thread, begun), code))
+
+
+def enqueue_place(telemetry: Telemetry, begun: BegunMessage) -> str | None:
+    """The span below which the turn that a message asks for is made, as a `traceparent`; None if nobody is told."""
+    above = message_place(begun) if telemetry.tracer.enabled else None
+    return None if above is None else headers.derived_span(above, f"{begun.message_id}-enqueue")
+
+
+def tell_enqueue(
+    telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, turn: AgentTurnId, started: datetime
+) -> None:
+    """An agent was asked: its turn is below this span."""
+    above, own = message_place(begun), enqueue_place(telemetry, begun)
+    if above is not None and own is not None:
+        attributes = _attributes(thread, begun) | {"turnstile.agent_turn_id": turn}
+        times = (nanoseconds(started), time.time_ns())
+        telemetry.tracer.record(Span("enqueue", own, headers.span_id(above), *times, attributes, None, "producer"))
+
+
+def tell_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], told: Collection[MessageId]) -> None:
+    """Answers are in the event stream; of `told` that was not known before."""
+    now = datetime.now(UTC)
+    for reply in replies:
+        if reply.request_id not in told:
+            continue
+        telemetry.meter.count(Metric.THREAD_REPLIES, kind=reply.kind.value, reason=reply.reason.value)
+        lasted = (reply.created_at - reply.requested_at).total_seconds()
+        telemetry.meter.observe(Metric.THREAD_REQUEST_SECONDS, lasted, kind=reply.kind.value)
+        own = reply.context_headers.get(headers.TRACEPARENT, "")
+        if telemetry.tracer.enabled and (place := headers.derived_span(own, f"{reply.request_id}-reply")) is not None:
+            _tell_reply(telemetry, reply, own, place, now)
+
+
+def _tell_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str, now: datetime) -> None:
+    attributes: dict[str, Attribute] = {
+        "turnstile.project_id": reply.project_id,
+        "turnstile.channel_id": reply.channel_id,
+        "turnstile.thread_id": reply.thread_id,
+        "turnstile.message_id": reply.request_id,
+        "turnstile.reply.kind": reply.kind.value,
+        "turnstile.reply.reason": reply.reason.value,
+    }
+    code = reply.reason.value if reply.reason in {EndReason.UNDELIVERED, EndReason.LIMIT} else None
+    asked, answered, announced = map(nanoseconds, (reply.requested_at, reply.created_at, now))
+    above = headers.parent_span(reply.context_headers)
+    telemetry.tracer.record(Span("request", own, above, asked, answered, attributes, code))
+    telemetry.tracer.record(
+        Span("reply", place, headers.span_id(own), answered, announced, attributes, None, "producer")
+    )
+
+
+def _request_place(begun: BegunMessage) -> str:
+    return begun.context_headers.get(headers.TRACEPARENT, "")
+
+
+def _attributes(thread: ThreadRef, begun: BegunMessage) -> dict[str, Attribute]:
+    return {
+        "turnstile.project_id": thread.project_id,
+        "turnstile.channel_id": thread.channel_id,
+        "turnstile.thread_id": thread.thread_id,
+        "turnstile.message_id": begun.message_id,
+        "turnstile.request_id": begun.request_id,
+        "turnstile.listener": begun.listener,
+        "turnstile.message.kind": begun.kind.value,
+        "turnstile.message.hop": begun.hop,
+        "turnstile.message.attempt": begun.attempt,
+    }

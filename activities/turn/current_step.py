@@ -1,0 +1,99 @@
+"""A step in hand: whether it is over before it begins, what it asks, and what its commit records. No I/O."""
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import datetime
+
+from turnstile.activities.calls.action_turn import action_ended
+from turnstile.activities.prompt.messages import build_messages
+from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
+from turnstile.activities.prompt.tool_specs import wanted_fields
+from turnstile.activities.turn.decide import Asked, Suspend
+from turnstile.activities.turn.resume import Termination, termination
+from turnstile.activities.turn.timing import timing
+from turnstile.activities.turn.turn_config import Pinned, TurnConfig
+from turnstile.activities.turn.turn_events import Teller
+from turnstile.ledger.turns.transitions import BegunStep, StepRecord
+from turnstile.runtime.ports import ModelMessage
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card
+from turnstile.schema.errors import ModelError
+from turnstile.schema.ids import StepId, step_id
+from turnstile.schema.states import MessageType, StepStatus
+from turnstile.schema.turns import TurnRef
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInHand:
+    """A step that has begun. `attempts` fills as the model is asked; `clock` is when, as `time.monotonic` has it.
+
+    `patience` is how long the model is waited for, in seconds: of a quick step, else the model's own timeout counts.
+    """
+
+    turn: TurnRef
+    number: int
+    begun: BegunStep
+    teller: Teller
+    started: datetime
+    clock: float
+    attempts: Attempts
+    patience: float | None = None
+
+    @property
+    def key(self) -> StepId:
+        """Its id."""
+        return step_id(self.turn.agent_turn_id, self.number)
+
+    def termination(self) -> Termination | None:
+        """The end that the answers to the last step's calls make, if they do."""
+        head, output = self.begun.head, self.begun.output
+        if head.message_type is MessageType.UI_ACTION:
+            return action_ended(self.turn, head, output)
+        if not head.answered:
+            return None
+        tools = {} if head.turn_config is None else TurnConfig.model_validate(head.turn_config).tools
+        return termination(self.turn, head.answered, output, tools)
+
+    def check_attempts(self, limits: StepLimits) -> None:
+        """Raises `ModelError` (step_attempts_exhausted) if it was begun too often."""
+        attempt = self.begun.head.step_attempt
+        if attempt > limits.max_step_attempts:
+            raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
+
+    def prepare(self, pinned: Pinned, suspend_seconds: float) -> tuple[Asked, tuple[ModelMessage, ...]]:
+        """What the model is asked (protocol §7.3), and what its answer is judged by; raises `CardUnreadable`."""
+        turn, begun = self.turn, self.begun
+        wanted = wanted_fields(begun.context)
+        for card in wanted.unreadable:
+            log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
+        own = [card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id]
+        memory = [card for card in begun.output if card.metadata.agent_turn_id != turn.agent_turn_id]
+        messages = build_messages(pinned.system_prompt, memory, begun.context, own)
+        parent = begun.head.parent_step_id or ""
+        return Asked(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
+
+    def metadata(self, pinned: Pinned | None) -> JsonObject:
+        """The step row's `metadata` so far: usage, cost and timing, and of a first step what it pins."""
+        metadata = self.attempts.metadata()
+        first_token = self.attempts.records[-1]["first_token_ms"] if self.attempts.records else None
+        metadata["timing"] = timing(self.begun.head, time.monotonic() - self.clock, first_token)
+        if self.number == 1 and pinned is not None:
+            metadata["turn_config"] = pinned.config.model_dump(mode="json")
+        return metadata
+
+    def record(
+        self, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus, sent: Suspend | None = None
+    ) -> StepRecord:
+        """What its commit writes: the cards that are new, and those of the context that the output box takes in."""
+        known = {card.card_id for card in self.begun.context}
+        kept = [card.card_id for card in cards if card.card_id in known]
+        new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards if card.card_id not in known]}
+        commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
+        made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
+        calls = made or [command.tool_call_id for command in commands]  # a UI action has no thought that says them
+        return StepRecord(
+            self.number, metadata | new_cards, cards, calls, self.started, status, commands, wait_seconds, kept
+        )

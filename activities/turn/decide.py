@@ -1,0 +1,267 @@
+"""What a model's answer comes to (protocol §7.4, §7.8). Pure: an answer in, cards and what follows out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnstile.activities.calls.choices import Accepted, Refusal, ending
+from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
+from turnstile.activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
+from turnstile.activities.turn.turn_config import TurnConfig
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import (
+    SYSTEM_AUTHOR,
+    Card,
+    CardContent,
+    CardType,
+    JsonContent,
+    ResultField,
+    Role,
+    TextContent,
+    ThoughtCall,
+    ToolError,
+    ToolResultContent,
+    agent_author,
+    make_card,
+)
+from turnstile.schema.ids import (
+    CardId,
+    StepId,
+    ToolCallId,
+    step_card_id,
+    step_id,
+    tool_call_id,
+    turn_card_id,
+)
+from turnstile.schema.states import AfterExecution, TurnStatus
+from turnstile.schema.tools import SUBMIT_RESULT, ToolCommand
+from turnstile.schema.turns import TurnRef
+
+EMPTY_DELIVERABLE = "(the model gave no text)"
+MAX_STEPS_CODE = "max_steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The step that was asked: its turn and number, what was pinned, and the fields its requester wants."""
+
+    turn: TurnRef
+    step: int
+    config: TurnConfig
+    wanted: Sequence[ResultField]
+    parent_step_id: str
+    suspend_seconds: float
+
+    @property
+    def step_id(self) -> StepId:
+        """The id of this step."""
+        return step_id(self.turn.agent_turn_id, self.step)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no further step is allowed."""
+        return self.step >= self.config.max_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Another step follows."""
+
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The turn ends; without a `deliverable` among the cards, the fallback is still to be made."""
+
+    cards: tuple[Card, ...]
+    status: TurnStatus
+    deliverable: CardId | None
+    error_code: str | None = None
+    tool_result: CardId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """The turn sleeps until these calls are reported, or `wait_seconds` are over."""
+
+    cards: tuple[Card, ...]
+    commands: tuple[ToolCommand, ...]
+    wait_seconds: float
+
+
+Decision = Continue | Deliver | Suspend
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call under the kernel's id (protocol §10)."""
+
+    id: ToolCallId
+    answered: AnsweredCall
+
+
+def decide(asked: Asked, answer: ModelAnswer) -> Decision:
+    """The cards of the step and what follows it."""
+    calls = [_Call(tool_call_id(asked.step_id, index), call) for index, call in enumerate(answer.calls)]
+    thought = _thought(asked, answer.text, calls)
+    if not calls:
+        return _without_calls(asked, answer, thought)
+    match ending(answer.calls, asked.config.choices, asked.wanted):
+        case None:
+            return _with_calls(asked, answer.text, thought, calls)
+        case Refusal(code, message):
+            cards = (*thought, *(_refusal(asked, call, code, message) for call in calls))
+            return _out_of_steps(asked, answer.text, cards) if asked.is_last else Continue(cards)
+        case Accepted(deliverable):
+            return _accept(asked, thought, calls[0], deliverable)
+
+
+def _with_calls(asked: Asked, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
+    """Send what can be sent; the model hears at once what cannot."""
+    found = [_send(asked, call) for call in calls]
+    sent = [each for each in found if isinstance(each, Outgoing)]
+    cards = (*thought, *(each.card if isinstance(each, Outgoing) else each for each in found))
+    if sent:
+        return Suspend(cards, tuple(each.command for each in sent), max(each.wait_seconds for each in sent))
+    return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
+
+
+def _send(asked: Asked, call: _Call) -> Outgoing | Card:
+    """The call as it goes out, or the failed `tool.result` that the model is given."""
+    row = None if asked.is_last else asked.config.tools.get(call.answered.name)
+    if row is None:
+        return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
+    place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.suspend_seconds)
+    found = outgoing(place, call.id, row, call.answered.arguments_text)
+    return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
+
+
+def _without_calls(asked: Asked, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
+    text, partial = answer.text, True if answer.truncated else None
+    if asked.is_last and (asked.config.must_end_with or not text.strip()):
+        return _out_of_steps(asked, text, thought)
+    if not asked.config.must_end_with:
+        content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
+        deliverable = _deliverable(asked, content, partial=partial)
+        return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
+    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices)))
+    reminder = TextContent(
+        text=f"This task is not finished by text alone. End it by calling one of these tools: {names}."
+    )
+    card = make_card(
+        step_card_id(asked.step_id, "must-end-with"),
+        CardType.MUST_END_WITH_REQUIRED,
+        Role.SYSTEM,
+        reminder,
+        author=SYSTEM_AUTHOR,
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+    )
+    return Continue((*thought, card))
+
+
+def _out_of_steps(asked: Asked, text: str, cards: tuple[Card, ...]) -> Deliver:
+    """The last allowed step did not end the turn by itself: its text is what there is, else a fallback (§7.8)."""
+    if not text.strip():
+        return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
+    if not asked.config.must_end_with:
+        deliverable = _deliverable(asked, TextContent(text=text))
+        return Deliver((*cards, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
+    deliverable = _deliverable(asked, TextContent(text=text), partial=True)
+    return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
+
+
+def _accept(asked: Asked, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
+    """The call ends the turn, whatever `must_end_with` says."""
+    accepted = ToolResultContent(
+        status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
+    )
+    result = _result(asked, call, accepted)
+    deliverable = _deliverable(asked, JsonContent(data=data))
+    return Deliver((*thought, result, deliverable), TurnStatus.SUCCESS, deliverable.card_id, None, result.card_id)
+
+
+def _unknown(asked: Asked, call: _Call) -> str:
+    names = [*(() if asked.is_last else asked.config.tools), *asked.config.choices, SUBMIT_RESULT]
+    return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
+
+
+def _refusal(asked: Asked, call: _Call, code: str, message: str) -> Card:
+    error = ToolError(code=code, message=message)
+    content = ToolResultContent(status=TurnStatus.FAILED, after_execution=AfterExecution.SUSPEND, error=error)
+    return _result(asked, call, content)
+
+
+def _result(asked: Asked, call: _Call, content: ToolResultContent) -> Card:
+    return make_card(
+        CardId(f"{call.id}-result"),
+        CardType.TOOL_RESULT,
+        Role.TOOL,
+        content,
+        author=SYSTEM_AUTHOR,
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        tool_call=call.id,
+        function_name=call.answered.name,
+    )
+
+
+def _deliverable(asked: Asked, content: CardContent, *, partial: bool | None = None) -> Card:
+    return make_card(
+        turn_card_id(asked.turn.agent_turn_id, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        content,
+        author=agent_author(asked.turn.agent_id),
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        partial=partial,
+    )
+
+
+def _thought(asked: Asked, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
+    """The `agent.thought` of the step; none if the model neither wrote nor called."""
+    if not text.strip() and not calls:
+        return ()
+    recorded = [
+        ThoughtCall(
+            tool_call_id=call.id,
+            tool_name=call.answered.name,
+            arguments=call.answered.arguments_text,
+            provider_call_id=call.answered.provider_call_id,
+        )
+        for call in calls
+    ]
+    card = make_card(
+        step_card_id(asked.step_id, "thought"),
+        CardType.THOUGHT,
+        Role.ASSISTANT,
+        TextContent(text=text),
+        author=agent_author(asked.turn.agent_id),
+        turn=asked.turn.agent_turn_id,
+        step=asked.step_id,
+        trace=asked.turn.trace_id,
+        tool_calls=recorded or None,
+    )
+    return (card,)
+
+
+def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:
+    """What a stopped model had said; None if it had said nothing. Its calls were never made."""
+    if draft is None or not draft.text.strip():
+        return None
+    key = step_id(turn.agent_turn_id, step)
+    return make_card(
+        step_card_id(key, "thought"),
+        CardType.THOUGHT,
+        Role.ASSISTANT,
+        TextContent(text=draft.text),
+        author=agent_author(turn.agent_id),
+        turn=turn.agent_turn_id,
+        step=key,
+        trace=turn.trace_id,
+        partial=True,
+    )

@@ -1,0 +1,111 @@
+"""What the answers to a step's calls mean for the turn (protocol §7.5). Pure.
+
+Once no call waits any more, a turn goes on with its next step, unless an answer's effective `after_execution` is
+`terminate`: then the turn ends with that answer, a failed one first, else the first in call order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from turnstile.ledger.turns.transitions import AnsweredCall
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import (
+    SYSTEM_AUTHOR,
+    Card,
+    CardType,
+    CardUnreadable,
+    JsonContent,
+    Role,
+    ToolResultContent,
+    content_of,
+    make_card,
+)
+from turnstile.schema.ids import CardId, ToolCallId, turn_card_id
+from turnstile.schema.states import AfterExecution, TurnStatus
+from turnstile.schema.tools import ToolRow
+from turnstile.schema.turns import TurnRef
+
+CONTROL_KEY = "__cg_control"
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """A tool ended the turn: its status and codes, the deliverable, and the result that it was made of, if any."""
+
+    status: TurnStatus
+    deliverable: Card
+    tool_result: CardId | None
+    error_code: str | None
+
+
+def termination(
+    turn: TurnRef, answered: Sequence[AnsweredCall], output: Sequence[Card], tools: Mapping[str, ToolRow]
+) -> Termination | None:
+    """How the answers end the turn; None if they do not."""
+    cards = {card.card_id: card for card in output}
+    order = _call_order(turn, output)
+    ending: list[tuple[AnsweredCall, ToolResultContent]] = []
+    for call in sorted(answered, key=lambda each: order.get(each.tool_call_id, len(order))):
+        content = result_of(cards.get(call.tool_result_card_id))
+        if content is not None and _effective(call, content, tools) is AfterExecution.TERMINATE:
+            ending.append((call, content))
+    if not ending:
+        return None
+    failed = [each for each in ending if each[1].status is not TurnStatus.SUCCESS]
+    return ended_by(turn, *(failed or ending)[0])
+
+
+def ended_by(turn: TurnRef, call: AnsweredCall, content: ToolResultContent) -> Termination:
+    """The end of a turn by the result of this call."""
+    deliverable = make_card(
+        turn_card_id(turn.agent_turn_id, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        JsonContent(data=_delivered(content)),
+        author=SYSTEM_AUTHOR,
+        turn=turn.agent_turn_id,
+        trace=turn.trace_id,
+    )
+    code = None if content.error is None else content.error.code
+    return Termination(content.status, deliverable, call.tool_result_card_id, code)
+
+
+def result_of(card: Card | None) -> ToolResultContent | None:
+    """What a `tool.result` card says; None if it is not there or cannot be read."""
+    if card is None:
+        return None
+    try:
+        content = content_of(card)
+    except CardUnreadable:
+        return None
+    return content if isinstance(content, ToolResultContent) else None
+
+
+def _effective(call: AnsweredCall, content: ToolResultContent, tools: Mapping[str, ToolRow]) -> AfterExecution:
+    """The result's own control if valid, else the report's, else the tool row's."""
+    control = content.result.get(CONTROL_KEY) if isinstance(content.result, dict) else None
+    said = control.get("after_execution") if isinstance(control, dict) else None
+    for value in (said, call.after_execution):
+        if isinstance(value, str) and value in set(AfterExecution):
+            return AfterExecution(value)
+    row = tools.get(call.tool_name)
+    return AfterExecution.SUSPEND if row is None else row.after_execution
+
+
+def _delivered(content: ToolResultContent) -> JsonValue:
+    result = content.result
+    if isinstance(result, dict):
+        result = {name: value for name, value in result.items() if name != CONTROL_KEY}
+    if content.error is None:
+        return result
+    failure: JsonObject = {"code": content.error.code, "message": content.error.message}
+    return {"error": failure} if result is None else {"result": result, "error": failure}
+
+
+def _call_order(turn: TurnRef, output: Sequence[Card]) -> dict[ToolCallId, int]:
+    for card in reversed(output):
+        if card.type == CardType.THOUGHT and card.metadata.agent_turn_id == turn.agent_turn_id and card.tool_calls:
+            return {call.tool_call_id: place for place, call in enumerate(card.tool_calls)}
+    return {}

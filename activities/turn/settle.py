@@ -1,0 +1,94 @@
+"""What a sleeping turn needs done without a model: partial sets of reports, timeouts, a stop.
+
+Local activities of a few round trips each, idempotent, since a worker that dies runs them whole again.
+"""
+
+import logging
+
+from temporalio import activity
+
+from turnstile.activities.turn.turn_events import Teller
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.transitions import Ending, fallback_card, finish_turn, recall_step
+from turnstile.ledger.turns.waiting import AppliedReports, apply_reports, inject_timeouts
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.log_context import about
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import StaleTurn
+from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
+from turnstile.schema.wire.events import InboxProgress
+
+log = logging.getLogger(__name__)
+STOPPED = "stopped"
+_STOP_REASON = "the turn was stopped"
+
+
+class SettleActivities:
+    """The activities and what they need; nothing of any turn."""
+
+    def __init__(self, pool: Pool, publisher: Publisher, telemetry: Telemetry = SILENT) -> None:
+        self._pool = pool
+        self._publisher = publisher
+        self._telemetry = telemetry
+
+    @activity.defn(name="apply_reports")
+    async def apply_reports(self, given: ApplyInput) -> ReportsApplied:
+        """Apply the reports of some of the calls; the answer says which still wait."""
+        with about(given.turn):
+            try:
+                done = await self._pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
+            except StaleTurn:
+                return ReportsApplied(waiting=(), deadline=None, stale=True)
+            hit(Fault.REPORTS_APPLIED)
+            await tell_applied(self._pool, self._publisher, given.turn, done)
+            return ReportsApplied(waiting=tuple(done.waiting), deadline=done.deadline)
+
+    @activity.defn(name="inject_timeouts")
+    async def inject_timeouts(self, turn: TurnRef) -> list[Ring]:
+        """The deadline is over: pointers to the timeouts, and to what came in the meantime."""
+        with about(turn):
+            rings = await self._pool.run(lambda conn: inject_timeouts(conn, turn))
+            hit(Fault.TIMEOUTS_INJECTED)
+            return rings
+
+    @activity.defn(name="stop_turn")
+    async def stop_turn(self, turn: TurnRef) -> TurnStopped:
+        """End a turn that sleeps, or whose step is over: canceled, with what there is."""
+        with about(turn):
+            return await end_stopped(self._pool, self._publisher, turn, self._telemetry)
+
+
+async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
+    """Finish the turn as canceled without a step, or find that it is over (protocol §6, stop)."""
+    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
+    found = await pool.run(lambda conn: recall_step(conn, turn, 0))
+    step = found.step or 0
+    teller = Teller(publisher, turn, found.context_headers, telemetry)
+    card = fallback_card(turn, made or (), TurnStatus.CANCELED, _STOP_REASON)
+    ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _STOP_REASON, None, {"steps": step})
+    live = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
+    try:
+        done = await pool.run(
+            lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=live, raise_epoch=True)
+        )
+    except StaleTurn:
+        return TurnStopped(step=step, outcome=None)
+    await teller.finished(pool, done, None)
+    return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
+
+
+async def tell_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
+    """Say what became of the rows: to the log what was refused, to others all of it, as best effort."""
+    for row in done.rows:
+        if row.flaw is not None:
+            log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
+    teller = Teller(publisher, turn, done.context_headers)
+    progress = [
+        InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
+        for row in done.rows
+    ]
+    if progress:
+        await teller.tell(*(teller.address.inbox_progress(each) for each in progress))

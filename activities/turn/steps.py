@@ -1,0 +1,361 @@
+"""`run_step`: one step of a turn as one activity, and `run_quick_step`: the same where no model is slow (protocol §7).
+
+It opens the gate, reads the boxes, asks the model, commits what follows and publishes it: two round trips to the
+ledger, three for the last step. It may run any number of times, at once or late: the gate and the unique step id let
+one attempt win, and a repeat answers what is recorded without asking the model again. It holds nothing between calls
+but a bounded cache of box contents. It returns ids and codes only.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from temporalio import activity
+
+from turnstile.activities.calls.action_turn import action_call, wanted_call
+from turnstile.activities.calls.outgoing import Place
+from turnstile.activities.cancellation import is_stopped
+from turnstile.activities.heartbeat import beating
+from turnstile.activities.models.answer import ModelAnswer
+from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.turn.current_step import StepInHand
+from turnstile.activities.turn.decide import (
+    Asked,
+    Continue,
+    Decision,
+    Deliver,
+    Suspend,
+    decide,
+    partial_thought,
+)
+from turnstile.activities.turn.fast_models import Paces
+from turnstile.activities.turn.recall import recall
+from turnstile.activities.turn.resume import Termination
+from turnstile.activities.turn.settle import STOPPED, end_stopped, tell_applied
+from turnstile.activities.turn.timing import tell_begun, tell_calls, tell_step, turn_stats
+from turnstile.activities.turn.turn_config import Pinned, pin
+from turnstile.activities.turn.turn_events import Teller
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.transitions import (
+    BegunStep,
+    Ending,
+    StepRecord,
+    begin_step,
+    commit_step,
+    fallback_card,
+    finish_turn,
+    recall_step,
+    retry_step,
+)
+from turnstile.ledger.turns.waiting import apply_reports
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.log_context import about
+from turnstile.runtime.ports import Model, ModelMessage, Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card, CardUnreadable
+from turnstile.schema.errors import ModelError, Refused, StaleTurn
+from turnstile.schema.ids import InboxId
+from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.turns import (
+    QuickStepResult,
+    RunStepInput,
+    StepContinues,
+    StepEnds,
+    StepOutlasts,
+    StepResult,
+    StepSuspends,
+    TurnRef,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class StepActivities:
+    """The activities and what they need: pools, clients, settings, a cache; nothing of any turn."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        model: Model,
+        publisher: Publisher,
+        limits: StepLimits,
+        cache: BoxCache,
+        paces: Paces,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
+        self._pool = pool
+        self._model = model
+        self._publisher = publisher
+        self._limits = limits
+        self._cache = cache
+        self._paces = paces
+        self._telemetry = telemetry
+
+    @activity.defn
+    async def run_step(self, given: RunStepInput) -> StepResult:
+        """Do the step, or answer what was done; see the module's docstring."""
+        attempts = Attempts.resumed(activity.info().heartbeat_details or [given.attempts])
+        with about(given.turn, step=given.step or None):
+            async with beating(attempts.told):
+                return await self._run_step(given, attempts)
+
+    @activity.defn
+    async def run_quick_step(self, given: RunStepInput) -> QuickStepResult:
+        """Do the step as a local activity, which has no heartbeat and hears of no stop.
+
+        So only where the model is known to be fast, and for as long as a stop can wait. Whatever goes wrong is left to
+        `run_step`, which comes next.
+        """
+        attempts = Attempts()
+        if not self._paces.is_quick(given.turn.profile_box_id):
+            return StepOutlasts()
+        with about(given.turn, step=given.step or None):
+            try:
+                return await self._run_step(given, attempts, self._paces.patience)
+            except TimeoutError:
+                self._paces.took(given.turn.profile_box_id, self._paces.patience)
+            except asyncio.CancelledError:
+                # Its workflow task timed out, as the next would if this were tried again.
+                self._paces.took(given.turn.profile_box_id, self._paces.patience)
+                raise
+            except Exception as error:  # noqa: BLE001 -- `run_step` will meet it again, if it stays
+                log.warning("turn %s: a quick step failed: %s", given.turn.agent_turn_id, type(error).__name__)
+        return StepOutlasts(attempts=tuple(attempts.told()))
+
+    async def _run_step(self, given: RunStepInput, attempts: Attempts, patience: float | None = None) -> StepResult:
+        """Raises `TimeoutError` where the model has not answered after `patience` seconds."""
+        clock, started = time.monotonic(), datetime.now(UTC)
+        try:
+            begun = await self._begin(given)
+        except StaleTurn:
+            return await recall(self._pool, self._publisher, given.turn, given.step, self._telemetry)
+        hit(Fault.STEP_BEGUN)
+        teller = Teller(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
+        step = StepInHand(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts, patience)
+        try:
+            return await self._run(step)
+        except StaleTurn:
+            return await recall(self._pool, self._publisher, given.turn, step.number, self._telemetry)
+        except asyncio.CancelledError:
+            if not await is_stopped():
+                raise
+            return await self._stop(step)
+
+    async def _begin(self, given: RunStepInput) -> BegunStep:
+        """Apply the reports and open the gate; a turn that sleeps with no call left to wait for is woken (§8)."""
+        if given.reports:
+            await self._apply(given.turn, given.reports)
+        try:
+            return await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+        except StaleTurn:
+            found = await self._pool.run(lambda conn: recall_step(conn, given.turn, 0))
+            if not found.gate or found.head_status != HeadStatus.SUSPENDED or found.waiting:
+                raise
+        await self._apply(given.turn, ())
+        return await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+
+    async def _apply(self, turn: TurnRef, reports: Sequence[InboxId]) -> None:
+        done = await self._pool.run(lambda conn: apply_reports(conn, turn, reports))
+        hit(Fault.REPORTS_APPLIED)
+        await tell_applied(self._pool, self._publisher, turn, done)
+
+    async def _run(self, step: StepInHand) -> StepResult:
+        head = step.begun.head
+        tell_begun(self._telemetry, step.turn, head)
+        if (ended := step.termination()) is not None:
+            return await self._terminate(step, ended)
+        acts = head.message_type is MessageType.UI_ACTION
+        await self._open(step, "executing_tool" if acts else "thinking")
+        if acts:
+            return await self._act(step)
+        pinned: Pinned | None = None
+        try:
+            step.check_attempts(self._limits)
+            pinned = pin(step.turn, step.begun, self._limits.max_steps)
+            asked, messages = step.prepare(pinned, self._limits.suspend_timeout_seconds)
+            answer = await self._ask(step, pinned, asked, messages)
+        except (ModelError, CardUnreadable) as error:
+            code = error.code if isinstance(error, ModelError) else "model_request_invalid"
+            return await self._fail(step, pinned, code, str(error))
+        hit(Fault.MODEL_ANSWERED)
+        return await self._commit(step, pinned, decide(asked, answer), answer)
+
+    async def _open(self, step: StepInHand, doing: str) -> None:
+        head = step.begun.head
+        opening = [step.teller.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
+        if step.number == 1:
+            opening.insert(0, step.teller.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
+        await step.teller.tell(*opening)
+
+    async def _act(self, step: StepInHand) -> StepResult:
+        """A UI action's only step, which asks no model: the named tool is called (protocol §7.10)."""
+        head = step.begun.head
+        place = Place(step.turn, step.key, head.parent_step_id or "", self._limits.suspend_timeout_seconds)
+        try:
+            step.check_attempts(self._limits)
+            sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
+        except (Refused, ModelError, CardUnreadable) as error:
+            # Its words may quote the arguments, and an outcome holds no content.
+            return await self._fail(step, None, error.code, "the tool could not be called")
+        decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
+        return await self._suspend(step, decision, decision.cards, step.metadata(None))
+
+    async def _ask(
+        self, step: StepInHand, pinned: Pinned, asked: Asked, messages: tuple[ModelMessage, ...]
+    ) -> ModelAnswer:
+        head = step.begun.head
+        question = Question(
+            turn=step.turn.agent_turn_id,
+            step_id=asked.step_id,
+            step=step.number,
+            config=pinned.config.llm_config,
+            messages=messages,
+            tools=pinned.last_specs if asked.is_last else pinned.specs,
+            address=step.teller.address,
+        )
+        began = time.monotonic()
+        async with asyncio.timeout(step.patience):
+            answer = await ask(
+                self._model,
+                self._publisher,
+                question,
+                self._limits,
+                step.attempts,
+                (head.step_attempt, head.model_failures),
+                lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
+                self._telemetry,
+            )
+        self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
+        return answer
+
+    async def _commit(self, step: StepInHand, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
+        cards = (*pinned.cards, *decision.cards)
+        metadata = step.metadata(pinned) | {"finish_reason": answer.finish_reason}
+        if answer.truncated is not None:
+            metadata["truncated"] = answer.truncated
+        match decision:
+            case Continue():
+                return await self._continue(step, cards, metadata)
+            case Suspend():
+                return await self._suspend(step, decision, cards, metadata)
+            case Deliver():
+                made = decision.deliverable
+                if made is None:
+                    fallback = fallback_card(
+                        step.turn, (*step.begun.output, *cards), decision.status, "the step limit was reached"
+                    )
+                    cards, made = (*cards, fallback), fallback.card_id
+                ending = Ending(
+                    decision.status,
+                    made,
+                    decision.error_code,
+                    None,
+                    decision.tool_result,
+                    turn_stats(step.number, metadata),
+                )
+                return await self._finish(step, ending, cards, metadata, StepStatus.COMPLETED)
+
+    async def _fail(self, step: StepInHand, pinned: Pinned | None, code: str, message: str) -> StepResult:
+        """The turn ends as failed, with what there is."""
+        cards = () if pinned is None else pinned.cards
+        fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.FAILED, message)
+        metadata = step.metadata(pinned) | {"error_code": code}
+        ending = Ending(TurnStatus.FAILED, fallback.card_id, code, message, None, turn_stats(step.number, metadata))
+        return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.FAILED)
+
+    async def _continue(self, step: StepInHand, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
+        record = step.record(cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
+        done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
+        hit(Fault.STEP_COMMITTED)
+        if done.result == "done":
+            self._told(step, record)
+        await step.teller.tell(step.teller.completed(step.number, done.step_metadata))
+        hit(Fault.STEP_PUBLISHED)
+        return StepContinues(step=step.number, quick=self._paces.is_quick(step.turn.profile_box_id))
+
+    async def _suspend(
+        self, step: StepInHand, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
+    ) -> StepResult:
+        """command_intent (protocol §6): committed with the suspended head, published after."""
+        sent: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in decision.commands]}
+        record = step.record(cards, metadata | sent, StepStatus.COMPLETED, decision)
+        done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
+        hit(Fault.CALLS_COMMITTED)
+        if done.result == "done":
+            self._told(step, record)
+            tell_calls(self._telemetry, step.turn, step.begun.head, record)
+        await step.teller.tell(*step.teller.suspended(step.number, done.step_metadata, done.updated_at))
+        hit(Fault.CALLS_PUBLISHED)
+        return StepSuspends(
+            step=step.number,
+            waiting=tuple(command.tool_call_id for command in decision.commands),
+            tools=tuple(command.tool_name for command in decision.commands),
+            deadline=done.resume_deadline,
+            quick=self._paces.is_quick(step.turn.profile_box_id),
+        )
+
+    async def _terminate(self, step: StepInHand, ended: Termination) -> StepResult:
+        """A tool's answer ends the turn: no model is asked, no step is made."""
+        head = step.begun.head
+        stats: JsonObject = {"steps": head.step_count}
+        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
+        done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
+        await step.teller.finished(self._pool, done, None)
+        return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def _stop(self, step: StepInHand) -> StepResult:
+        """The turn was stopped in this step: what the model had said becomes a card, then the turn ends (§6, stop)."""
+        partial = partial_thought(step.turn, step.number, step.attempts.draft)
+        cards = () if partial is None else (partial,)
+        fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.CANCELED, "the turn was stopped")
+        metadata = step.metadata(None) | {"error_code": STOPPED}
+        ending = Ending(
+            TurnStatus.CANCELED,
+            fallback.card_id,
+            STOPPED,
+            "the turn was stopped",
+            None,
+            turn_stats(step.number, metadata),
+        )
+        try:
+            return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.CANCELED)
+        except StaleTurn:
+            # The step had been committed when the stop came: end the turn after it.
+            ended = await end_stopped(self._pool, self._publisher, step.turn, self._telemetry)
+            if ended.outcome is None:
+                return await recall(self._pool, self._publisher, step.turn, step.number, self._telemetry)
+            return StepEnds(step=ended.step, outcome=ended.outcome)
+
+    async def _finish(
+        self, step: StepInHand, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
+    ) -> StepResult:
+        record = step.record(cards, metadata | {"next": "end"}, status)
+        fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
+        done = await self._keep(
+            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
+        )
+        if done.result == "done":
+            self._told(step, record)
+        recorded = done.step_metadata or record.metadata
+        await step.teller.finished(self._pool, done, step.teller.completed(step.number, recorded))
+        return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
+
+    async def _keep(self, step: StepInHand, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """Commit what was asked and paid for, however long the ledger takes: given up, it would be asked anew.
+
+        A quick step has no time for that.
+        """
+        write = self._pool.insist if step.patience is None else self._pool.run
+        return await write(transition)
+
+    def _told(self, step: StepInHand, record: StepRecord) -> None:
+        """Tell of a step that this attempt has committed: so each is told once."""
+        seconds = time.monotonic() - step.clock
+        tell_step(self._telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))

@@ -1,0 +1,117 @@
+"""How long a step took and what it came to: as `timing` and `stats` (protocol §4, §5), as figures and as spans.
+
+The reckoning is pure; `tell_…` tells what is reckoned. A step is told by the attempt that committed it, so once; its
+span's id is derived, so what a lost attempt told below it still hangs there. Ids, codes and numbers only.
+"""
+
+import time
+from datetime import UTC, datetime
+
+from turnstile.ledger.turns.transitions import StepHead, StepRecord
+from turnstile.runtime.telemetry import (
+    Attribute,
+    Metric,
+    Span,
+    Telemetry,
+    nanoseconds,
+    step_place,
+    turn_attributes,
+)
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import step_id
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+
+
+def timing(head: StepHead, seconds: float, first_token_ms: object) -> JsonObject:
+    """`timing` of a step that has taken so long until now."""
+    first_token = first_token_ms if isinstance(first_token_ms, int) else None
+    told: JsonObject = {
+        "queue_delay_ms": _millis((head.started_at - head.enqueued_at).total_seconds()),
+        "step_ms": _millis(seconds),
+        "first_token_ms": first_token,
+        "e2e_ms": _millis((datetime.now(UTC) - head.enqueued_at).total_seconds()),
+    }
+    if (slept := suspended(head)) is not None:
+        told["suspended_ms"] = _millis(slept)
+    return told
+
+
+def turn_stats(step: int, metadata: JsonObject) -> JsonObject:
+    """`stats` of a turn that ends with this step; the ledger adds `queue_delay_ms` and `e2e_ms` by its own clock."""
+    last, attempts = metadata["timing"], metadata["attempts"]
+    newest = attempts[-1] if isinstance(attempts, list) and attempts else None
+    stats: JsonObject = {
+        "steps": step,
+        "step_ms": last.get("step_ms") if isinstance(last, dict) else None,
+        "first_token_ms": last.get("first_token_ms") if isinstance(last, dict) else None,
+        "model": newest.get("model") if isinstance(newest, dict) else None,
+        "llm_usage": metadata["llm_usage"],
+    }
+    if "truncated" in metadata:
+        stats["truncated"] = metadata["truncated"]
+    return stats
+
+
+def suspended(head: StepHead) -> float | None:
+    """Seconds for which the turn slept before this step; None where it did not, or where the step was begun before."""
+    if head.suspended_at is None or head.step_attempt != 1:
+        return None
+    return (head.updated_at - head.suspended_at).total_seconds()
+
+
+def tell_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
+    """The turn has begun, or is awake again if it slept: how long it was dispatched, or suspended."""
+    project, agent = turn.project_id, turn.agent_id
+    if head.step_count == 0 and head.step_attempt == 1:
+        waited = (head.started_at - head.due_at).total_seconds()
+        telemetry.meter.observe(Metric.DISPATCHED_SECONDS, waited, project=project, agent=agent)
+    if (slept := suspended(head)) is not None:
+        telemetry.meter.observe(Metric.SUSPENDED_SECONDS, slept, project=project, agent=agent)
+
+
+def tell_step(
+    telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord, seconds: float, attempts: int
+) -> None:
+    """A step is committed; `attempts` at the model were made for it."""
+    telemetry.meter.observe(Metric.STEP_SECONDS, seconds, status=record.status)
+    if not telemetry.tracer.enabled:
+        return
+    own = step_place(head.context_headers, step_id(turn.agent_turn_id, record.step))
+    if own is None:
+        return
+    attributes: dict[str, Attribute] = turn_attributes(turn) | {
+        "turnstile.step_id": step_id(turn.agent_turn_id, record.step),
+        "turnstile.step": record.step,
+        "turnstile.step_attempt": head.step_attempt,
+        "turnstile.next": str(record.metadata.get("next")),
+        "turnstile.model_attempts": attempts,
+    }
+    code = record.metadata.get("error_code")
+    times = (nanoseconds(record.started_at), time.time_ns())
+    parent = headers.span_id(head.context_headers[headers.TRACEPARENT])
+    telemetry.tracer.record(Span("step", own, parent, *times, attributes, code if isinstance(code, str) else None))
+
+
+def tell_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:
+    """Each call that goes out, as the span that its command carries: all that the tool does is below it (§5)."""
+    telemetry.meter.count(Metric.TOOL_CALLS, len(record.calls))
+    if not telemetry.tracer.enabled:
+        return
+    under = step_place(head.context_headers, step_id(turn.agent_turn_id, record.step))
+    if under is None:
+        return
+    now = time.time_ns()
+    for call in record.calls:
+        own = headers.derived_span(under, call.tool_call_id)
+        if own is not None:
+            attributes = turn_attributes(turn) | {
+                "gen_ai.tool.name": call.tool_name,
+                "turnstile.tool_call_id": call.tool_call_id,
+            }
+            parent = headers.span_id(under)
+            telemetry.tracer.record(Span("tool_call", own, parent, now, now, attributes, None, "producer"))
+
+
+def _millis(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -1,0 +1,173 @@
+"""What a turn was promised when it began: profile, limits and tools, pinned with its first step (protocol §7.1).
+
+The rendered prompt and the tool specs are cards of the turn; the rest rides as `turn_config` in the first step's
+metadata. Later steps read these back, so that a profile edited in the middle of a turn changes nothing.
+"""
+
+import logging
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field, ValidationError
+
+from turnstile.activities.prompt.tool_specs import build_tool_specs, last_specs
+from turnstile.ledger.turns.transitions import BegunStep
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import (
+    SYSTEM_AUTHOR,
+    Card,
+    CardType,
+    JsonContent,
+    Role,
+    TextContent,
+    ToolContent,
+    content_of,
+    make_card,
+)
+from turnstile.schema.errors import ModelError
+from turnstile.schema.ids import step_card_id, step_id
+from turnstile.schema.profiles import LlmConfig, Profile, RuntimeConfig, render
+from turnstile.schema.tools import ToolRow
+from turnstile.schema.turns import TurnRef
+
+log = logging.getLogger(__name__)
+
+
+class TurnConfig(Tolerant):
+    """The pinned limits of a turn; holds no text of the profile."""
+
+    profile_name: str
+    llm_config: LlmConfig
+    max_steps: int
+    must_end_with: list[str]
+    tools: dict[str, ToolRow]
+    """The offered tools by name, as their rows were."""
+    choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
+    """The parameters of each choice by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A turn's configuration, its system prompt and tool specs, and the cards that pin them (first step only).
+
+    Where the turn is to be remembered, its instruction is the first of these cards: it is in the context box already.
+    """
+
+    config: TurnConfig
+    system_prompt: str
+    specs: tuple[JsonObject, ...]
+    cards: tuple[Card, ...]
+
+    @property
+    def last_specs(self) -> tuple[JsonObject, ...]:
+        """What the last allowed step offers (protocol §7.8)."""
+        return last_specs(self.specs, self.config.choices)
+
+
+def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
+    """What is pinned, or what this first step pins; raises `ModelError` (`model_request_invalid`) if it cannot."""
+    if begun.head.turn_config is not None:
+        return _pinned(turn, begun, begun.head.turn_config)
+    profile = _profile(begun.profile)
+    runtime = begun.head.runtime_config
+    found = build_tool_specs(tool_rows(begun.head.tools), profile.allowed_tools, runtime.choices)
+    for warning in found.warnings:
+        log.warning("turn %s: %s", turn.agent_turn_id, warning)
+    config = TurnConfig(
+        profile_name=profile.name,
+        llm_config=_with_runtime(profile.llm_config, runtime),
+        max_steps=min(max_steps, profile.max_steps, runtime.max_steps or max_steps),
+        must_end_with=profile.must_end_with,
+        tools=found.rows,
+        choices={choice.name: choice.parameters for choice in runtime.choices},
+    )
+    prompt = render(profile.system_prompt_template, _template_values(turn, begun))
+    if runtime.instructions is not None:
+        prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
+    asked = _asked(turn, begun.context) if runtime.remember else ()
+    return Pinned(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
+
+
+def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:
+    """The turn's own instruction."""
+    return tuple(
+        card
+        for card in context
+        if card.type == CardType.INSTRUCTION and card.metadata.agent_turn_id == turn.agent_turn_id
+    )
+
+
+def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> Pinned:
+    own = {card.type: card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id}
+    prompt, tools = own.get(CardType.RENDERED_PROMPT), own.get(CardType.TOOLS)
+    if prompt is None or tools is None:
+        raise ModelError("model_request_invalid", "the turn's pinned prompt and tools are gone", retryable=False)
+    text, specs = content_of(prompt), content_of(tools)
+    if not isinstance(text, TextContent) or not isinstance(specs, ToolContent):
+        raise ModelError("model_request_invalid", "the turn's pinned prompt and tools do not parse", retryable=False)
+    return Pinned(TurnConfig.model_validate(stored), text.text, tuple(specs.tools), ())
+
+
+def _profile(cards: Sequence[Card]) -> Profile:
+    for card in reversed(cards):
+        if card.type == CardType.PROFILE:
+            content = content_of(card)
+            try:
+                return Profile.model_validate(content.data if isinstance(content, JsonContent) else None)
+            except ValidationError:
+                message = f"the profile in card {card.card_id} does not parse: put it again"
+                raise ModelError("model_request_invalid", message, retryable=False) from None
+    raise ModelError("model_request_invalid", "the turn's profile box holds no sys.profile card", retryable=False)
+
+
+def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
+    """The tools of a project's rows; a row that does not parse is left out with a warning."""
+    rows: list[ToolRow] = []
+    for each in raw:
+        try:
+            # A column that its writer left null has the default.
+            rows.append(ToolRow.model_validate({name: value for name, value in each.items() if value is not None}))
+        except ValidationError:
+            log.warning("tool %s is left out: its row does not parse", str(each.get("tool_name"))[:64])
+    return rows
+
+
+def _with_runtime(config: LlmConfig, runtime: RuntimeConfig) -> LlmConfig:
+    chosen = runtime.model_dump(exclude_none=True, include=set(LlmConfig.model_fields))
+    return config.model_copy(update=chosen)
+
+
+def _template_values(turn: TurnRef, begun: BegunStep) -> dict[str, str]:
+    return {
+        "project_id": turn.project_id,
+        "channel_id": turn.channel_id,
+        "agent_id": turn.agent_id,
+        "agent_turn_id": turn.agent_turn_id,
+        "turn_epoch": str(turn.turn_epoch),
+        "step_id": step_id(turn.agent_turn_id, 1),
+        "parent_step_id": begun.head.parent_step_id or "",
+        "trace_id": turn.trace_id,
+        "context_box_id": turn.context_box_id,
+    }
+
+
+def _cards(turn: TurnRef, prompt: str, specs: Sequence[JsonObject]) -> tuple[Card, ...]:
+    step = step_id(turn.agent_turn_id, 1)
+    pinned = (
+        ("prompt", CardType.RENDERED_PROMPT, TextContent(text=prompt)),
+        ("tools", CardType.TOOLS, ToolContent(tools=list(specs))),
+    )
+    return tuple(
+        make_card(
+            step_card_id(step, name),
+            card_type,
+            Role.SYSTEM,
+            content,
+            author=SYSTEM_AUTHOR,
+            turn=turn.agent_turn_id,
+            step=step,
+            trace=turn.trace_id,
+        )
+        for name, card_type, content in pinned
+    )

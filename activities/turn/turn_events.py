@@ -1,0 +1,160 @@
+"""What a step tells the world after its commit: state, step and task events in this order, and the next doorbell.
+
+Best effort but for the `task` event: if that is not acknowledged the outcome stays unannounced, and the safety net
+publishes it under the same message id (protocol §8).
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.transitions import FinishedTurn, mark_announced
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import CardId, StepId, step_id
+from turnstile.schema.states import HeadStatus, StepPhase
+from turnstile.schema.tools import ToolCommand
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.events import Address, Message, StateEvent, StepEvent, TaskEvent
+
+log = logging.getLogger(__name__)
+SENDER = "turnstile.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Publishes for one turn; a value, made anew in each activity."""
+
+    publisher: Publisher
+    turn: TurnRef
+    context: Mapping[str, str]
+    """The turn's `context_headers`."""
+    telemetry: Telemetry = SILENT
+
+    @property
+    def address(self) -> Address:
+        """Whom the messages are about."""
+        return Address(
+            project_id=self.turn.project_id,
+            channel_id=self.turn.channel_id,
+            agent_id=self.turn.agent_id,
+            agent_turn_id=self.turn.agent_turn_id,
+            turn_epoch=self.turn.turn_epoch,
+            context=self.context,
+            sender=SENDER,
+        )
+
+    def state(self, status: HeadStatus, updated_at: datetime, **metadata: str | int) -> Message:
+        """A `state` event of this turn."""
+        event = StateEvent(
+            agent_id=self.turn.agent_id,
+            agent_turn_id=self.turn.agent_turn_id,
+            status=status,
+            turn_epoch=self.turn.turn_epoch,
+            updated_at=updated_at,
+            output_box_id=self.turn.output_box_id,
+            metadata=dict(metadata),
+        )
+        return self.address.state(event)
+
+    def step(self, step: StepId, phase: StepPhase, metadata: JsonObject, cards: list[CardId] | None = None) -> Message:
+        """A `step` event of this turn."""
+        event = StepEvent(
+            agent_turn_id=self.turn.agent_turn_id,
+            step_id=step,
+            phase=phase,
+            metadata=metadata,
+            new_card_ids=cards or [],
+        )
+        return self.address.step(event)
+
+    def completed(self, number: int, recorded: JsonObject) -> Message:
+        """The `step` event of a step that is over, from what its commit recorded."""
+        failed = "error_code" in recorded
+        ids = recorded.get("new_card_ids")
+        names = ("timing", "finish_reason", "truncated", "error_code")
+        shown = {name: recorded[name] for name in names if name in recorded}
+        return self.step(
+            step_id(self.turn.agent_turn_id, number),
+            StepPhase.FAILED if failed else StepPhase.COMPLETED,
+            shown,
+            [CardId(str(each)) for each in ids] if isinstance(ids, list) else [],
+        )
+
+    def suspended(self, number: int, recorded: JsonObject, updated_at: datetime) -> list[Message]:
+        """The commands, and what happened; a repeat has the commands again, under the same message ids."""
+        sent = recorded.get("commands")
+        commands = [ToolCommand.model_validate(each) for each in sent] if isinstance(sent, list) else []
+        key = step_id(self.turn.agent_turn_id, number)
+        waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
+        return [
+            *(self.address.tool_command(command, key) for command in commands),
+            self.state(
+                HeadStatus.SUSPENDED, updated_at, current_tool=commands[0].tool_name if commands else "", **waits
+            ),
+            self.step(key, StepPhase.EXECUTING, {"tools": [command.tool_name for command in commands]}),
+            self.completed(number, recorded),
+        ]
+
+    async def tell(self, *messages: Message) -> None:
+        """Publish what nobody waits for."""
+        try:
+            await self.publisher.publish(messages)
+        except ServerUnavailable as error:
+            log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
+
+    async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
+        """Publish the end of the turn and ring for the agent's next; then note that the `task` event is safe."""
+        hit(Fault.TURN_FINISHED)
+        if made := done.result == "done":
+            figures = (done.status, done.error_code, done.stats, done.ended_at)
+            self.telemetry.turn_ended(self.turn, self.context, *figures)
+        lease = done.next_lease(self.turn)
+        event = TaskEvent(
+            agent_turn_id=self.turn.agent_turn_id,
+            status=done.status,
+            output_box_id=done.output_box_id,
+            deliverable_card_id=done.deliverable_card_id,
+            tool_result_card_id=done.tool_result_card_id,
+            error=done.error,
+            error_code=done.error_code,
+            stats=done.stats,
+        )
+        messages = [self.state(HeadStatus.IDLE, done.updated_at)] if lease is None else []
+        messages += [] if step is None else [step]
+        messages += self.address.ended(event, done.ui_action)
+        if lease is not None:
+            messages.append(lease.doorbell(SENDER, "next_turn"))
+        try:
+            await self.publisher.publish(messages)
+        except ServerUnavailable as error:
+            log.warning("turn %s: task event left to the safety net: %s", self.turn.agent_turn_id, error)
+            if made:
+                self._finish_span(done, error.code)
+            return
+        hit(Fault.TURN_PUBLISHED)
+        await pool.run(lambda conn: mark_announced(conn, [self.turn.agent_turn_id]))
+        hit(Fault.TURN_ANNOUNCED)
+        if made:
+            self._finish_span(done, None)
+
+    def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
+        """From the end in the ledger until the world knows."""
+        if not self.telemetry.tracer.enabled:
+            return
+        under = self.context.get(headers.TRACEPARENT, "")
+        if (own := headers.derived_span(under, "finish")) is None:
+            return
+        attributes = turn_attributes(self.turn) | {"turnstile.turn.status": done.status.value}
+        ended = nanoseconds(done.ended_at)
+        times = (ended, max(ended, time.time_ns()))
+        self.telemetry.tracer.record(
+            Span("finish", own, headers.span_id(under), *times, attributes, error_code, "producer")
+        )

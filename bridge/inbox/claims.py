@@ -1,0 +1,168 @@
+"""Claims (protocol §6): taking what is due, settling what needs nobody, telling of it, giving back.
+
+Subclasses say how a claimed turn is started and rung: as a workflow (`workflow_starter`), or as a task of a service
+(`inbox_service`). Many agents are claimed by one statement and started concurrently.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.publishing.endings import end_by_force
+from turnstile.ledger.operations.sweep import reject
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.lease import AgentKey, Claim, claim_inbox, release_claims
+from turnstile.ledger.turns.views import locate_turn
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.log_context import about
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.events import Address, InboxProgress
+from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
+
+log = logging.getLogger(__name__)
+CLAIM_LIMIT = 64
+START_LIMIT = 64
+"""Agents of one statement: what it starts is in flight at once."""
+
+
+@dataclass(slots=True)
+class ClaimCounts:
+    """What became of claimed rows, for metrics."""
+
+    started: int = 0
+    signalled: int = 0
+    settled: int = 0
+    released: int = 0
+    by_reason: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class Claims(ABC):
+    """Claims due rows for the served worker targets, as they are at that moment."""
+
+    def __init__(
+        self, pool: Pool, publisher: Publisher, worker_targets: Sequence[str], telemetry: Telemetry = SILENT
+    ) -> None:
+        self._pool = pool
+        self._publisher = publisher
+        self._worker_targets = worker_targets
+        self._telemetry = telemetry
+        self.counts = ClaimCounts()
+
+    @abstractmethod
+    async def start_claimed(self, claim: Claim) -> None:
+        """Begin the turn of this row, or find it begun."""
+
+    @abstractmethod
+    async def ring(self, claims: list[Claim]) -> None:
+        """Tell the turn that all of these rows are for."""
+
+    async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
+        """Take what is due for these agents and start it; raises `ServerUnavailable` while the ledger is away."""
+        waiting = deque(dict.fromkeys(agents))
+        while waiting:
+            wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
+            claims = await self._pool.run(
+                lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
+            )
+            hit(Fault.CLAIM_TAKEN)
+            self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
+            bells: dict[AgentTurnId | None, list[Claim]] = {}
+            for claim in claims:
+                self._telemetry.meter.count(Metric.CLAIMS, verdict=claim.verdict)
+                if claim.verdict == "signal":
+                    bells.setdefault(claim.agent_turn_id, []).append(claim)
+            await asyncio.gather(*map(self._settle, claims), *map(self.ring, bells.values()))
+            waiting.extend(_unfinished(claims))
+
+    async def _settle(self, claim: Claim) -> None:
+        with about(
+            project_id=claim.project_id,
+            agent_id=claim.agent_id,
+            agent_turn_id=claim.agent_turn_id,
+            turn_epoch=claim.turn_epoch,
+        ):
+            await self._settle_one(claim)
+
+    async def _settle_one(self, claim: Claim) -> None:
+        match claim.verdict:
+            case "start":
+                await self.start_claimed(claim)
+            case "signal":
+                pass  # rung together with the others of its turn
+            case "consumed" | "skipped" | "deferred":
+                self.counts.settled += 1
+                await self._tell(claim, claim.last_error or claim.verdict)
+            case "error":
+                self.counts.settled += 1
+                await self._refuse(claim)
+                await self._tell(claim, "protocol_violation")
+                await self._fence(claim)
+
+    async def _refuse(self, claim: Claim) -> None:
+        """Say whose row it was, and what is wrong with it."""
+        sender, why = claim.context_headers.get(SENDER_HEADER, "unknown"), _flaw(claim)
+        log.error("inbox row %s by %r breaks the protocol, and is marked error: %s", claim.inbox_id, sender[:128], why)
+        ids = {"inbox_id": claim.inbox_id, "correlation_id": (claim.correlation_id or "")[:128]}
+        await self._pool.run(
+            lambda conn: reject(conn, claim.project_id, f"sql:{sender}", "protocol_violation", why, ids)
+        )
+
+    async def release(self, claims: Sequence[Claim], delay: float) -> None:
+        """Give the rows back, due again after the delay."""
+        self.counts.released += len(claims)
+        self._telemetry.meter.count(Metric.CLAIMS_RELEASED, len(claims))
+        rows = [claim.inbox_id for claim in claims]
+        await self._pool.run(lambda conn: release_claims(conn, rows, delay_seconds=delay))
+
+    async def _fence(self, claim: Claim) -> None:
+        """A turn that an illegal row names gets its outcome, if an agent has it in hand."""
+        turn_id = claim.agent_turn_id
+        if turn_id is None:
+            return
+        turn = await self._pool.run(lambda conn: locate_turn(conn, claim.project_id, turn_id))
+        if turn is None or turn.agent_id != claim.agent_id:
+            return  # an illegal row of one agent never ends another's turn
+        reason = "its inbox row broke the protocol"
+        await end_by_force(
+            *(self._pool, self._publisher, turn, TurnStatus.FAILED, "protocol_violation", reason),
+            telemetry=self._telemetry,
+        )
+
+    async def _tell(self, claim: Claim, reason: str) -> None:
+        address = Address(
+            project_id=claim.project_id,
+            channel_id=claim.channel_id,
+            agent_id=claim.agent_id,
+            agent_turn_id=claim.agent_turn_id,
+            turn_epoch=claim.turn_epoch or 0,
+            context=claim.context_headers,
+            sender=SENDER,
+        )
+        progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
+        await tell(self._publisher, address.inbox_progress(progress))
+
+
+def _flaw(claim: Claim) -> str:
+    """Which rule of the claim (protocol §6) a row breaks."""
+    if claim.agent_turn_id is None or not claim.turn_epoch or claim.correlation_id is None:
+        return "it lacks a turn, an epoch or a correlation"
+    match claim.message_type:
+        case "tool_result" | "timeout":
+            return "its correlation is no call of this agent"
+        case "turn" | "ui_action" | "stop":
+            return "its turn is another agent's"
+        case _:
+            return "its message_type is unknown"
+
+
+def _unfinished(claims: Sequence[Claim]) -> list[AgentKey]:
+    """Agents that may have more rows than one claim takes."""
+    taken = Counter((claim.project_id, claim.agent_id) for claim in claims)
+    return [agent for agent, count in taken.items() if count >= CLAIM_LIMIT]

@@ -1,0 +1,20 @@
+"""Publishing after a commit, where the safety net makes good for what is lost."""
+
+import logging
+
+from turnstile.runtime.ports import Publisher
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.wire.events import Message
+
+log = logging.getLogger(__name__)
+SENDER = "turnstile.bridge"
+
+
+async def tell(publisher: Publisher, *messages: Message) -> bool:
+    """Publish; False if a required message was not acknowledged."""
+    try:
+        await publisher.publish(messages)
+    except ServerUnavailable as error:
+        log.warning("not published: %s", error)
+        return False
+    return True

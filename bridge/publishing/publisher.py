@@ -1,0 +1,213 @@
+"""Sends what committed transitions say: `turnstile.runtime.ports.Publisher` on JetStream (protocol §5, §6).
+
+A required message is sent again under the same message id, so a repeat is stored once, until it is acknowledged or
+some ten seconds are over. Where the server says that no stream takes it, the streams are declared again, whoever
+deleted them, and it is sent anew. Best-effort messages are sent once and not waited for: the stream stores them all the
+same. Order is kept within a call on its first sending. A message that would close the connection is never sent. Costs
+one round trip a call with a required message, else none.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from nats.errors import BadHeaderError, BadSubjectError
+from nats.js.errors import NoStreamResponseError
+
+from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
+from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.headers import MSG_ID
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, words_of
+from turnstile.transport.limited_log import LimitedLog
+from turnstile.transport.streams import declare_streams
+
+_ACK_SECONDS = 2.0
+_GIVE_UP_SECONDS = 10.0
+_PAUSE_SECONDS = (0.1, 1.0)
+_DECLARE_AGAIN_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class _Fate(Enum):
+    DONE = auto()
+    """Stored, or best effort and on its way."""
+    UNKNOWN = auto()
+    """Not acknowledged: it may be stored."""
+    REFUSED = auto()
+    """It is not stored, and sending it again cannot help."""
+    HOMELESS = auto()
+    """It is not stored: no stream takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    fate: _Fate
+    why: str = ""
+    """Why it is not stored, in the server's words where it said some."""
+
+
+_DONE, _REFUSED = _Sent(_Fate.DONE), _Sent(_Fate.REFUSED)
+_HOMELESS = _Sent(_Fate.HOMELESS, "no stream takes it")
+
+
+@dataclass(slots=True)
+class PublisherCounts:
+    """What became of messages since the publisher was made."""
+
+    stored: int = 0
+    duplicates: int = 0
+    retried: int = 0
+    unconfirmed: int = 0
+    """Best-effort messages, also those that wait in the buffer of a lost connection."""
+    lost: int = 0
+    emitted: int = 0
+
+
+class NatsPublisher:
+    """A publisher on one connection.
+
+    `give_up_seconds` is how long a required message is tried; with 0 it is sent once, if there is a connection.
+    """
+
+    def __init__(self, conn: NatsConnection, *, give_up_seconds: float = _GIVE_UP_SECONDS) -> None:
+        self.counts = PublisherCounts()
+        self._conn = conn
+        self._give_up = give_up_seconds
+        self._log = LimitedLog(logger)
+        self._declaring: asyncio.Task[bool] | None = None
+        self._declare_after = 0.0
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Send in order and wait for the acknowledgements.
+
+        Raises `BadRequest` if a required message is too large or malformed, `ServerUnavailable` if one was not
+        acknowledged in time; everything else has been sent by then. The loss of others is logged.
+        """
+        deadline = asyncio.get_running_loop().time() + self._give_up
+        sending = [_with_id(message) if message.required else message for message in messages]
+        too_large = [message for message in sending if _size(message) > self._conn.size_limit]
+        missing = await self._send_all([message for message in sending if _size(message) <= self._conn.size_limit])
+        pause, longest = _PAUSE_SECONDS
+        while missing and asyncio.get_running_loop().time() < deadline:
+            await self._until_connected(pause, deadline)
+            pause = min(pause * 2, longest)
+            self.counts.retried += len(missing)
+            missing = await self._send_all([message for message, _ in missing])
+        if missing:
+            self.counts.lost += len(missing)
+            message, why = missing[0]
+            tried = f" in {self._give_up:g} s" if self._give_up else ""
+            told = f"acknowledged no message on {message.subject}{tried}: {why}"
+            raise ServerUnavailable(f"NATS at {self._conn.shown} {told}")
+        for message in too_large:
+            self._lose(message, "too large")
+            if message.required:
+                raise BadRequest(f"a message on {message.subject} has {_size(message)} bytes, too many for NATS")
+
+    async def emit(self, message: Message) -> None:
+        """Send on core NATS without waiting; lost while disconnected, and never raises for it."""
+        if not self._conn.connected.is_set() or _size(message) > self._conn.size_limit:
+            self._lose(message, "not connected, or too large")
+            return
+        try:
+            await self._conn.send(message.subject, message.payload, headers=message.headers)
+        except NATS_TROUBLE as error:
+            self._lose(message, error)
+        else:
+            self.counts.emitted += 1
+
+    async def _send_all(self, messages: list[Message]) -> list[tuple[Message, str]]:
+        """Send in order; returns the required messages that were not acknowledged, each with the reason."""
+        sent = await self._send_each(messages)
+        homeless = [number for number, found in enumerate(sent) if found.fate is _Fate.HOMELESS]
+        if homeless and await self._declared():
+            again = await self._send_each([messages[number] for number in homeless])
+            for number, found in zip(homeless, again, strict=True):
+                sent[number] = found
+        told = zip(messages, sent, strict=True)
+        return [(each, found.why) for each, found in told if each.required and found.fate is not _Fate.DONE]
+
+    async def _send_each(self, messages: list[Message]) -> list[_Sent]:
+        if len(messages) == 1:
+            return [await self._send(messages[0])]
+        return list(await asyncio.gather(*map(self._send, messages)))
+
+    async def _send(self, message: Message) -> _Sent:
+        try:
+            return await (self._store(message) if message.required else self._pass_on(message))
+        except (BadSubjectError, BadHeaderError) as error:
+            if message.required:
+                raise BadRequest(f"a message on {message.subject[:120]!r} cannot be sent: {error}") from None
+            self._lose(message, error)
+            return _REFUSED
+        except NoStreamResponseError:
+            return _HOMELESS
+        except NATS_TROUBLE as error:
+            if not message.required:
+                self._lose(message, error)
+            return _Sent(_Fate.UNKNOWN, words_of(error))
+
+    async def _pass_on(self, message: Message) -> _Sent:
+        """While disconnected into the buffer, which goes out with the reconnect."""
+        await self._conn.send(message.subject, message.payload, headers=message.headers)
+        self.counts.unconfirmed += 1
+        return _DONE
+
+    async def _store(self, message: Message) -> _Sent:
+        if not self._conn.connected.is_set():  # an acknowledgement would take its full timeout now
+            if self._give_up:
+                await self._conn.send(message.subject, message.payload, headers=message.headers)
+            return _Sent(_Fate.UNKNOWN, "not connected")
+        ack = await self._conn.store(message.subject, message.payload, headers=message.headers, timeout=_ACK_SECONDS)
+        self.counts.stored += 1
+        self.counts.duplicates += bool(ack.duplicate)
+        return _DONE
+
+    async def _declared(self) -> bool:
+        """Declare the streams, at once for all who ask; False where that fails, or failed a moment ago."""
+        if self._declaring is None or self._declaring.done():
+            if asyncio.get_running_loop().time() < self._declare_after:
+                return False
+            self._declaring = asyncio.create_task(self._declare())
+        task = self._declaring
+        await asyncio.wait({task}, timeout=_ACK_SECONDS)
+        return task.done() and task.result()
+
+    async def _declare(self) -> bool:
+        try:
+            await declare_streams(self._conn)
+        except TurnstileError as error:  # this user may not: the bridges, or `turnstile migrate`, do it
+            self._declare_after = asyncio.get_running_loop().time() + _DECLARE_AGAIN_SECONDS
+            self._log.warning("declare", "the streams are gone, and cannot be declared here: %s", error)
+            return False
+        self._log.warning("declared", "a stream was gone: the streams are declared again")
+        return True
+
+    async def _until_connected(self, pause: float, deadline: float) -> None:
+        """Wait `pause` seconds, then for a connection, so that repeats do not pile up in its buffer."""
+        await asyncio.sleep(pause)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._conn.connected.wait()
+        except TimeoutError:
+            return
+
+    def _lose(self, message: Message, why: object) -> None:
+        self.counts.lost += 1
+        self._log.warning("lost", "a message on %s was lost: %s", message.subject, why)
+
+
+def _with_id(message: Message) -> Message:
+    """The message under a message id, so that sending it again stores it once."""
+    if MSG_ID in message.headers:
+        return message
+    return replace(message, headers={**message.headers, MSG_ID: uuid.uuid4().hex})
+
+
+def _size(message: Message) -> int:
+    names = sum(len(name) + len(value.encode()) + 4 for name, value in message.headers.items())
+    return len(message.payload) + names

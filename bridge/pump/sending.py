@@ -1,0 +1,106 @@
+"""The verbs of the message pump: `send`, and for operators `thread.describe` (protocol §9).
+
+A message is taken as it is: what it says, and whether anybody is there to hear it, is found out behind the door, so
+that the reply tells nothing of who takes part.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from turnstile.bridge.pump.thread_wakes import ThreadStarter
+from turnstile.bridge.verbs.micro_service import REPLY_INBOX, VerbHandler, VerbRequest
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import find_thread, list_thread_messages, list_thread_replies
+from turnstile.ledger.pump.threads import Send, ThreadLimits, send_message
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.log_context import about
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import uuid7
+from turnstile.schema.pump.threads import MessageId, ThreadRef, new_thread_id
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.descriptions import ThreadDescribeReply
+from turnstile.schema.wire.inbox import SendReply, SendRequest, ThreadDescribeRequest
+from turnstile.schema.wire.limits import rate_limited
+
+_SENDER = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
+_SHOWN = 1000
+EXTERNAL = "external"
+
+
+class PumpVerbs:
+    """The verbs over one ledger; new threads run on `worker_target`."""
+
+    def __init__(self, pool: Pool, threads: ThreadStarter, worker_target: str, limits: ThreadLimits) -> None:
+        self._pool = pool
+        self._threads = threads
+        self._worker_target = worker_target
+        self._limits = limits
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {"send": self.send, "thread.describe": self.describe}
+
+    async def send(self, request: VerbRequest) -> SendReply:
+        """Put a message on its way; one that is delivered twice goes once."""
+        wanted = request.parse(SendRequest)
+        wanted.check_size()
+        if request.wait_seconds and wanted.correlation_id is None and request.command_id is None:
+            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
+        command = self._command(request, wanted)
+        sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
+        hit(Fault.THREAD_SENT)
+        with about(message_id=sent.message_id):
+            await self._threads.wake(sent.thread, [sent.message_id])
+        return SendReply(
+            status=ReplyStatus.ACCEPTED,
+            thread_id=sent.thread.thread_id,
+            message_id=sent.message_id,
+            duplicate=sent.duplicate,
+        )
+
+    async def describe(self, request: VerbRequest) -> ThreadDescribeReply:
+        """The real chains of a thread of the caller's project."""
+        wanted = request.parse(ThreadDescribeRequest)
+        found = await self._pool.run(lambda conn: find_thread(conn, request.project_id, wanted.thread_id))
+        if found is None:
+            raise Refused("unknown_thread", "the project has no such thread")
+        messages = await self._pool.run(lambda conn: list_thread_messages(conn, wanted.thread_id, row_limit=_SHOWN))
+        replies = await self._pool.run(lambda conn: list_thread_replies(conn, wanted.thread_id, row_limit=_SHOWN))
+        return ThreadDescribeReply(
+            status=ReplyStatus.ACCEPTED, thread=found, messages=tuple(messages), replies=tuple(replies)
+        )
+
+    def _command(self, request: VerbRequest, wanted: SendRequest) -> Send:
+        sender = request.headers.get(headers.SENDER)
+        if sender is not None and not _SENDER.match(sender):
+            raise BadRequest(f"{headers.SENDER} must be 1 to 128 characters of A-Z a-z 0-9 _ . : @ -")
+        # No listener's name has a colon: what comes from outside can pass for none, nor for the pump itself.
+        requester = EXTERNAL if sender is None else f"{EXTERNAL}:{sender}"
+        if wanted.reply_to is not None and not REPLY_INBOX.match(wanted.reply_to):
+            raise BadRequest("reply_to must be a reply inbox of NATS")
+        message = MessageId(uuid7())
+        correlation = wanted.correlation_id or (request.command_id and f"command-{request.command_id}") or message
+        text = wanted.text()
+        parts = (request.channel_id, requester, wanted.to, wanted.thread_id or "", text)
+        digest = hashlib.sha256("\0".join(parts).encode())
+        thread = ThreadRef(
+            project_id=request.project_id,
+            channel_id=request.channel_id,
+            thread_id=wanted.thread_id or new_thread_id(),
+            worker_target=self._worker_target,
+        )
+        return Send(
+            thread=thread,
+            joins=wanted.thread_id is not None,
+            requester=requester,
+            to=wanted.to,
+            payload=text,
+            context_headers=headers.context_headers(request.headers),
+            message_id=message,
+            correlation_id=correlation,
+            request_digest=digest.hexdigest(),
+            reply_to=wanted.reply_to,
+            wait_seconds=request.wait_seconds,
+        )

@@ -1,0 +1,144 @@
+"""The safety net's rules for threads (protocol §8, §9); `turnstile.bridge.safety.rules` has those for turns."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from turnstile.activities.pump.thread_metrics import tell_replies
+from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.pump.thread_wakes import ThreadStarter
+from turnstile.bridge.safety.rules import ROW_LIMIT, Rule
+from turnstile.ledger.operations.recovery import Run
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import (
+    ThreadReply,
+    ThreadTurn,
+    list_canceled_turns,
+    list_late_replies,
+    list_open_threads,
+    list_stalled_threads,
+    list_unserved,
+    mark_replied,
+)
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.pump.threads import ThreadId, ThreadRef, thread_workflow_id
+from turnstile.transport.limited_log import LimitedLog
+from turnstile.workflows import options
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+_PAGE = 1000
+_AT_ONCE = 16
+_TOLD = 5
+_TELL_SECONDS = 30.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRules:
+    """The rules with what they work on: settings and clients."""
+
+    pool: Pool
+    client: Client
+    publisher: Publisher
+    threads: ThreadStarter
+    worker_targets: Sequence[str]
+    older_seconds: float
+    engine_interval: float
+    telemetry: Telemetry = SILENT
+    trouble: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_TELL_SECONDS))
+
+    def all(self) -> list[Rule[Any]]:
+        """In the order in which they look."""
+        return [
+            Rule("thread", self._stalled, self._wake_stalled),
+            Rule("thread_turn", self._canceled, self._stop, self.engine_interval),
+            Rule("thread_reply", self._unannounced, self._announce),
+            Rule("thread_engine", self._lost, self._wake, self.engine_interval),
+        ]
+
+    async def _stalled(self, run: Run) -> Sequence[ThreadRef]:
+        """Messages that nobody began, and those whose turn is over or late."""
+        older = self.older_seconds
+        return await run(
+            lambda conn: list_stalled_threads(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+
+    async def _wake_stalled(self, stalled: Sequence[ThreadRef]) -> int:
+        """Wake them, and tell operators of listeners that nobody has: no waking helps their messages."""
+        woken = await self._wake(stalled)
+        older = self.older_seconds
+        unserved = await self.pool.run(
+            lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_TOLD)
+        )
+        if unserved:
+            self.trouble.warning("unserved", "%s", "; ".join(each.told() for each in unserved))
+        return woken
+
+    async def _wake(self, stalled: Sequence[ThreadRef]) -> int:
+        woken = 0
+        for first in range(0, len(stalled), _AT_ONCE):
+            done = await asyncio.gather(*map(self.threads.wake, stalled[first : first + _AT_ONCE]))
+            woken += sum(done)
+            if not any(done):
+                break  # the engine is away: the other rules must not wait for it
+        return woken
+
+    async def _canceled(self, run: Run) -> Sequence[ThreadTurn]:
+        """Turns that live although the message they work for was ended."""
+        return await run(lambda conn: list_canceled_turns(conn, self.worker_targets, row_limit=ROW_LIMIT))
+
+    async def _stop(self, turns: Sequence[ThreadTurn]) -> int:
+        stops = [turn.stop("the message it worked for was ended") for turn in turns]
+        return len(turns) if await tell(self.publisher, *stops) else 0
+
+    async def _unannounced(self, run: Run) -> Sequence[ThreadReply]:
+        """Answers whose event is not known to be in the event stream."""
+        older = self.older_seconds
+        return await run(
+            lambda conn: list_late_replies(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
+        )
+
+    async def _announce(self, replies: Sequence[ThreadReply]) -> int:
+        if not await tell(self.publisher, *(reply.event(SENDER) for reply in replies)):
+            return 0
+        for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
+            await self.publisher.emit(copy)
+        marked = await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+        tell_replies(self.telemetry, replies, marked)
+        return len(replies)
+
+    async def _lost(self, run: Run) -> Sequence[ThreadRef]:
+        """Open threads whose workflow visibility does not show: waking one that is there is harmless."""
+        visible = await self._visible()
+        lost: list[ThreadRef] = []
+        after: ThreadId | None = None
+        while True:
+            page = await run(
+                lambda conn, after=after: list_open_threads(
+                    conn, self.worker_targets, after=after, older_seconds=self.older_seconds, row_limit=_PAGE
+                )
+            )
+            lost += [thread for thread in page if thread_workflow_id(thread.thread_id) not in visible]
+            if len(page) < _PAGE:
+                return lost
+            after = page[-1].thread_id
+
+    async def _visible(self) -> set[str]:
+        queues = ", ".join(f"'{options.task_queue(target)}'" for target in self.worker_targets)
+        listed = self.client.list_workflows(
+            f"WorkflowType = 'MessageThread' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
+            page_size=_PAGE,
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+        try:
+            return {flow.id async for flow in listed}
+        except (RPCError, OSError) as error:
+            raise ServerUnavailable(f"Temporal: {error}") from error

@@ -1,0 +1,175 @@
+"""The audit's rules on the engine: each turn in hand has its open workflow, and no open workflow a turn that is over.
+
+Changes nothing. Visibility, which lags, only names suspects: `describe` convicts them, and the ledger is asked once
+more, so that a turn that ended meanwhile is none. The safety net has its time to mend either. Workflows of turns that
+this ledger does not know are left alone: several databases may share an engine. Costs a page of visibility for a
+thousand open workflows, and a call for each suspect.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from turnstile.ledger.operations.audit import (
+    Audit,
+    AuditedTurn,
+    RuleResult,
+    Scope,
+    Violation,
+    list_ended_turns,
+    list_expected_workflows,
+)
+from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import AgentTurnId
+from turnstile.workflows import options
+
+T = TypeVar("T")
+_SECTION = "§8 engine"
+LOST = "turns_have_their_workflow"
+OVER = "workflows_have_their_turn"
+SAYS = {
+    LOST: "a turn that an agent has in hand has an open workflow.",
+    OVER: "an open workflow of a turn that this ledger knows is of one that is not over.",
+}
+_AT_ONCE = 16
+_PAGE = 10_000
+_RPC_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBounds:
+    """How long ledger and engine may differ, in seconds, the safety net's time included."""
+
+    fresh_seconds: float = 10.0
+    """A head that changed so lately is not suspected."""
+    claimed_seconds: float = 60.0
+    """How long after its claim a turn has its workflow."""
+    closed_seconds: float = 60.0
+    """How long a workflow may be closed before its turn has another one."""
+    over_seconds: float = 180.0
+    """How long a workflow may be open after its turn's end: the net looks once a minute, asks, then terminates."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Workflow:
+    """What the engine says of a turn's latest workflow; `closed_at` is null while it is open or unknown."""
+
+    status: str
+    is_open: bool
+    closed_at: datetime | None
+
+
+async def audit_engine(pool: Pool, client: Client, scope: Scope, bounds: EngineBounds, *, row_limit: int) -> Audit:
+    """Check both rules for a project, or all; raises `ServerUnavailable` if ledger or engine is away."""
+    engine = _Engine(pool, client, scope, bounds)
+    began = time.monotonic()
+    visible = await engine.visible()
+    lost = await engine.lost(visible)
+    middle = time.monotonic()
+    over = await engine.over(visible)
+    found = {LOST: (lost, middle - began), OVER: (over, time.monotonic() - middle)}
+    results = [
+        RuleResult(
+            rule=rule,
+            section=_SECTION,
+            says=SAYS[rule],
+            violations=min(len(broken), row_limit),
+            cut=len(broken) > row_limit,
+            seconds=round(seconds, 3),
+        )
+        for rule, (broken, seconds) in found.items()
+    ]
+    return Audit(results, [each for broken, _ in found.values() for each in broken[:row_limit]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    pool: Pool
+    client: Client
+    scope: Scope
+    bounds: EngineBounds
+
+    async def visible(self) -> set[AgentTurnId]:
+        """The turns whose workflow is open, as far as visibility knows."""
+        listed = self.client.list_workflows(
+            "WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running'", page_size=1000, rpc_timeout=_RPC_TIMEOUT
+        )
+        try:
+            return {options.turn_of(flow.id) async for flow in listed}
+        except (RPCError, OSError) as error:
+            raise ServerUnavailable(f"Temporal: {error}") from error
+
+    async def lost(self, visible: set[AgentTurnId]) -> list[Violation]:
+        """Turns in hand without an open workflow."""
+        suspects = [turn for turn in await self._in_hand() if turn.agent_turn_id not in visible]
+        flows = await _each(suspects, self._describe)
+        since = datetime.now(UTC) - timedelta(seconds=self.bounds.closed_seconds)
+        lost = {
+            (turn.agent_turn_id, turn.turn_epoch): flow
+            for turn, flow in zip(suspects, flows, strict=True)
+            if not flow.is_open and (flow.closed_at is None or flow.closed_at < since)
+        }
+        still = await self._in_hand() if lost else []
+        return [
+            _violation(LOST, turn, f"the head is {turn.status}, and the workflow {flow.status}")
+            for turn in still
+            if (flow := lost.get((turn.agent_turn_id, turn.turn_epoch))) is not None
+        ]
+
+    async def over(self, visible: set[AgentTurnId]) -> list[Violation]:
+        """Turns that are over, and their workflow is open."""
+        names = sorted(visible)
+        suspects = [
+            turn for start in range(0, len(names), _PAGE) for turn in await self._ended(names[start : start + _PAGE])
+        ]
+        flows = await _each(suspects, self._describe)
+        return [
+            _violation(OVER, turn, f"the turn ended as {turn.status}, and its workflow is open")
+            for turn, flow in zip(suspects, flows, strict=True)
+            if flow.is_open
+        ]
+
+    async def _in_hand(self) -> list[AuditedTurn]:
+        project, fresh, claimed = self.scope.project_id, self.bounds.fresh_seconds, self.bounds.claimed_seconds
+        return await self.pool.run(
+            lambda conn: list_expected_workflows(conn, project, fresh_seconds=fresh, claimed_seconds=claimed)
+        )
+
+    async def _ended(self, turns: Sequence[AgentTurnId]) -> list[AuditedTurn]:
+        project, older = self.scope.project_id, self.bounds.over_seconds
+        return await self.pool.run(lambda conn: list_ended_turns(conn, project, turns, older_seconds=older))
+
+    async def _describe(self, turn: AuditedTurn) -> _Workflow:
+        handle = self.client.get_workflow_handle(options.turn_workflow_id(turn.agent_turn_id))
+        try:
+            found = await handle.describe(rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return _Workflow("is missing", is_open=False, closed_at=None)
+            raise ServerUnavailable(f"Temporal: {error}") from error
+        status = "unknown" if found.status is None else found.status.name.lower()
+        return _Workflow(f"is {status}", found.status is WorkflowExecutionStatus.RUNNING, found.close_time)
+
+
+def _violation(rule: str, turn: AuditedTurn, detail: str) -> Violation:
+    ids = {"project_id": turn.project_id, "agent_id": turn.agent_id, "agent_turn_id": turn.agent_turn_id}
+    workflow = options.turn_workflow_id(turn.agent_turn_id)
+    return Violation(rule=rule, section=_SECTION, ids=ids | {"workflow_id": workflow}, detail=detail)
+
+
+async def _each(turns: Sequence[AuditedTurn], look: Callable[[AuditedTurn], Awaitable[T]]) -> list[T]:
+    """What `look` returns for each, some at once."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(turn: AuditedTurn) -> T:
+        async with gate:
+            return await look(turn)
+
+    return await asyncio.gather(*(one(turn) for turn in turns))

@@ -1,0 +1,287 @@
+"""Ledger and engine compared, both ways (protocol §8, rules *engine* and *reap*).
+
+The ledger decides. A turn that an agent has in hand and whose workflow is gone, or closed in any way, is started again
+from the head: asleep, it waits on for its old deadline; running, it redoes at most the step that had not committed. An
+open workflow whose turn is over is closed. Visibility, which lags, only names suspects: `describe` convicts them, and
+the ledger is asked once more before anything is done. Workflows of turns that this ledger does not know are left alone,
+since several databases may share an engine.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
+
+from turnstile.bridge.engine import ensure_engine
+from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.publishing.endings import end_by_force
+from turnstile.ledger.operations.recovery import (
+    OverTurn,
+    Run,
+    confirm_in_hand,
+    list_in_hand,
+    list_over,
+    list_silent,
+    list_undispatched,
+    restart_turn,
+)
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import ServerUnavailable, StaleTurn
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.workflows import options
+from turnstile.workflows.agent_turn import AgentTurn
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+V = TypeVar("V")
+MAX_RESTARTS = 3
+DISPATCH_TIMEOUT = "dispatch_timeout"
+REAPED = "timeout_reaped_by_watchdog"
+FRESH_SECONDS = 5.0
+"""A head that changed so lately is not suspected: its workflow may not be visible yet."""
+OVER_SECONDS = 10.0
+"""How long after its turn's end a workflow closes by itself; then it is asked to, later it is terminated."""
+TERMINATE_SECONDS = 60.0
+_AT_ONCE = 16
+_ROW_LIMIT = 500
+_RPC_TIMEOUT = timedelta(seconds=10)
+_REFUSED = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
+"""What the engine says of this one workflow, whenever it is asked. All else is the engine's own trouble: a call that it
+does not answer in time ends as CANCELLED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """What the engine says of a turn's workflow now."""
+
+    known: bool = False
+    open: bool = False
+    heartbeat: datetime | None = None
+    """The last sign of its pending activities."""
+
+
+class Reconciler:
+    """Finds and mends where ledger and engine disagree. Holds clients only."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        client: Client,
+        starter: Starter,
+        publisher: Publisher,
+        worker_targets: Sequence[str],
+        telemetry: Telemetry = SILENT,
+    ) -> None:
+        self._telemetry = telemetry
+        self._pool = pool
+        self._client = client
+        self._starter = starter
+        self._publisher = publisher
+        self._targets = worker_targets
+
+    async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[TurnInHand]:
+        """Turns in hand without an open workflow; those leased and never started are the rule 'dispatched's."""
+        visible = set(await self._visible())
+        suspects = [
+            turn
+            async for turn in list_in_hand(run, self._targets, older_seconds=fresh_seconds)
+            if turn.agent_turn_id not in visible
+        ]
+        found = await _each(suspects, self._look)
+        lost = [
+            turn
+            for turn, flow in zip(suspects, found, strict=True)
+            if not flow.open and (flow.known or turn.status is not HeadStatus.DISPATCHED)
+        ]
+        return await run(lambda conn: confirm_in_hand(conn, lost)) if lost else []
+
+    async def bring_back(self, lost: Sequence[TurnInHand], *, counted: bool = True) -> int:
+        """Start each again from its head, or end it if that was done often enough; returns how many were mended."""
+        mended = await _each(lost, lambda turn: self._bring_back(turn, counted=counted))
+        await self._starter.claim([(turn.project_id, turn.agent_id) for turn in lost], "engine")
+        return sum(mended)
+
+    async def list_over(self, run: Run) -> list[OverTurn]:
+        """Turns that have been over for a while, whose workflow is visibly open."""
+        visible = await self._visible()
+        return await run(lambda conn: list_over(conn, visible, older_seconds=OVER_SECONDS)) if visible else []
+
+    async def close(self, over: Sequence[OverTurn]) -> int:
+        """Let the workflow of each end: it is asked, and terminated when it does not hear."""
+        return sum(await _each(over, self._close))
+
+    async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[TurnInHand]:
+        """Turns that were leased and not begun for so long, with a worker there and no open workflow."""
+        late = await run(
+            lambda conn: list_undispatched(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+        )
+        if late:
+            await ensure_engine(self._client)
+        found = await _each(late, self._look)
+        return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
+
+    async def reap_undispatched(self, late: Sequence[TurnInHand]) -> int:
+        """End each whose workflow is closed: an engine that was away is no reason.
+
+        One that is open by now is left alone, and one that the engine does not know is started.
+        """
+        return sum(await _each(late, self._reap_undispatched))
+
+    async def list_silent(self, run: Run, *, older_seconds: float) -> list[TurnInHand]:
+        """Turns without any sign of life for so long: neither the head nor an activity, with a worker there."""
+        quiet = await run(
+            lambda conn: list_silent(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+        )
+        if quiet:
+            await ensure_engine(self._client)
+        found = await _each(quiet, self._look)
+        since = datetime.now(UTC) - timedelta(seconds=older_seconds)
+        return [
+            turn
+            for turn, flow in zip(quiet, found, strict=True)
+            if flow.open and (flow.heartbeat is None or flow.heartbeat < since)
+        ]
+
+    async def reap_silent(self, quiet: Sequence[TurnInHand]) -> int:
+        """Start each again with a new workflow, or end it if that was done often enough."""
+        return sum(await _each(quiet, self._reap_silent))
+
+    async def _visible(self) -> list[AgentTurnId]:
+        """The turns whose workflow is open, as far as visibility knows."""
+        await ensure_engine(self._client)
+        if not self._targets:
+            return []  # a standby, which serves nothing else
+        queues = ", ".join(f"'{options.task_queue(target)}'" for target in self._targets)
+        request = ListWorkflowExecutionsRequest(
+            namespace=self._client.namespace,
+            query=f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
+            page_size=1000,
+        )
+        found: list[AgentTurnId] = []
+        try:
+            while True:  # by the raw call: the client's own would decode search attributes that nobody reads
+                page = await self._client.workflow_service.list_workflow_executions(
+                    request, retry=True, timeout=_RPC_TIMEOUT
+                )
+                found += [options.turn_of(each.execution.workflow_id) for each in page.executions]
+                if not page.next_page_token:
+                    return found
+                request.next_page_token = page.next_page_token
+        except (RPCError, OSError) as error:
+            raise ServerUnavailable(f"Temporal: {error}") from error
+
+    async def _look(self, turn: TurnInHand) -> Workflow:
+        try:
+            found = await self._handle(turn.agent_turn_id).describe(rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return Workflow()
+            raise
+        pending = [each.last_heartbeat_time for each in found.raw_description.pending_activities]
+        beats = [each.ToDatetime(UTC) for each in pending if each.seconds]
+        is_open = found.status is WorkflowExecutionStatus.RUNNING
+        return Workflow(known=True, open=is_open, heartbeat=max(beats, default=None))
+
+    async def _bring_back(self, turn: TurnInHand, *, counted: bool) -> bool:
+        if counted and turn.restart_count >= MAX_RESTARTS:
+            return not (await self._look(turn)).open and await self._reap(turn)
+        return await self._restart(turn, counted=counted)
+
+    async def _restart(self, turn: TurnInHand, *, counted: bool) -> bool:
+        await self._starter.start(turn, options.TURN_ID_RESTART)
+        try:
+            times = await self._pool.run(lambda conn: restart_turn(conn, turn, counted=counted))
+        except StaleTurn:
+            return False
+        log.warning("turn %s: its workflow was gone: started again (%d of %d)", turn.agent_turn_id, times, MAX_RESTARTS)
+        return True
+
+    async def _reap(self, turn: TurnInHand) -> bool:
+        if turn.status is HeadStatus.DISPATCHED:
+            return await self._reap_dispatched(turn)
+        reason = f"no sign of life after {MAX_RESTARTS} restarts"
+        return await end_by_force(
+            self._pool, self._publisher, turn, TurnStatus.FAILED, REAPED, reason, telemetry=self._telemetry
+        )
+
+    async def _reap_dispatched(self, turn: TurnInHand) -> bool:
+        reason = "no worker began the turn in time"
+        dispatched = (HeadStatus.DISPATCHED,)
+        return await end_by_force(
+            *(self._pool, self._publisher, turn, TurnStatus.TIMEOUT, DISPATCH_TIMEOUT, reason, dispatched),
+            telemetry=self._telemetry,
+        )
+
+    async def _reap_undispatched(self, turn: TurnInHand) -> bool:
+        flow = await self._look(turn)
+        if flow.open:
+            return False
+        if not flow.known:
+            try:
+                await self._starter.start(turn)
+            except RPCError as error:
+                if error.status not in _REFUSED:
+                    raise
+                log.warning("turn %s cannot be started: %s", turn.agent_turn_id, error.status.name)
+            else:
+                return False  # open now, or begun and over since we looked: the next look judges it
+        return await self._reap_dispatched(turn)
+
+    async def _reap_silent(self, turn: TurnInHand) -> bool:
+        used_up = turn.restart_count >= MAX_RESTARTS
+        if used_up and not await self._reap(turn):
+            return False
+        await self._terminate(turn.agent_turn_id, "no sign of life")
+        return used_up or await self._restart(turn, counted=True)
+
+    async def _close(self, turn: OverTurn) -> bool:
+        if turn.over_seconds > TERMINATE_SECONDS:
+            return await self._terminate(turn.agent_turn_id, "its turn is over")
+        try:
+            await self._handle(turn.agent_turn_id).cancel(rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def _terminate(self, turn: AgentTurnId, reason: str) -> bool:
+        try:
+            await self._handle(turn).terminate(reason=reason, rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def _handle(self, turn: AgentTurnId) -> WorkflowHandle[AgentTurn, Any]:
+        return self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn))
+
+
+async def _each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list[V]:
+    """What the action returns for each, some at once. Raises `ServerUnavailable` if the engine was away for one."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(item: T) -> V:
+        async with gate:
+            return await action(item)
+
+    done = await asyncio.gather(*map(one, items), return_exceptions=True)
+    answers: list[V] = []
+    for each in done:
+        if isinstance(each, RPCError | OSError):
+            raise ServerUnavailable(f"Temporal: {each}") from each
+        if isinstance(each, BaseException):
+            raise each
+        answers.append(each)
+    return answers

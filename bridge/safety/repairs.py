@@ -1,0 +1,79 @@
+"""What the safety net mended, in sentences for its log: to which turn, agent, call or thread, and what was done.
+
+One line for each thing, at most `LINES` of a rule and a look; then a line with the number of the others. Ids and names
+of tools, never content.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from turnstile.bridge.safety.rules import WatchdogTimes
+from turnstile.ledger.turns.lease import AgentKey
+
+LINES = 5
+
+SENTENCES: Mapping[str, str] = {
+    "claims": "agent {agent}: a bridge took a request {times.inbox_processing_timeout:g} s ago and did not finish; "
+    "given back to be taken again",
+    "dispatched_retry": "agent {agent}: no worker began its turn for {times.dispatched_retry:g} s; rung again",
+    "resume": "agent {agent}: its sleeping turn was not woken by a report for {times.dispatched_retry:g} s; rung again",
+    "suspended": "turn {turn} of {agent} slept beyond its deadline; its calls are answered as timed out",
+    "stop": "turn {turn} of {agent} did not stop in {times.stop_grace:g} s; ended without its worker",
+    "command": "{tool} has not answered for {silent:g} s; sent again (call {call}, turn {turn} of {agent})",
+    "stranded": "agent {agent}: it was idle with a turn in its queue; the turn was leased",
+    "doorbell": "agent {agent}: a request waited for {times.pending_wakeup:g} s and no doorbell was heard; taken up",
+    "unannounced": "turn {turn} of {agent}: NATS did not acknowledge its end for {times.unannounced:g} s; "
+    "published again",
+    "engine": "turn {turn} of {agent} had no open workflow; started again, or ended if that was done too often",
+    "engine_over": "turn {turn} is over and its workflow was still open; closed",
+    "dispatched_reap": "turn {turn} of {agent} was begun by no worker in {times.dispatched_timeout:g} s; ended",
+    "running_reap": "turn {turn} of {agent} gave no sign of life for {times.active_reap:g} s; started again, "
+    "or ended if that was done too often",
+    "thread": "thread {thread}: a message was not begun, or its turn is over or late; woken",
+    "thread_turn": "turn {turn}: the message it worked for was ended; asked to stop",
+    "thread_reply": "request {message}: NATS did not acknowledge its answer; published again",
+    "thread_engine": "thread {thread} has a message in flight and had no workflow; started again",
+    "service": "agent {agent}: its turn was begun by a process of this service that is gone; begun again",
+}
+"""By rule. A rule that is missing here is told by its name."""
+
+
+def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes) -> Iterator[str]:
+    """The lines of one look. Where not everything was mended, nobody knows which: one line with the ids then."""
+    names = [_names(each, times) for each in found]
+    if mended < len(found) or rule not in SENTENCES:
+        ids = ", ".join(each["id"] for each in names[:LINES])
+        yield f"rule {rule} mended {mended} of {len(found)}: {ids}{', …' if len(names) > LINES else ''}"
+        return
+    for each in names[:LINES]:
+        yield SENTENCES[rule].format_map(each)
+    if len(names) > LINES:
+        yield f"rule {rule} mended {len(names) - LINES} more in this way"
+
+
+def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
+    """What a sentence may name of it."""
+    agent = _agent(found)
+    call, turn, thread = (_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
+    message = _of(found, "request_id")
+    command = getattr(found, "command", None)
+    return {
+        "agent": agent,
+        "turn": turn,
+        "thread": thread,
+        "message": message,
+        "call": call,
+        "tool": call if command is None else command.tool_name,
+        "silent": times.command_retry * getattr(found, "repeat", 1),
+        "times": times,
+        "id": next(filter(None, (call, turn, thread, message, agent)), ""),
+    }
+
+
+def _agent(found: Any) -> str:
+    key = cast("AgentKey", found) if isinstance(found, tuple) else (_of(found, "project_id"), _of(found, "agent_id"))
+    return "/".join(key)
+
+
+def _of(found: Any, name: str) -> str:
+    return str(getattr(found, name, ""))

@@ -1,0 +1,187 @@
+"""The rules of the safety net (protocol §8): how each finds what went wrong, and how it mends it.
+
+What a rule finds, it finds by one statement on live rows that is safe with many bridges at once and touches only served
+worker targets; where it changes rows, that is the claim (`SKIP LOCKED`). Finding takes how to run a statement, so that
+a dry run finds the same and leaves no trace. A claim follows without a doorbell: turns move on while NATS is away.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from turnstile.bridge.inbox.claim_queue import ClaimQueue
+from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.safety.reconciler import Reconciler
+from turnstile.bridge.verbs.stop import fence_stopped
+from turnstile.ledger.operations import sweep
+from turnstile.ledger.operations.recovery import Run
+from turnstile.ledger.operations.sweep import SilentCall, Unannounced
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.lease import AgentKey, dispatch_next
+from turnstile.ledger.turns.transitions import mark_announced
+from turnstile.ledger.turns.waiting import inject_timeouts
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.turns import TurnRef
+
+T = TypeVar("T")
+ROW_LIMIT = 500
+RETRY_LIMIT = 32
+"""Turns that nobody began, rung for again at one look. Most of them wait for a worker in a long queue, where another
+ring is only work; what a crash can lose at once is no more than the starts in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogTimes:
+    """The rules' ages, in seconds (`[bridge]`)."""
+
+    poll_interval: float = 1.0
+    inbox_processing_timeout: float = 300.0
+    pending_wakeup: float = 5.0
+    dispatched_retry: float = 10.0
+    dispatched_timeout: float = 30.0
+    """0 is off."""
+    active_reap: float = 300.0
+    engine_interval: float = 10.0
+    unannounced: float = 5.0
+    overdue: float = 2.0
+    """How long after its resume deadline a turn's own timer has had its chance."""
+    stop_grace: float = 5.0
+    command_retry: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[T]):
+    """One rule of §8."""
+
+    name: str
+    find: Callable[[Run], Awaitable[Sequence[T]]]
+    mend: Callable[[Sequence[T]], Awaitable[int]]
+    """Returns how many were mended."""
+    every: float = 0.0
+    """How many seconds lie between two looks, of whichever bridge; 0: each bridge looks at every tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRules:
+    """The rules that ledger and NATS suffice for, with what they work on."""
+
+    pool: Pool
+    starter: Claims
+    publisher: Publisher
+    worker_targets: Sequence[str]
+    """What is served now; targets of one process come and go (protocol §8)."""
+    times: WatchdogTimes
+    telemetry: Telemetry = SILENT
+    more: Sequence[Rule[Any]] = ()
+    """Rules of what stands on the kernel."""
+    queue: ClaimQueue | None = None
+    """Where a bridge claims: a rule then waits for no start, and a flood keeps no other rule from looking."""
+
+    def all(self) -> list[Rule[Any]]:
+        """In the order in which they look."""
+        return [*self._by_ledger(), *self.more]
+
+    def _by_ledger(self) -> list[Rule[Any]]:
+        times = self.times
+        return [
+            self._rows("claims", sweep.release_stale_claims, times.inbox_processing_timeout, self._claim),
+            self._rows("dispatched_retry", sweep.retry_dispatched, times.dispatched_retry, self._claim, RETRY_LIMIT),
+            self._rows("resume", sweep.retry_resumes, times.dispatched_retry, self._claim),
+            self._rows("suspended", sweep.list_overdue, times.overdue, self._time_out),
+            self._rows("stop", sweep.list_stops_overdue, times.stop_grace, self._fence),
+            self._rows("command", sweep.retry_commands, times.command_retry, self._command),
+            Rule("stranded", self._stranded, self._dispatch),
+            self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
+            self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
+        ]
+
+    def _rows(
+        self,
+        name: str,
+        statement: Callable[..., Awaitable[Sequence[T]]],
+        older_seconds: float,
+        mend: Callable[[Sequence[T]], Awaitable[int]],
+        row_limit: int = ROW_LIMIT,
+    ) -> Rule[T]:
+        """A rule whose rows one statement finds by their age."""
+
+        async def find(conn: Connection) -> Sequence[T]:
+            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+        return Rule(name, lambda run: run(find), mend)
+
+    async def _claim(self, agents: Sequence[AgentKey]) -> int:
+        if self.queue is not None:
+            return self.queue.offer(agents, "watchdog")
+        await self.starter.claim(agents, "watchdog")
+        return len(agents)
+
+    async def _time_out(self, late: Sequence[TurnRef]) -> int:
+        """Deadlines that the turn's own timer did not see to: the same statement, then what is due is claimed."""
+        for turn in late:
+            await self.pool.run(lambda conn, turn=turn: inject_timeouts(conn, turn))
+        return await self._claim([(turn.project_id, turn.agent_id) for turn in late])
+
+    async def _fence(self, found: Sequence[TurnRef]) -> int:
+        """Turns that did not stop in time: whatever their worker still does is stale."""
+        fenced = [await fence_stopped(self.pool, self.publisher, turn, self.telemetry) for turn in found]
+        return sum(fenced)
+
+    async def _command(self, silent: Sequence[SilentCall]) -> int:
+        messages = [message for call in silent if (message := call.message(SENDER)) is not None]
+        if messages:
+            await tell(self.publisher, *messages)
+        return len(messages)
+
+    async def _stranded(self, run: Run) -> Sequence[AgentKey]:
+        return await run(lambda conn: sweep.list_stranded(conn, self.worker_targets, row_limit=ROW_LIMIT))
+
+    async def _dispatch(self, agents: Sequence[AgentKey]) -> int:
+        leases = await self.pool.run(lambda conn: dispatch_next(conn, agents))
+        return await self._claim([(lease.project_id, lease.agent_id) for lease in leases])
+
+    async def _announce(self, found: Sequence[Unannounced]) -> int:
+        messages = [message for outcome in found for message in outcome.messages(SENDER)]
+        if not await tell(self.publisher, *messages):
+            return 0
+        await self.pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
+        return len(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules(LedgerRules):
+    """All rules of a bridge, those that ask the engine too."""
+
+    reconciler: Reconciler
+
+    def all(self) -> list[Rule[Any]]:
+        """In the order in which they look."""
+        engine, times = self.reconciler, self.times
+        return [
+            *self._by_ledger(),
+            Rule("engine", engine.list_lost, engine.bring_back, times.engine_interval),
+            Rule("engine_over", engine.list_over, engine.close, 6 * times.engine_interval),
+            *self._reaps(),
+            *self.more,
+        ]
+
+    def _reaps(self) -> list[Rule[Any]]:
+        engine, times = self.reconciler, self.times
+        silent = Rule(
+            "running_reap",
+            lambda run: engine.list_silent(run, older_seconds=times.active_reap),
+            engine.reap_silent,
+            times.engine_interval,
+        )
+        if not times.dispatched_timeout:
+            return [silent]
+        undispatched = Rule(
+            "dispatched_reap",
+            lambda run: engine.list_undispatched(run, older_seconds=times.dispatched_timeout),
+            engine.reap_undispatched,
+            times.engine_interval,
+        )
+        return [undispatched, silent]

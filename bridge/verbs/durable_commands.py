@@ -1,0 +1,175 @@
+"""Durable verbs: `cmd.sys.bridge.{verb}`, answered by `evt.sys.bridge.{verb}_ack` (protocol §5).
+
+A command is acknowledged only after its answer is in the event stream, under a message id made of the command's place
+and time in its stream, so a redelivery answers once. While a server is away it comes again after 2 to 30 s and is not
+answered; what cannot be read is answered `rejected` and terminated. A verb that fails for a reason that nobody knows is
+tried so many times before its command is answered `internal_error`, logged by its place in the stream, and terminated.
+A verb may run more than once for one command: `VerbRequest.command_id` tells it. At most `concurrency` commands run
+at a time. It keeps how often the latest failing commands have failed here; a process that starts anew counts anew.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from nats.aio.msg import Msg
+
+from turnstile.bridge.verbs.micro_service import (
+    Answer,
+    VerbHandler,
+    VerbRequest,
+    encode_reply,
+    read_request,
+    rejected,
+    run_verb,
+)
+from turnstile.runtime.ports import Publisher
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, TurnstileError
+from turnstile.schema.ids import token
+from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.inbox import REQUEST_ID_LIMIT
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
+from turnstile.transport.json_messages import decode_object, encode
+from turnstile.transport.limited_log import LimitedLog
+from turnstile.transport.streams import COMMANDS_CONSUMER, declare_commands
+
+_REMEMBERED = 10_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A delivered command; `fault` says why it cannot be run."""
+
+    request: VerbRequest
+    request_id: str | None
+    fault: BadRequest | None = None
+
+
+def read_command(msg: Msg) -> _Command:
+    """The command in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
+    subject, name = subjects.parse(msg.subject), command_id(msg)
+    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, b"", {}, "command", name)
+    try:
+        payload = decode_object(msg.data)
+    except BadRequest as error:
+        return _Command(bare, None, error)
+    request_id = payload.pop("request_id", None)
+    if not isinstance(request_id, str):
+        request_id = None
+    elif len(request_id) > REQUEST_ID_LIMIT:
+        return _Command(bare, None, BadRequest(f"request_id has more than {REQUEST_ID_LIMIT} characters"))
+    try:
+        request = replace(read_request(msg, "command", encode(payload)), command_id=name)
+    except BadRequest as error:
+        return _Command(bare, request_id, error)
+    return _Command(request, request_id)
+
+
+def ack_event(command: _Command, answer: Answer, limit: int) -> Message:
+    """The event that answers a command; the same message id for each of its deliveries."""
+    request = command.request
+    reply = answer.reply if command.request_id is None else {**answer.reply, "request_id": command.request_id}
+    return Message(
+        subjects.bridge_ack(request.project_id, request.channel_id, request.verb),
+        encode_reply(reply, limit),
+        _ack_headers(request, reply),
+        required=True,
+    )
+
+
+def _ack_headers(request: VerbRequest, reply: JsonObject) -> dict[str, str]:
+    try:
+        known = headers.context_headers(request.headers)
+        known.pop(headers.PARENT_SPAN, None)
+        if agent := request.headers.get(headers.AGENT_ID):
+            known[headers.AGENT_ID] = token(agent, headers.AGENT_ID)
+    except BadRequest:  # the verb has rejected them; the answer goes out with a trace of its own
+        known = headers.context_headers({})
+    if isinstance(turn := reply.get("agent_turn_id"), str):
+        known[headers.TURN_ID] = turn
+    if isinstance(epoch := reply.get("turn_epoch"), int):
+        known[headers.TURN_EPOCH] = str(epoch)
+    return {
+        **known,
+        headers.PROJECT_ID: request.project_id,
+        headers.CHANNEL_ID: request.channel_id,
+        headers.TIMESTAMP: str(time.time_ns() // 1_000_000),
+        headers.VERSION: subjects.VERSION,
+        headers.MSG_TYPE: f"{request.verb}_ack",
+        headers.SENDER: "turnstile.bridge",
+        headers.MSG_ID: f"ack-{request.command_id}",
+    }
+
+
+class DurableCommands:
+    """Runs durable verbs until told to stop.
+
+    `unavailable` are exceptions that mean a server is away; `failures` is how often a command may fail for any other
+    reason: with the pauses between them, the usual 20 are some eight minutes.
+    """
+
+    def __init__(
+        self,
+        conn: NatsConnection,
+        verbs: Mapping[str, VerbHandler],
+        publisher: Publisher,
+        *,
+        unavailable: tuple[type[Exception], ...] = (),
+        concurrency: int = 64,
+        failures: int = 20,
+        ensure: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._queue = CommandQueue(
+            conn, COMMANDS_CONSUMER, ensure or partial(declare_commands, conn), self._dispose, concurrency
+        )
+        self.pull = self._queue.pull
+        self._conn = conn
+        self._verbs = verbs
+        self._publisher = publisher
+        self._unavailable = unavailable
+        self._failures = failures
+        self._failed: OrderedDict[str, int] = OrderedDict()
+        self._log = LimitedLog(logger)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set and every command taken is settled; raises as `ContinuousPull.run` does."""
+        await self._queue.run(stop)
+
+    async def _dispose(self, msg: Msg) -> Disposition:
+        try:
+            command = read_command(msg)
+        except BadRequest as error:
+            self._log.warning("subject", "a command that cannot be answered is dropped: %s", error)
+            return Reject()
+        if command.fault:
+            answer = Answer(rejected(command.fault))
+        else:
+            answer = await run_verb(self._verbs, command.request, self._unavailable)
+        if answer.server_trouble or (answer.is_bug and not self._give_up(command.request)):
+            return deferred(msg.metadata.num_delivered)
+        try:
+            await self._publisher.publish([ack_event(command, answer, self._conn.size_limit)])
+        except TurnstileError as error:
+            self._log.warning("ack", "the answer to %s was not stored: %s", msg.subject, error)
+            return deferred(msg.metadata.num_delivered)
+        if answer.is_bug:
+            place = msg.metadata.sequence.stream
+            logger.error("%s is given up: message %d of %s holds it", msg.subject, place, subjects.CMD_STREAM)
+        return Reject() if command.fault or answer.is_bug else Done()
+
+    def _give_up(self, request: VerbRequest) -> bool:
+        """Whether this command, which has failed again, has failed as often as it may."""
+        name = request.command_id or ""
+        self._failed[name] = self._failed.pop(name, 0) + 1
+        if len(self._failed) > _REMEMBERED:
+            self._failed.popitem(last=False)
+        return self._failed[name] >= self._failures

@@ -1,0 +1,202 @@
+"""The bridge's verbs, one handler each, reached by request/reply and by durable command alike (protocol §6).
+
+A handler commits, then publishes what the commit says, then answers. What it refuses it raises; `run_verb` turns that
+into the reply with its code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.verbs.admission import Room
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.bridge.verbs.stop import stop_turn
+from turnstile.ledger.operations.sweep import reject
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.boxes import fork_box, replace_boxes
+from turnstile.ledger.turns.cards import get_card
+from turnstile.ledger.turns.intake import enqueue
+from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.views import describe_turn
+from turnstile.ledger.turns.waiting import describe_call, report
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import forked_box_id, new_box_id
+from turnstile.schema.states import HeadStatus, ReplyStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.box_requests import (
+    BoxForkReply,
+    BoxForkRequest,
+    BoxReplaceReply,
+    BoxReplaceRequest,
+)
+from turnstile.schema.wire.descriptions import DescribeReply
+from turnstile.schema.wire.events import Message, StateEvent
+from turnstile.schema.wire.inbox import (
+    DescribeRequest,
+    EnqueueReply,
+    EnqueueRequest,
+    ReportReply,
+    ReportRequest,
+    StopReply,
+    StopRequest,
+)
+from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
+from turnstile.transport.json_messages import decode_object
+
+
+class Verbs:
+    """The verbs over one ledger."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        publisher: Publisher,
+        *,
+        depth_limit: int,
+        admission: Admission = UNLIMITED,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
+        self._pool = pool
+        self._publisher = publisher
+        self._depth_limit = depth_limit
+        self._admission = admission
+        self._room = Room(admission.max_live_turns)
+        self._telemetry = telemetry
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {
+            "enqueue": self.enqueue,
+            "report": self.report,
+            "stop": self.stop,
+            "describe": self.describe,
+            "box_fork": self.box_fork,
+            "box_replace": self.box_replace,
+        }
+
+    async def enqueue(self, request: VerbRequest) -> EnqueueReply:
+        """Make a turn; a command that is delivered twice makes one."""
+        wanted = request.parse(EnqueueRequest)
+        _same(request, headers.AGENT_ID, wanted.agent_id)
+        if wanted.correlation_id is None and request.command_id is not None:
+            wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
+        if request.wait_seconds and wanted.correlation_id is None:
+            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
+        limit = self._room.limit_for(request.project_id)
+        done = await enqueue(
+            self._pool,
+            request.project_id,
+            request.channel_id,
+            wanted,
+            request.headers,
+            depth_limit=self._depth_limit,
+            sender=request.headers.get(headers.SENDER, "client")[:128],
+            admission=replace(self._admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
+        )
+        if limit and headers.PARENT_TURN_ID not in request.headers:  # a child may pass where others may not
+            self._room.found(request.project_id)
+        hit(Fault.ENQUEUE_COMMITTED)
+        if (lease := done.lease) is not None:
+            await tell(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+        hit(Fault.ENQUEUE_PUBLISHED)
+        return done.reply
+
+    async def describe(self, request: VerbRequest) -> DescribeReply:
+        """A turn, a card or a call of the caller's project."""
+        wanted = request.parse(DescribeRequest)
+        match wanted:
+            case DescribeRequest(agent_turn_id=None, card_id=str() as card_id, tool_call_id=None):
+                card = await self._pool.run(lambda conn: get_card(conn, request.project_id, card_id))
+                if card is None:
+                    raise Refused("unknown_card", "the project has no such card")
+                return DescribeReply(status=ReplyStatus.ACCEPTED, card=card)
+            case DescribeRequest(agent_turn_id=str() as turn_id, card_id=None, tool_call_id=None):
+                turn = await self._pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
+                if turn is None:
+                    raise Refused("unknown_turn", "the project has no such turn")
+                return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
+            case DescribeRequest(agent_turn_id=None, card_id=None, tool_call_id=str() as call_id):
+                call = await self._pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
+                if call is None:
+                    raise Refused("unknown_call", "the project has no such call")
+                return DescribeReply(status=ReplyStatus.ACCEPTED, call=call)
+            case _:
+                raise BadRequest("describe takes exactly one of agent_turn_id, card_id and tool_call_id")
+
+    async def report(self, request: VerbRequest) -> ReportReply:
+        """A tool's answer to a call; what is refused leaves a row in `state.rejections`."""
+        ids = {"tool_call_id": _claimed_call(request)}
+        try:
+            wanted = request.parse(ReportRequest)
+            ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
+            _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
+            done = await report(self._pool, request.project_id, wanted, request.headers)
+        except (Refused, BadRequest) as error:
+            await self._reject(request, error, ids)
+            raise
+        hit(Fault.REPORT_COMMITTED)
+        if done.ring is not None:
+            await tell(self._publisher, done.ring.doorbell(SENDER, "report"))
+        hit(Fault.REPORT_PUBLISHED)
+        return done.reply
+
+    async def stop(self, request: VerbRequest) -> StopReply:
+        """End a turn, wherever it stands (protocol §6, stop)."""
+        wanted = request.parse(StopRequest)
+        _same(request, headers.TURN_ID, wanted.agent_turn_id)
+        return await stop_turn(self._pool, self._publisher, request.project_id, wanted, self._telemetry)
+
+    async def box_fork(self, request: VerbRequest) -> BoxForkReply:
+        """Copy a box; a command that is delivered twice makes one copy."""
+        wanted = request.parse(BoxForkRequest)
+        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        new_box = forked_box_id(request.project_id, name) if name else new_box_id()
+        made = await self._pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
+        hit(Fault.BOX_FORKED)
+        return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
+
+    async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
+        """Set the boxes that an agent's pointers name."""
+        wanted = request.parse(BoxReplaceRequest)
+        _same(request, headers.AGENT_ID, wanted.agent_id)
+        boxes = await self._pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
+        hit(Fault.BOX_REPLACED)
+        return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
+
+    async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
+        source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
+        why = f"{request.verb}: {error}"
+        await self._pool.run(lambda conn: reject(conn, request.project_id, source, error.code, why, ids))
+
+
+def dispatched(lease: Lease) -> Message:
+    """The `state` event of a fresh lease."""
+    event = StateEvent(
+        agent_id=lease.agent_id,
+        agent_turn_id=lease.agent_turn_id,
+        status=HeadStatus.DISPATCHED,
+        turn_epoch=lease.turn_epoch,
+        updated_at=datetime.now(UTC),
+        output_box_id=None,
+    )
+    return lease.address(SENDER).state(event)
+
+
+def _claimed_call(request: VerbRequest) -> str:
+    """The call that a report is about, as far as it can be read; for the row that says it was refused."""
+    try:
+        claimed = decode_object(request.payload).get("tool_call_id")
+    except BadRequest:
+        claimed = None
+    return (claimed if isinstance(claimed, str) else request.headers.get(headers.TOOL_CALL_ID, ""))[:128]
+
+
+def _same(request: VerbRequest, header: str, argument: str) -> None:
+    """Subject, header and argument may not name different things (protocol §5)."""
+    named = request.headers.get(header)
+    if named is not None and named != argument:
+        raise BadRequest(f"header {header} and the payload name different things")

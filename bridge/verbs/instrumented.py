@@ -1,0 +1,103 @@
+"""Verbs that are told about: each handler with figures, a span and the ids of its log lines around it.
+
+The span stands between the caller's and whatever the verb makes: the handler sees its own as `traceparent`. Costs
+nothing but the log ids where nobody listens. A turn's `enqueue` and a call's `report` are the primitives' spans (§5).
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import BaseModel, ValidationError
+
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.runtime.log_context import about
+from turnstile.runtime.telemetry import Attribute, Metric, Span, Telemetry
+from turnstile.schema.errors import Limited, ServerUnavailable, TurnstileError
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.inbox import Reply, ReportRequest
+from turnstile.schema.wire.limits import SIZE_LIMITS
+
+_IDS = ("agent_turn_id", "inbox_id", "tool_call_id", "thread_id", "message_id")
+
+
+def observed(verbs: Mapping[str, VerbHandler], telemetry: Telemetry) -> dict[str, VerbHandler]:
+    """The same verbs, told about."""
+    return {verb: _observed(handler, telemetry) for verb, handler in verbs.items()}
+
+
+def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
+    listens = telemetry.meter.enabled or telemetry.tracer.enabled
+
+    async def run(request: VerbRequest) -> BaseModel:
+        named = (headers.AGENT_ID, headers.TURN_ID, headers.TOOL_CALL_ID, headers.THREAD_ID)
+        agent, turn, call, thread = (headers.named(request.headers, name) for name in named)
+        with about(
+            project_id=request.project_id, agent_id=agent, agent_turn_id=turn, tool_call_id=call, thread_id=thread
+        ):
+            return await _told(handler, request, telemetry) if listens else await handler(request)
+
+    return run
+
+
+async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry) -> BaseModel:
+    given = request.headers.get(headers.TRACEPARENT, "")
+    parent = headers.span_id(given)
+    own = headers.child_span(given) if parent else headers.new_traceparent()
+    started, clock = time.time_ns(), time.perf_counter()
+    if telemetry.tracer.enabled:
+        request = replace(request, headers={**request.headers, headers.TRACEPARENT: own})
+    status, code = "error", TurnstileError.code
+    reply: BaseModel | None = None
+    try:
+        reply = await handler(request)
+    except ServerUnavailable as error:
+        code = error.code
+        raise
+    except Limited as error:
+        status, code = "busy", error.code
+        telemetry.meter.count(Metric.LIMITED, limit=error.code)
+        raise
+    except TurnstileError as error:
+        status, code = "rejected", error.code
+        if code in SIZE_LIMITS:
+            telemetry.meter.count(Metric.LIMITED, limit=code)
+        raise
+    else:
+        busy = isinstance(reply, Reply) and reply.status is ReplyStatus.BUSY
+        status, code = ("busy", "busy") if busy else ("accepted", None)
+        return reply
+    finally:
+        meter = telemetry.meter
+        meter.count(Metric.VERBS, verb=request.verb, status=status)
+        meter.observe(Metric.VERB_SECONDS, time.perf_counter() - clock, verb=request.verb)
+        if reply is not None and request.verb == "report" and meter.enabled and not getattr(reply, "duplicate", False):
+            meter.count(Metric.TOOL_REPORTS, status=_reported(request))
+        if telemetry.tracer.enabled:
+            attributes = _attributes(request, reply)
+            times = (started, time.time_ns())
+            telemetry.tracer.record(Span(request.verb, own, parent, *times, attributes, code, "server"))
+
+
+def _attributes(request: VerbRequest, reply: BaseModel | None) -> dict[str, Attribute]:
+    told: dict[str, Attribute] = {
+        "turnstile.verb": request.verb,
+        "turnstile.source": request.source,
+        "turnstile.project_id": request.project_id,
+        "turnstile.channel_id": request.channel_id,
+    }
+    for name in _IDS:
+        if isinstance(value := getattr(reply, name, None), str):
+            told[f"turnstile.{name}"] = value
+    if getattr(reply, "duplicate", False):
+        told["turnstile.duplicate"] = True
+    return told
+
+
+def _reported(request: VerbRequest) -> str:
+    """The status that an accepted report says."""
+    try:
+        return request.parse(ReportRequest).status.value
+    except (TurnstileError, ValidationError):
+        return "unknown"

@@ -1,0 +1,256 @@
+"""The bridge's verbs over request/reply, discoverable as the NATS micro service `turnstile` (protocol §5, §6).
+
+Each request is a task of its own; at most `concurrency` run, of one project four times as many wait, and the next hears
+`busy`. There are places for two such projects, so that another's request finds one. A request that could only be
+answered outside a reply inbox is dropped unrun: its answer would land in somebody's events. Draining answers
+everything accepted before it. Costs one subscription for all verbs and nine for discovery.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from pydantic import BaseModel, ValidationError
+
+from turnstile.bridge.verbs.discovery import KINDS, EndpointStats, Kind, ServiceCard
+from turnstile.runtime.telemetry import SILENT, Meter, Metric
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
+from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.wire import headers, subjects
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+from turnstile.transport.json_messages import decode_object, encode, headers_of
+from turnstile.transport.limited_log import LimitedLog
+
+SERVICE = "turnstile"
+REPLY_INBOX = re.compile(r"(_INBOX[A-Za-z0-9_-]*|_R_)\.[A-Za-z0-9_.-]+\Z")
+_WAITING_PER_SLOT = 4
+_SHOWN_FAULTS = 5
+_PROJECT_TOKEN = 2
+_PROJECTS = 2
+
+logger = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class VerbRequest:
+    """A verb that somebody asked for; project and channel are the subject's."""
+
+    verb: str
+    project_id: ProjectId
+    channel_id: ChannelId
+    payload: bytes
+    headers: dict[str, str]
+    source: Literal["request", "command"]
+    command_id: str | None = None
+    """The same for every delivery of one durable command, and of no other; a verb can make itself idempotent by it."""
+    wait_seconds: float = 0.0
+    """The project is over its rate until then: only a repeat is answered."""
+
+    def parse(self, model: type[Model]) -> Model:
+        """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
+        value = decode_object(self.payload)
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:  # 1e999 is valid JSON, and becomes a number that no column can hold
+            raise BadRequest("the payload holds a number out of range") from None
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            told = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
+            raise BadRequest("; ".join(list(told)[:_SHOWN_FAULTS])) from None
+
+
+VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A verb's reply; `server_trouble` if the same request may succeed later."""
+
+    reply: JsonObject
+    server_trouble: bool = False
+
+    @property
+    def failure(self) -> str:
+        """The error code of a reply that is the bridge's fault, else empty."""
+        return str(self.reply.get("error_code")) if self.reply.get("status") == "error" else ""
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether nobody knows what went wrong, and so whether it would again."""
+        return self.failure == TurnstileError.code
+
+
+def rejected(error: TurnstileError) -> JsonObject:
+    """The reply that says what was wrong with a request, or which limit it came to."""
+    if isinstance(error, Limited):
+        return {
+            "status": "busy",
+            "error_code": error.code,
+            "error": str(error),
+            **({} if error.retry_after is None else {"retry_after_seconds": error.retry_after}),
+        }
+    return {"status": "rejected", "error_code": error.code, "error": str(error)}
+
+
+async def run_verb(
+    verbs: Mapping[str, VerbHandler], request: VerbRequest, unavailable: tuple[type[Exception], ...] = ()
+) -> Answer:
+    """Run a verb and turn whatever comes of it into a reply (protocol §6); raises nothing but cancellation.
+
+    `unavailable` are further exceptions that mean a server is away. What nobody foresaw is logged and told without
+    detail.
+    """
+    try:
+        handler = verbs.get(request.verb)
+        if handler is None:
+            return Answer(rejected(BadRequest(f"no such verb: {request.verb}; there are {', '.join(sorted(verbs))}")))
+        reply = await handler(request)
+        return Answer(reply.model_dump(mode="json"))
+    except ServerUnavailable as error:
+        return Answer({"status": "error", "error_code": error.code, "error": str(error)}, server_trouble=True)
+    except TurnstileError as error:
+        return Answer(rejected(error))
+    except unavailable as error:
+        logger.warning("verb %s: a server is away: %s", request.verb, type(error).__name__)
+        told = "a server the bridge needs does not answer; try again"
+        return Answer({"status": "error", "error_code": ServerUnavailable.code, "error": told}, server_trouble=True)
+    except Exception:  # a verb's bug must not end the bridge, and its words are not for clients
+        logger.exception("verb %s failed", request.verb)
+        return Answer({"status": "error", "error_code": TurnstileError.code, "error": "the bridge failed; see its log"})
+
+
+def encode_reply(reply: JsonObject, limit: int) -> bytes:
+    """The reply as JSON, or an error in its place if it has more than `limit` bytes."""
+    data = encode(reply)
+    if len(data) <= limit:
+        return data
+    told = f"the reply has {len(data)} bytes, at most {limit} can be sent; ask for less"
+    error: JsonObject = {"status": "error", "error_code": "result_too_large", "error": told}
+    return encode({**error, "request_id": reply["request_id"]} if "request_id" in reply else error)
+
+
+def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes) -> VerbRequest:
+    """Who asks for which verb; raises `BadRequest` where subject and headers name different things (protocol §5)."""
+    subject = subjects.parse(msg.subject)
+    given = headers_of(msg)
+    named = ((headers.PROJECT_ID, subject.project_id), (headers.CHANNEL_ID, subject.channel_id))
+    for name, value in named:
+        if given.get(name, value) != value:
+            raise BadRequest(f"{name} differs from the subject's {value}")
+    verb = ".".join(subject.rest[2:])
+    return VerbRequest(verb, subject.project_id, subject.channel_id, payload, given, source)
+
+
+class VerbService:
+    """Serves `verbs` until stopped. `start` subscribes; `stop` answers what was accepted and returns."""
+
+    def __init__(
+        self,
+        conn: NatsConnection,
+        verbs: Mapping[str, VerbHandler],
+        *,
+        concurrency: int = 64,
+        unavailable: tuple[type[Exception], ...] = (),
+        meter: Meter = SILENT.meter,
+        version: str = "0.1.0",
+    ) -> None:
+        self.dropped = 0
+        self._conn = conn
+        self._verbs = verbs
+        self._slots = asyncio.Semaphore(concurrency)
+        self._most = concurrency * (1 + _WAITING_PER_SLOT)
+        self._unavailable = unavailable
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._meter = meter
+        self._of_project: Counter[str] = Counter()
+        self._subscriptions: list[Subscription] = []
+        self._log = LimitedLog(logger)
+        self.card = ServiceCard(
+            name=SERVICE,
+            id=uuid.uuid4().hex,
+            version=version,
+            description="Turnstile's bridge: verbs of the agent-turn protocol",
+            queue=SERVICE,
+            endpoints={verb: f"{subjects.BRIDGE_REQUESTS.removesuffix('>')}{verb}" for verb in verbs},
+            stats={verb: EndpointStats() for verb in verbs},
+        )
+
+    async def start(self) -> None:
+        """Subscribe. A subject the server refuses shows in `NatsConnection.verify`."""
+        verbs = await self._conn.subscribe(subjects.BRIDGE_REQUESTS, self._on_request, queue=SERVICE)
+        self._subscriptions.append(verbs)
+        for kind in KINDS:
+            for subject in self.card.subjects(kind):
+                self._subscriptions.append(await self._conn.subscribe(subject, self._discovery(kind)))
+
+    async def stop(self, timeout: float = 30.0) -> None:
+        """Take no more, answer what was taken, at most `timeout` seconds; then drain the connection."""
+        draining = (self._conn.drain_subscription(each) for each in self._subscriptions)
+        await asyncio.gather(*draining)
+        self._subscriptions.clear()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout)
+        for task in self._tasks:
+            task.cancel()
+
+    def _discovery(self, kind: Kind) -> Callable[[Msg], Awaitable[None]]:
+        async def on_question(msg: Msg) -> None:
+            if REPLY_INBOX.match(msg.reply):
+                await self._send(msg.reply, encode(self.card.answer(kind)))
+
+        return on_question
+
+    async def _on_request(self, msg: Msg) -> None:
+        if not REPLY_INBOX.match(msg.reply):
+            self.dropped += 1
+            self._log.warning("reply", "a request on %s has no proper reply inbox and is dropped", msg.subject)
+            return
+        project = msg.subject.split(".")[_PROJECT_TOKEN]
+        if max(self._of_project[project], len(self._tasks) // _PROJECTS) >= self._most:
+            self._meter.count(Metric.LIMITED, limit="overloaded")
+            told = f"{len(self._tasks)} requests are waiting; try again"
+            await self._send(msg.reply, encode({"status": "busy", "error_code": "overloaded", "error": told}))
+        else:
+            task = asyncio.create_task(self._serve(msg))
+            self._tasks.add(task)
+            self._of_project[project] += 1
+            task.add_done_callback(partial(self._served, project))
+
+    def _served(self, project: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._of_project[project] -= 1
+        if not self._of_project[project]:
+            del self._of_project[project]
+
+    async def _serve(self, msg: Msg) -> None:
+        async with self._slots:
+            started = time.perf_counter_ns()
+            try:
+                request = read_request(msg, "request", msg.data)
+            except BadRequest as error:
+                await self._send(msg.reply, encode(rejected(error)))
+                return
+            answer = await run_verb(self._verbs, request, self._unavailable)
+            if stats := self.card.stats.get(request.verb):
+                stats.count(time.perf_counter_ns() - started, answer.failure)
+            await self._send(msg.reply, encode_reply(answer.reply, self._conn.size_limit))
+
+    async def _send(self, reply: str, data: bytes) -> None:
+        try:
+            await self._conn.send(reply, data)
+        except NATS_TROUBLE as error:  # the caller's timeout tells them; nobody here can
+            self._log.warning("send", "a reply could not be sent: %s", error)

@@ -1,0 +1,161 @@
+"""Ending turns from outside: the stop verb, and the fence for those that do not stop (protocol §6 stop, §8).
+
+Whatever state the turn is in, it ends with one outcome, one deliverable and one `task` event. A turn in hand is asked
+through its inbox, so that it can keep what it has; one that has not begun is ended here, in one statement.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.publishing.endings import announce, end_by_force
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
+from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.transitions import Ending, fallback_card, finish_turn, mark_announced
+from turnstile.ledger.turns.views import locate_turn
+from turnstile.ledger.turns.waiting import RequestedStop, request_stop
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
+from turnstile.schema.ids import AgentId, InboxId, ProjectId, uuid7
+from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.events import Address, TaskEvent
+from turnstile.schema.wire.inbox import StopReply, StopRequest
+
+log = logging.getLogger(__name__)
+STOPPED = "stopped"
+_REASON = "the turn was stopped"
+_TRIES = 20
+
+
+async def stop_turn(
+    pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry = SILENT
+) -> StopReply:
+    """Stop the turn; raises `Refused` (unknown_turn). Accepted means it will end, not that it has."""
+    inbox_id = InboxId(uuid7())
+    turn_id = request.agent_turn_id
+    for _ in range(_TRIES):
+        found = await pool.run(lambda conn: request_stop(conn, project, turn_id, request.reason, inbox_id))
+        hit(Fault.STOP_COMMITTED)
+        reply = StopReply(status=ReplyStatus.ACCEPTED, agent_turn_id=turn_id, inbox_id=found.inbox_id)
+        match found.verdict:
+            case "unknown_turn":
+                raise Refused("unknown_turn", "the project has no such turn")
+            case "already_final":
+                return reply.model_copy(update={"already_final": True})
+            case "queued":
+                if await _stop_queued(pool, publisher, project, found, request, telemetry):
+                    return reply
+            case "dispatched":
+                if await _stop_dispatched(pool, publisher, project, request, telemetry):
+                    return reply
+            case "duplicate":
+                await _ring(publisher, project, found, request)
+                return reply.model_copy(update={"duplicate": True})
+            case _:
+                await _ring(publisher, project, found, request)
+                return reply
+        await asyncio.sleep(0.05)  # it moved on between the two statements: look again
+    raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
+
+
+async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> bool:
+    """End a turn by force that was asked to stop; False if it was over by itself."""
+    return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, _REASON, telemetry=telemetry)
+
+
+async def _stop_queued(
+    pool: Pool,
+    publisher: Publisher,
+    project: ProjectId,
+    found: RequestedStop,
+    request: StopRequest,
+    telemetry: Telemetry,
+) -> bool:
+    turn_id, agent = request.agent_turn_id, AgentId(found.agent_id or "")
+    turn = _unleased(project, found, request)
+    card = fallback_card(turn, (), TurnStatus.CANCELED, _REASON)
+    done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
+    if done is None:
+        return False
+    telemetry.turn_ended(turn, done.context_headers, done.status, STOPPED, done.stats, done.ended_at)
+    if await tell(publisher, _address(turn, done.context_headers).task(_queued_event(request, done))):
+        await pool.run(lambda conn: mark_announced(conn, [turn_id]))
+    return True
+
+
+async def _stop_dispatched(
+    pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry
+) -> bool:
+    """A turn that was leased and not begun: finished by one statement; False if a worker began it meanwhile."""
+    turn = await pool.run(lambda conn: locate_turn(conn, project, request.agent_turn_id))
+    if turn is None:
+        return False
+    card = fallback_card(turn, (), TurnStatus.CANCELED, _REASON)
+    ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _REASON)
+    dispatched = (HeadStatus.DISPATCHED,)
+    try:
+        done = await pool.run(
+            lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=dispatched, raise_epoch=True)
+        )
+    except StaleTurn:
+        return False
+    await announce(pool, publisher, turn, done, telemetry)
+    return True
+
+
+async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, request: StopRequest) -> None:
+    if found.worker_target is None:
+        return
+    values = found.model_dump() | {"project_id": project, "agent_turn_id": request.agent_turn_id}
+    lease = Lease.model_validate(values)
+    await tell(publisher, lease.doorbell(SENDER, "stop"))
+    hit(Fault.STOP_PUBLISHED)
+
+
+def _unleased(project: ProjectId, found: RequestedStop, request: StopRequest) -> TurnRef:
+    """A turn that has no lease, for its card and event: epoch 0, no boxes in hand."""
+    return TurnRef.model_validate(
+        {
+            "project_id": project,
+            "channel_id": found.channel_id,
+            "agent_id": found.agent_id,
+            "agent_turn_id": request.agent_turn_id,
+            "turn_epoch": 0,
+            "inbox_id": found.inbox_id or "",
+            "worker_target": found.worker_target or "",
+            "profile_box_id": "",
+            "context_box_id": "",
+            "output_box_id": "",
+            "trace_id": found.context_headers.get(headers.TRACEPARENT, "--").split("-")[1],
+        }
+    )
+
+
+def _queued_event(request: StopRequest, done: QueuedStop) -> TaskEvent:
+    return TaskEvent(
+        agent_turn_id=request.agent_turn_id,
+        status=done.status,
+        output_box_id=done.output_box_id,
+        deliverable_card_id=done.deliverable_card_id,
+        error=_REASON,
+        error_code=STOPPED,
+        stats=done.stats,
+    )
+
+
+def _address(turn: TurnRef, context: Mapping[str, str]) -> Address:
+    return Address(
+        project_id=turn.project_id,
+        channel_id=turn.channel_id,
+        agent_id=turn.agent_id,
+        agent_turn_id=turn.agent_turn_id,
+        turn_epoch=turn.turn_epoch,
+        context=context,
+        sender=SENDER,
+    )

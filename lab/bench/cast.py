@@ -1,0 +1,72 @@
+"""Who is asked in a measurement: the scripts of its models, its profile, its agents and its tools."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.bench.tool import tools
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, ProjectId
+from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire import subjects
+
+CHUNKS_PER_SECOND = 50
+LONG_SECONDS = 180.0
+"""How long the models stream that are stopped."""
+PROFILE = "bench"
+_WORD = "word "
+LATER = ToolDefinition(
+    tool_name="bench_later",
+    description="Answers later.",
+    target_subject=subjects.tool_target("bench", "later"),
+)
+
+
+def write_scripts(directory: Path, stream_seconds: float) -> list[Path]:
+    """The scripts beside the built-in `instant`: of one tool call, of one that nobody answers, and of streams."""
+    done: JsonObject = {"text": "done"}
+    steps: dict[str, list[JsonObject]] = {
+        "bench_tool": [{"tool_calls": [{"name": "bench_now", "arguments": {}}]}, done],
+        "bench_later": [{"tool_calls": [{"name": "bench_later", "arguments": {}}]}, done],
+        "bench_stream": [_stream(stream_seconds)],
+        "bench_long": [_stream(LONG_SECONDS)],
+    }
+    paths: list[Path] = []
+    for name, script in steps.items():
+        path = directory / f"{name}.yaml"
+        path.write_text(json.dumps({"name": name, "steps": script}), encoding="utf-8")  # JSON is YAML
+        paths.append(path)
+    return paths
+
+
+def _stream(seconds: float) -> JsonObject:
+    chunks = round(seconds * CHUNKS_PER_SECOND)
+    return {"text": _WORD * chunks, "chunks": chunks, "delay_seconds": 1 / CHUNKS_PER_SECOND}
+
+
+async def hire(pool: Pool, project: ProjectId, target: str, model: str, count: int) -> list[AgentId]:
+    """A project of that many agents that ask `scripted/{model}` and may call both tools."""
+    for tool in [*tools.definitions(), LATER]:
+        await put_tool(pool, project, tool)
+    profile = Profile(
+        name=PROFILE,
+        worker_target=target,
+        system_prompt_template="You are {agent_id}.",
+        allowed_tools=[tool.tool_name for tool in [*tools.definitions(), LATER]] if model in _CALLERS else [],
+        llm_config=LlmConfig(model=f"scripted/{model}"),
+    )
+    await put_profile(pool, project, profile)
+    agents = [AgentId(f"agent-{number}") for number in range(count)]
+    await _add(pool, project, agents)
+    return agents
+
+
+_CALLERS = ("bench_tool", "bench_later")
+
+
+async def _add(pool: Pool, project: ProjectId, agents: Sequence[AgentId]) -> None:
+    for agent in agents:
+        await add_agent(pool, project, agent, PROFILE)

@@ -1,0 +1,98 @@
+"""What was measured, as figures with units and goals, and the arithmetic between them. Pure.
+
+A figure is a ratio, a count or a time; those with a goal say whether it is met. Percentiles are of values that were
+measured (nearest rank), never between two of them.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from turnstile.schema.base import JsonObject, Strict
+
+
+class Goal(Strict):
+    """A bound that a figure is held to."""
+
+    relation: Literal["<=", ">="]
+    bound: float
+
+    def met(self, value: float) -> bool:
+        """Whether the value keeps it; NaN never does."""
+        return value <= self.bound if self.relation == "<=" else value >= self.bound
+
+
+class Figure(Strict):
+    """One thing that was measured."""
+
+    name: str
+    value: float
+    unit: str = ""
+    goal: Goal | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether its goal is met; None where there is no goal."""
+        return None if self.goal is None else self.goal.met(self.value)
+
+
+class Result(Strict):
+    """What a scenario came to; `details` are for the JSON file and the plot."""
+
+    scenario: str
+    figures: tuple[Figure, ...]
+    details: JsonObject = Field(default_factory=dict)
+
+    def value(self, name: str) -> float | None:
+        """A figure's value by its name."""
+        return next((figure.value for figure in self.figures if figure.name == name), None)
+
+
+def at_most(bound: float) -> Goal:
+    """A goal."""
+    return Goal(relation="<=", bound=bound)
+
+
+def at_least(bound: float) -> Goal:
+    """A goal."""
+    return Goal(relation=">=", bound=bound)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` (0 to 1) of all do not exceed; NaN for no values."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def median(values: Iterable[float]) -> float:
+    """Of the rounds that gave a value; NaN for none."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan
+
+
+def ratio(value: float, yardstick: float) -> float:
+    """NaN where the yardstick is none."""
+    return value / yardstick if yardstick else math.nan
+
+
+def spread(name: str, values: Sequence[float], unit: str = "ms") -> list[Figure]:
+    """p50, p95 and p99 of the values."""
+    return [
+        Figure(name=f"{name} p{round(share * 100)}", value=percentile(values, share), unit=unit)
+        for share in (0.5, 0.95, 0.99)
+    ]
+
+
+def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each value that rounds have."""
+    names = dict.fromkeys(name for each in rounds for name in each)
+    return {name: median(each[name] for each in rounds if name in each) for name in names}
+
+
+def slope(small: tuple[float, float], big: tuple[float, float]) -> float:
+    """What y grows by for each unit of x, from one (x, y) to another."""
+    return (big[1] - small[1]) / (big[0] - small[0])

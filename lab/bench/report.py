@@ -1,0 +1,100 @@
+"""A run as people read it: one table, a row for each figure, with its goal and whether it is met."""
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from lab.bench.figures import Figure
+from lab.bench.run import Report
+
+_TITLES = {
+    "turn": "turn: plain turns on an instant model",
+    "tool": "tool: two steps and one tool call",
+    "fanout": "fanout: one queue, many agents",
+    "stream": "stream: many models that stream",
+    "stop": "stop: while models stream",
+    "load": "load: turns that arrive at random, enqueue to task event",
+    "growth": "growth: statements on a ledger with a past",
+    "suspended": "suspended: turns asleep",
+}
+
+
+def table(report: Report) -> Table:
+    """All figures of all scenarios."""
+    found = Table(title=headline(report), title_justify="left", title_style="bold", header_style="dim")
+    found.add_column("figure", overflow="fold")
+    found.add_column("measured", justify="right", no_wrap=True)
+    found.add_column("goal", justify="right", no_wrap=True)
+    found.add_column("", no_wrap=True)
+    for result in report.results:
+        found.add_section()
+        found.add_row(Text(_TITLES[result.scenario], style="bold"))
+        for stem, figures in rows(result.figures):
+            *_, last = figures
+            measured = " / ".join([*(number(each.value) for each in figures[:-1]), shown(last)])
+            found.add_row(f"  {stem}", measured, _goal(last), _verdict(last))
+    return found
+
+
+def headline(report: Report) -> str:
+    """The machine, and how busy it was."""
+    facts = report.machine
+    servers = "embedded servers" if len(report.embedded) == len(_SERVERS) else "servers of yours"
+    return (
+        f"{facts['cpus']} CPUs, load {report.load_before:.2f} before and {report.load_after:.2f} after, {servers}, "
+        f"{report.seconds:.0f} s"
+    )
+
+
+_SERVERS = ("postgres", "nats", "temporal")
+
+
+def summary(report: Report) -> str:
+    """How many goals are met, and which are not."""
+    goals = [(result.scenario, figure) for result in report.results for figure in result.figures if figure.goal]
+    missed = [f"{scenario}: {figure.name}" for scenario, figure in goals if not figure.met]
+    met = f"{len(goals) - len(missed)} of {len(goals)} goals met"
+    return f"{met}; missed: {', '.join(missed)}" if missed else met
+
+
+def rows(figures: Sequence[Figure]) -> list[tuple[str, list[Figure]]]:
+    """The figures by row: the percentiles of one thing share theirs."""
+    found: list[tuple[str, list[Figure]]] = []
+    for figure in figures:
+        stem, mark, rank = figure.name.rpartition(" p")
+        is_rank = bool(mark) and rank.isdigit() and figure.goal is None
+        if is_rank and found and found[-1][0].startswith(f"{stem} p") and found[-1][1][0].name != figure.name:
+            name, row = found[-1]
+            found[-1] = f"{name} / p{rank}", [*row, figure]
+        else:
+            found.append((figure.name, [figure]))
+    return found
+
+
+def shown(figure: Figure) -> str:
+    """Its value with three digits that count, and its unit."""
+    return f"{number(figure.value)} {figure.unit}".rstrip()
+
+
+def number(value: float) -> str:
+    """Three digits that count; more before the point, none lost there."""
+    if math.isnan(value):
+        return "unknown"
+    if not value:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}"
+
+
+def _goal(figure: Figure) -> str:
+    if figure.goal is None:
+        return ""
+    return f"{'≤' if figure.goal.relation == '<=' else '≥'} {figure.goal.bound:g} {figure.unit}".rstrip()
+
+
+def _verdict(figure: Figure) -> Text:
+    if figure.met is None:
+        return Text("")
+    return Text("met", style="green") if figure.met else Text("missed", style="bold red")

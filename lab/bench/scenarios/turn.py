@@ -1,0 +1,179 @@
+"""`turn` and `tool`: turns next to bare workflows, taken in turns (A-B-A-B) on the same servers; the medians count."""
+
+from collections.abc import Mapping, Sequence
+
+from lab.bench.bars import Bars
+from lab.bench.figures import Figure, Goal, Result, at_least, at_most, medians, percentile, ratio, slope
+from lab.bench.place import Place
+from lab.bench.stage import Stage, staged, usage_figures
+from lab.bench.yardsticks.take import TPCB_CLIENTS, Bares, bare_workers, nats_rates, tpcb
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentTurnId
+
+_SMALL_KB, _BIG_KB = 1, 500
+_CONTEXTS = 5
+_TRIES = 5
+_RATED = {"turns": "turns", "bare one": "bare workflows, one activity", "bare none": "bare workflows, no activity"}
+_MEASURES = {"rate": ("", "/s"), "p50": (", alone, p50", "ms"), "cpu": (", CPU each", "ms")}
+_SERVERS = {"TPC-B": "/s", "NATS core": "/s", "NATS stored": "/s"}
+
+
+async def run_turn(place: Place, bars: Bars) -> Result:
+    """Plain turns on an instant model."""
+    plan, rounds = place.plan, list[dict[str, float]]()
+    parts = 7
+    async with (
+        staged(place, "turn", "instant", plan.turns) as stage,
+        bare_workers(place) as bares,
+        tpcb(place) as postgres,
+    ):
+        with bars.bar("turn: turns and yardsticks in turns", plan.rounds * parts) as advance:
+            for _ in range(plan.rounds):
+                values: dict[str, float] = {}
+                for kind in ("one", "none"):
+                    values |= await bares.at_once(kind, plan.turns)
+                    advance(1)
+                values |= await _bare_alone(bares, plan.alone)
+                advance(1)
+                values |= await _turns_at_once(stage, plan.turns)
+                advance(1)
+                values |= await _turns_alone(stage, plan.alone)
+                advance(1)
+                values["TPC-B"] = await postgres.run(TPCB_CLIENTS, plan.tpcb_seconds)
+                advance(1)
+                values |= await nats_rates(place.conn, plan.nats_messages)
+                advance(1)
+                rounds.append(values)
+        history = await _history(stage)
+    found = medians(rounds)
+    goals = {"engine share": at_least(0.95), "CPU ratio": at_most(1.3), "overhead": at_most(8.0)}
+    figures = [
+        *_rates(found),
+        Figure(
+            name="engine share", value=ratio(found["turns rate"], found["bare one rate"]), goal=goals["engine share"]
+        ),
+        Figure(name="CPU ratio", value=ratio(found["cpu kernel"], found["bare one cpu"]), goal=goals["CPU ratio"]),
+        Figure(
+            name="p50 alone above the bare workflow's",
+            value=found["turns p50"] - found["bare one p50"],
+            unit="ms",
+            goal=goals["overhead"],
+        ),
+        *_usage(found, at_most(5)),
+        *history,
+        *await stage.common(),
+        *(Figure(name=name, value=found[name], unit=unit) for name, unit in _SERVERS.items()),
+    ]
+    return Result(scenario="turn", figures=tuple(figures), details=_details(rounds))
+
+
+async def run_tool(place: Place, bars: Bars) -> Result:
+    """Turns of two steps with one tool call between them, answered at once by a tool in a process of its own."""
+    plan, rounds = place.plan, list[dict[str, float]]()
+    parts = 4
+    async with staged(place, "tool", "bench_tool", plan.tool_turns, tool=True) as stage, bare_workers(place) as bares:
+        with bars.bar("tool: turns and bare workflows in turns", plan.rounds * parts) as advance:
+            for _ in range(plan.rounds):
+                values = await bares.at_once("one", plan.tool_turns)
+                advance(1)
+                values |= await bares.alone("one", plan.alone)
+                advance(1)
+                values |= await _turns_at_once(stage, plan.tool_turns)
+                advance(1)
+                values |= await _turns_alone(stage, plan.alone)
+                advance(1)
+                rounds.append(values)
+        grown = await _history_slope(stage)
+        history = await _history(stage)
+    found = medians(rounds)
+    figures = [
+        *_rates(found),
+        Figure(
+            name="turns/s ÷ bare workflows/s",
+            value=ratio(found["turns rate"], found["bare one rate"]),
+            goal=at_least(0.5),
+        ),
+        Figure(
+            name="p50 alone ÷ the bare workflow's",
+            value=ratio(found["turns p50"], found["bare one p50"]),
+            goal=at_most(2.5),
+        ),
+        *_usage(found, at_most(10)),
+        *history,
+        Figure(
+            name=f"history slope, {_SMALL_KB} to {_BIG_KB} kB of context", value=abs(grown), unit="B/kB", goal=SLOPE
+        ),
+        *await stage.common(),
+    ]
+    return Result(scenario="tool", figures=tuple(figures), details=_details(rounds))
+
+
+SLOPE = at_most(0.2)
+"""Zero, but for how histories of one shape differ: times and counts are longer or shorter, by up to 100 B together."""
+
+
+def _rates(found: Mapping[str, float]) -> list[Figure]:
+    return [
+        Figure(name=f"{shown}{suffix}", value=found[name], unit=unit)
+        for what, shown in _RATED.items()
+        for measure, (suffix, unit) in _MEASURES.items()
+        if (name := f"{what} {measure}") in found
+    ]
+
+
+def _usage(found: Mapping[str, float], round_trips: Goal) -> list[Figure]:
+    figures = usage_figures(found)
+    return [
+        figure.model_copy(update={"goal": round_trips}) if figure.name.startswith("database round trips") else figure
+        for figure in figures
+    ]
+
+
+async def _bare_alone(bares: Bares, count: int) -> dict[str, float]:
+    return await bares.alone("one", count) | await bares.alone("none", count)
+
+
+async def _turns_at_once(stage: Stage, count: int) -> dict[str, float]:
+    before = await stage.read()
+    seconds = await stage.asker.at_once(stage.agents[:count])
+    spent = (await stage.read()).since(before)
+    return {"turns rate": count / seconds, **stage.used(spent, count)}
+
+
+async def _turns_alone(stage: Stage, count: int) -> dict[str, float]:
+    agents = [stage.agents[number % len(stage.agents)] for number in range(count)]
+    return {"turns p50": percentile(await stage.asker.alone(agents), 0.5)}
+
+
+async def _history(stage: Stage) -> list[Figure]:
+    turns = await _asked(stage, "hello", _CONTEXTS)
+    events, sizes = zip(*await stage.histories(turns), strict=True)
+    return [
+        Figure(name="history events a turn", value=percentile(events, 0.5)),
+        Figure(name="history bytes a turn", value=percentile(sizes, 0.5), unit="B"),
+    ]
+
+
+async def _history_slope(stage: Stage) -> float:
+    """What a turn's history grows by, in bytes for each kB of context.
+
+    Of histories with as many events: a workflow task more or less is a matter of timing, worth some hundred bytes.
+    """
+    small, big = dict[float, float](), dict[float, float]()
+    for _ in range(_TRIES):
+        for found, kilobytes in ((small, _SMALL_KB), (big, _BIG_KB)):
+            found |= dict(await stage.histories(await _asked(stage, "x" * (kilobytes * 1000), _CONTEXTS)))
+        if shared := small.keys() & big.keys():
+            return slope((_SMALL_KB, small[min(shared)]), (_BIG_KB, big[min(shared)]))
+    return slope((_SMALL_KB, min(small.values())), (_BIG_KB, min(big.values())))
+
+
+async def _asked(stage: Stage, instruction: str, count: int) -> Sequence[AgentTurnId]:
+    turns = [await stage.asker.enqueue(stage.agents[0], instruction) for _ in range(count)]
+    for turn in turns:
+        await stage.asker.wait(turn)
+    return turns
+
+
+def _details(rounds: Sequence[Mapping[str, float]]) -> JsonObject:
+    return {"rounds": [dict(each) for each in rounds]}

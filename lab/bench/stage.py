@@ -1,0 +1,229 @@
+"""The system under test for one scenario: fresh processes, a project with agents, and what both have used.
+
+Worker and bridge run in one process as `turnstile up` composes them, or as two, in as many replicas as the plan says.
+Rows are counted over the whole life of the processes, whose sessions tell what they touched when they end; all else
+between two readings.
+"""
+
+import asyncio
+import math
+import urllib.request
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lab.bench.asking import Asker, asking
+from lab.bench.cast import hire
+from lab.bench.children import TURNSTILE, Child, child
+from lab.bench.figures import Figure, ratio, spread
+from lab.bench.place import Place, Section
+from lab.bench.proc import cpu_seconds, peak_memory_mb, tree_cpu_seconds
+from lab.bench.tool import READY
+from lab.bench.yardsticks.measure import RowsTouched, list_step_timings, list_turn_timings, rows_touched
+from turnstile.ledger.pool import Pool
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
+from turnstile.workflows.options import turn_workflow_id
+
+_HISTORY_SAMPLE = 10
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters at a moment, all since the processes began. CPU in seconds."""
+
+    at: float
+    cpu: Mapping[str, float]
+    round_trips: float
+    messages: float
+    stored: float
+
+    def since(self, earlier: "Reading") -> "Reading":
+        """What was used in between."""
+        return Reading(
+            self.at - earlier.at,
+            {name: value - earlier.cpu[name] for name, value in self.cpu.items()},
+            self.round_trips - earlier.round_trips,
+            self.messages - earlier.messages,
+            self.stored - earlier.stored,
+        )
+
+    def kernel_cpu(self) -> float:
+        """Worker and bridge together."""
+        return sum(self.cpu.get(role, 0.0) for role in KERNEL)
+
+
+TOGETHER = "worker+bridge"
+KERNEL = ("worker", "bridge", TOGETHER)
+
+
+@dataclass
+class Stage:
+    """Processes that serve one project."""
+
+    place: Place
+    project: ProjectId
+    agents: Sequence[AgentId]
+    asker: Asker
+    children: Sequence[tuple[str, Child, int]]
+    """Role, process and metrics port."""
+    idle: Reading = field(default_factory=lambda: Reading(1.0, {}, 0, 0, 0))
+    """What was used while nothing was asked."""
+    rows: RowsTouched = field(default_factory=lambda: RowsTouched(read=0, written=0))
+    peak_mb: float = math.nan
+
+    def pids(self) -> list[int]:
+        """Worker and bridge."""
+        return [each.pid for _, each, _ in self.children]
+
+    async def read(self) -> Reading:
+        """The counters now; raises `BenchError` if a process has ended."""
+        for _, each, _ in self.children:
+            each.check()
+        round_trips, messages = 0.0, 0.0
+        for _, _, port in self.children:
+            counted = await asyncio.to_thread(_scrape, port)
+            round_trips += counted.get("turnstile_database_round_trips_total", 0)
+            messages += counted.get("turnstile_nats_messages_total", 0)
+        cpu: dict[str, float] = {}
+        for role, each, _ in self.children:
+            cpu[role] = cpu.get(role, 0.0) + cpu_seconds(each.pid)
+        cpu |= {name: tree_cpu_seconds(pid) for name, pid in self.place.server_pids().items()}
+        stored = await self.place.stored()
+        return Reading(asyncio.get_running_loop().time(), cpu, round_trips, messages, stored)
+
+    async def look_idle(self) -> None:
+        """Read what the processes use while nothing is asked of them."""
+        before = await self.read()
+        await asyncio.sleep(self.place.plan.idle_seconds)
+        self.idle = (await self.read()).since(before)
+
+    def used(self, spent: Reading, turns: int) -> dict[str, float]:
+        """What each turn used; round trips and messages without what is used while nothing is asked."""
+        idle = spent.at / self.idle.at
+        values = {f"cpu {role}": seconds * 1000 / turns for role, seconds in spent.cpu.items() if role != TOGETHER}
+        values["cpu kernel"] = spent.kernel_cpu() * 1000 / turns
+        values["round trips"] = (spent.round_trips - self.idle.round_trips * idle) / turns
+        values["messages"] = (spent.messages - self.idle.messages * idle) / turns
+        values["stored"] = (spent.stored - self.idle.stored * idle) / turns
+        return values
+
+    async def timings(self) -> list[Figure]:
+        """Percentiles by the ledger's clock, over all turns of the project."""
+        pool = self.place.pool
+        turns = await pool.run(lambda conn: list_turn_timings(conn, self.project))
+        steps = await pool.run(lambda conn: list_step_timings(conn, self.project))
+        return [
+            *spread("queue_delay_ms", [each.queue_delay_ms for each in turns]),
+            *spread("step_ms", [each.step_ms for each in steps]),
+            *spread("e2e_ms", [each.e2e_ms for each in turns]),
+        ]
+
+    async def common(self, begun: int | None = None) -> list[Figure]:
+        """What every scenario tells once its processes have ended; rows are shared by all turns, or those `begun`."""
+        turns = begun or len(await self.place.pool.run(lambda conn: list_turn_timings(conn, self.project)))
+        return [
+            *await self.timings(),
+            Figure(name="rows read a turn", value=ratio(self.rows.read, turns)),
+            Figure(name="rows written a turn", value=ratio(self.rows.written, turns)),
+            Figure(name="peak memory", value=self.peak_mb, unit="MB"),
+        ]
+
+    async def histories(self, turns: Sequence[AgentTurnId]) -> list[tuple[float, float]]:
+        """Events and bytes of the histories of the first few of these turns."""
+        found: list[tuple[float, float]] = []
+        for turn in turns[:_HISTORY_SAMPLE]:
+            handle = self.place.temporal.get_workflow_handle(turn_workflow_id(turn))
+            await handle.result()
+            about = (await handle.describe()).raw_description.workflow_execution_info
+            found.append((about.history_length, about.history_size_bytes))
+        return found
+
+
+def usage_figures(values: Mapping[str, float]) -> list[Figure]:
+    """The figures of `Stage.used`, by name."""
+    return [
+        Figure(name=f"CPU a turn, {_CPU.get(name, name.removeprefix('cpu '))}", value=value, unit="ms")
+        if name.startswith("cpu ")
+        else Figure(name=_NAMES[name], value=value)
+        for name, value in values.items()
+        if name.startswith("cpu ") or name in _NAMES
+    ]
+
+
+_CPU = {"cpu kernel": "worker and bridge together"}
+_NAMES = {
+    "round trips": "database round trips a turn",
+    "messages": "NATS messages a turn, in and out of worker and bridge",
+    "stored": "messages stored in streams a turn",
+}
+
+
+@asynccontextmanager
+async def staged(
+    place: Place,
+    name: str,
+    model: str,
+    agents: int,
+    *,
+    sections: Mapping[str, Section] | None = None,
+    tool: bool = False,
+    warm: bool = True,
+) -> AsyncGenerator[Stage]:
+    """Processes that serve a new project of agents on `scripted/{model}`; with `tool`, one that serves its tool."""
+    project = ProjectId(f"bench-{name}-{uuid.uuid4().hex[:8]}")
+    setup = Pool(place.endpoints.database_url, size=1, name="turnstile-bench")
+    hired = await hire(setup, project, place.target, model, agents)
+    await setup.close()  # so that what it touched is told, and not counted
+    before = await place.pool.run(rows_touched)
+    async with AsyncExitStack() as stack:
+        children = await _start(place, name, sections or {}, stack)
+        if tool:
+            words = ("-m", "lab.bench.tool", place.endpoints.nats_url)
+            log = place.directory / f"{name}-tool.log"
+            await (await stack.enter_async_context(child("tool", words, log))).until_it_says(READY)
+        asker = await stack.enter_async_context(asking(place.conn, project))
+        stage = Stage(place, project, hired, asker, children)
+        if warm:
+            await asker.alone(hired[: place.plan.warm])
+        await stage.look_idle()
+        yield stage
+        stage.peak_mb = peak_memory_mb(stage.pids())
+    after = await place.pool.run(rows_touched)
+    stage.rows = RowsTouched(read=after.read - before.read, written=after.written - before.written)
+
+
+async def _start(
+    place: Place, name: str, sections: Mapping[str, Section], stack: AsyncExitStack
+) -> list[tuple[str, Child, int]]:
+    plan = place.plan
+    workers = [("worker" if plan.split else TOGETHER, number) for number in range(plan.workers)]
+    started: list[tuple[str, Child, int]] = []
+    for role, number in [*workers, *([("bridge", 0)] if plan.split else [])]:
+        label = f"{name}-{role}-{number}"
+        config, port = place.config(label, sections)
+        words = [*TURNSTILE, *_COMMANDS[role], "--config", str(config)]
+        if role == TOGETHER:
+            words += ["--data", str(place.directory / f"{label}-data")]
+        log = place.directory / f"{label}.log"
+        started.append((role, await stack.enter_async_context(child(role, words, log)), port))
+    await asyncio.gather(*(each.until_it_says(_SAYS[role]) for role, each, _ in started))
+    return started
+
+
+_COMMANDS = {TOGETHER: ("up",), "worker": ("worker",), "bridge": ("bridge",)}
+_SAYS = {TOGETHER: "turnstile is up", "worker": "worker serves", "bridge": "bridge serves"}
+
+
+def _scrape(port: int) -> dict[str, float]:
+    """Counters by name, summed over their labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = cast("bytes", answer.read()).decode()
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return sums

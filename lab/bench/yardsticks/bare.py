@@ -1,0 +1,125 @@
+"""The yardstick of the engine, as a program: bare workflows, started and served by one process (`python -m`).
+
+It has the runtime, converters, pollers and slots of a Turnstile worker, and does nothing else. Orders come as JSON
+lines on standard input; each is answered by a line on standard output. It ends at the end of its input.
+"""
+
+import asyncio
+import sys
+import time
+from datetime import timedelta
+from typing import Literal
+
+from temporalio import activity, workflow
+from temporalio.client import Client
+
+from turnstile.embedded import Endpoints
+from turnstile.schema.base import Strict
+from turnstile.settings.model import TemporalSettings
+from turnstile.temporal.connect import connect_engine
+from turnstile.temporal.plugin import turn_workers, turnstile_plugin, turnstile_runtime
+from turnstile.workflows.options import task_queue
+
+Kind = Literal["one", "none"]
+"""With one empty activity, or with none."""
+
+
+class Setting(Strict):
+    """Where it works, and as what kind of worker."""
+
+    temporal: TemporalSettings
+    """With address and namespace."""
+    target: str
+    max_concurrency: int
+    max_cached_turns: int
+
+
+class Order(Strict):
+    """Workflows to run: all at once, or each when the one before has ended."""
+
+    kind: Kind
+    count: int
+    at_once: bool
+
+
+class Done(Strict):
+    """How long all took, and each of them from its start to its result in ms."""
+
+    seconds: float
+    took_ms: list[float]
+
+
+@activity.defn
+async def nothing() -> None:
+    """An activity that does nothing."""
+
+
+@workflow.defn
+class BareWorkflow:
+    """One empty activity: what the engine costs for a turn's shape."""
+
+    @workflow.run
+    async def run(self) -> None:
+        """Run the activity."""
+        await workflow.execute_activity(nothing, start_to_close_timeout=timedelta(seconds=60))
+
+
+@workflow.defn
+class EmptyWorkflow:
+    """What the engine costs at least."""
+
+    @workflow.run
+    async def run(self) -> None:
+        """Nothing."""
+
+
+_WORKFLOWS = {"one": BareWorkflow.run, "none": EmptyWorkflow.run}
+
+
+async def main(setting: Setting) -> None:
+    """Obey until the end of the input."""
+    engine = Endpoints(
+        database_url="",
+        nats_url="",
+        temporal_address=setting.temporal.address,
+        temporal_namespace=setting.temporal.namespace,
+    )
+    client = await connect_engine(
+        setting.temporal, engine, plugins=[turnstile_plugin()], runtime=turnstile_runtime(), identity="turnstile-bench"
+    )
+    [worker] = turn_workers(
+        client,
+        [setting.target],
+        max_concurrency=setting.max_concurrency,
+        max_cached_turns=setting.max_cached_turns,
+        activities=[nothing],
+        workflows=[BareWorkflow, EmptyWorkflow],
+    )
+    async with worker:
+        number = 0
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            order = Order.model_validate_json(line)
+            done = await _run(client, setting.target, order, number)
+            sys.stdout.write(done.model_dump_json() + "\n")
+            sys.stdout.flush()
+            number += order.count
+
+
+async def _run(client: Client, target: str, order: Order, first: int) -> Done:
+    async def one(number: int) -> float:
+        began = time.perf_counter()
+        await client.execute_workflow(
+            _WORKFLOWS[order.kind],
+            id=f"bare-{target}-{number}",
+            task_queue=task_queue(target),
+            request_eager_start=True,
+        )
+        return (time.perf_counter() - began) * 1000
+
+    began, numbers = time.perf_counter(), range(first, first + order.count)
+    took = list(await asyncio.gather(*map(one, numbers))) if order.at_once else [await one(each) for each in numbers]
+    return Done(seconds=time.perf_counter() - began, took_ms=took)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Setting.model_validate_json(sys.argv[1])))

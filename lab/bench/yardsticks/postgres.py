@@ -1,0 +1,166 @@
+"""Yardsticks of a PostgreSQL server for the benchmark: scratch databases, pgbench's TPC-B, a ledger with a past.
+
+Nothing of it runs in production. What it makes, it makes in databases of its own, so a ledger in use is never touched;
+the user needs the right to create databases.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import asyncpg
+
+from turnstile.ledger.address import read_address
+from turnstile.ledger.pool import Session, connect
+from turnstile.ledger.queries import Query, parse
+from turnstile.schema.errors import ConfigError
+from turnstile.schema.ids import AgentId, ProjectId, uuid7
+
+DRIVER = ("asyncpg", str(asyncpg.__version__))
+_TELLERS = 10
+_ACCOUNTS = 100_000
+_BATCH = 5_000
+_COLUMNS = (
+    *("inbox_id", "project_id", "agent_id", "channel_id", "message_type", "enqueue_mode", "correlation_id"),
+    *("agent_turn_id", "turn_epoch", "context_headers", "payload", "status", "next_retry_at", "processed_at"),
+    *("archived_at", "created_at", "request_digest"),
+)
+
+
+class _Raw(Session, Protocol):
+    """A connection without the time limit that a pool's statements have."""
+
+    async def close(self) -> None: ...
+    async def copy_to_table(
+        self, table_name: str, *, schema_name: str, columns: Sequence[str], source: AsyncIterable[bytes]
+    ) -> str: ...
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncGenerator[_Raw]:
+    conn: _Raw = await connect(url)
+    try:
+        yield conn
+    finally:
+        await conn.close()
+
+
+@asynccontextmanager
+async def scratch_database(url: str) -> AsyncGenerator[str]:
+    """The address of a new database on that server, dropped at the end; raises `ConfigError` without the right."""
+    name = f"turnstile_bench_{uuid7().replace('-', '')}"
+    statements = _read("scratch.sql")
+    async with _connected(url) as conn:
+        try:
+            await conn.execute(statements["make_database"].sql.format(name=name))
+        except asyncpg.InsufficientPrivilegeError:
+            told = "[database].url: this user may not create databases, and measurements need ones of their own"
+            raise ConfigError(told) from None
+        try:
+            yield read_address(url).with_database(name)
+        finally:
+            await conn.execute(statements["drop_database"].sql.format(name=name))
+
+
+class TpcB:
+    """pgbench's transactions on prepared statements of our own driver: its wheel has no `pgbench`.
+
+    So a client costs more CPU than pgbench's would, and the figure compares runs of this program only.
+    """
+
+    def __init__(self, url: str, *, scale: int) -> None:
+        self._url = url
+        self._scale = scale
+        self._statements = _read("tpcb.sql")
+
+    async def prepare(self) -> None:
+        """Make and fill the tables."""
+        async with _connected(self._url) as conn:
+            for name, each in self._statements.items():
+                if name.startswith(("make_", "fill_")):
+                    await each.many(conn, **dict.fromkeys(each.parameters, self._scale))
+            await conn.execute(_read("scratch.sql")["tidy"].sql)
+
+    async def run(self, clients: int, seconds: float) -> float:
+        """Transactions per second of that many clients."""
+        async with AsyncExitStack() as stack:
+            conns = [await stack.enter_async_context(_connected(self._url)) for _ in range(clients)]
+            for conn in conns:
+                await self._transaction(conn)  # the statements are prepared now
+            began = time.perf_counter()
+            done = await asyncio.gather(*(self._client(conn, began + seconds) for conn in conns))
+            return sum(done) / (time.perf_counter() - began)
+
+    async def _client(self, conn: _Raw, until: float) -> int:
+        done = 0
+        while time.perf_counter() < until:
+            await self._transaction(conn)
+            done += 1
+        return done
+
+    async def _transaction(self, conn: _Raw) -> None:
+        values = {
+            "aid": random.randint(1, _ACCOUNTS * self._scale),  # noqa: S311 -- as pgbench does
+            "bid": random.randint(1, self._scale),  # noqa: S311
+            "tid": random.randint(1, _TELLERS * self._scale),  # noqa: S311
+            "delta": random.randint(-5000, 5000),  # noqa: S311
+        }
+        async with conn.transaction():
+            for name in ("update_account", "read_account", "update_teller", "update_branch", "add_history"):
+                each = self._statements[name]
+                await each.many(conn, **{key: values[key] for key in each.parameters})
+
+
+async def add_old_rows(
+    url: str, project: ProjectId, agents: Sequence[AgentId], rows: int, told: Callable[[int], None]
+) -> None:
+    """Give the agents that many inbox rows of turns that ended in the last 90 days, by COPY.
+
+    `told` hears how many rows were sent. Afterwards the tables are vacuumed and analyzed.
+    """
+
+    async def lines() -> AsyncGenerator[bytes]:
+        for first in range(0, rows, _BATCH):
+            last = min(rows, first + _BATCH)
+            yield "".join(_old_row(project, agents[n % len(agents)], n, rows) for n in range(first, last)).encode()
+            told(last)
+
+    async with _connected(url) as conn:
+        await conn.copy_to_table("agent_inbox", schema_name="state", columns=_COLUMNS, source=lines())
+        await conn.execute(_read("scratch.sql")["tidy"].sql)
+
+
+def _old_row(project: ProjectId, agent: AgentId, number: int, rows: int) -> str:
+    """A consumed row in COPY's text format. Its ids sort by time, as ours do."""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() - 60 - 90 * 86_400 * (1 - number / rows)))
+    turn = f"00000000-0000-7000-8000-{number:012x}"
+    box = f"00000000-0000-7000-9000-{number:012x}"
+    headers = f'{{"CG-Recursion-Depth": "0", "traceparent": "00-{number:032x}-{number + 1:016x}-01"}}'
+    payload = (
+        f'{{"profile_box_id": "{box}", "context_box_id": "{box}", "output_box_id": "{box}", "runtime_config": {{}}}}'
+    )
+    fields: Mapping[str, Any] = {
+        "inbox_id": f"00000000-0000-7000-a000-{number:012x}",
+        "project_id": project,
+        "agent_id": agent,
+        "channel_id": "public",
+        "message_type": "turn",
+        "enqueue_mode": "call",
+        "correlation_id": turn,
+        "agent_turn_id": turn,
+        "turn_epoch": 1,
+        "context_headers": headers,
+        "payload": payload,
+        "status": "consumed",
+        **dict.fromkeys(("next_retry_at", "processed_at", "archived_at", "created_at"), moment),
+        "request_digest": turn.replace("-", "") * 2,
+    }
+    return "\t".join(str(fields[name]) for name in _COLUMNS) + "\n"
+
+
+def _read(file: str) -> dict[str, Query]:
+    return parse(Path(__file__).with_name("postgres").joinpath(file).read_text(encoding="utf-8"))

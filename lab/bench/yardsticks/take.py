@@ -1,0 +1,132 @@
+"""Yardsticks of the machine, taken in the same run and on the same servers as the turns: engine, Postgres, NATS."""
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from lab.bench.children import BenchError, Child, child
+from lab.bench.figures import percentile, ratio
+from lab.bench.place import Place
+from lab.bench.proc import cpu_seconds
+from lab.bench.yardsticks.bare import Done, Kind, Order, Setting
+from lab.bench.yardsticks.postgres import TpcB, scratch_database
+from turnstile.schema.base import JsonObject
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.json_messages import encode
+
+TPCB_CLIENTS = 8
+_IN_FLIGHT = 64
+_PAYLOAD = b"x" * 256
+_WARM = 20
+_STORED_SHARE = 0.2
+"""Messages that are acknowledged one by one take longer: so many fewer are sent."""
+
+
+@dataclass(frozen=True)
+class Bares:
+    """Processes with bare workflows, as many as there are workers, with the workers' settings."""
+
+    children: Sequence[Child]
+
+    async def at_once(self, kind: Kind, count: int) -> dict[str, float]:
+        """Workflows per second and CPU ms of each, all started at once."""
+        before = sum(cpu_seconds(each.pid) for each in self.children)
+        began = time.perf_counter()
+        await self._order(kind, count, at_once=True)
+        seconds = time.perf_counter() - began
+        cpu = sum(cpu_seconds(each.pid) for each in self.children) - before
+        return {f"bare {kind} rate": count / seconds, f"bare {kind} cpu": ratio(cpu * 1000, count)}
+
+    async def alone(self, kind: Kind, count: int) -> dict[str, float]:
+        """The p50 in ms, one at a time."""
+        done = await self._one(self.children[0], Order(kind=kind, count=count, at_once=False))
+        return {f"bare {kind} p50": percentile(done.took_ms, 0.5)}
+
+    async def _order(self, kind: Kind, count: int, *, at_once: bool) -> None:
+        share, rest = divmod(count, len(self.children))
+        counts = [share + (number < rest) for number in range(len(self.children))]
+        orders = [Order(kind=kind, count=each, at_once=at_once) for each in counts]
+        await asyncio.gather(*(self._one(each, order) for each, order in zip(self.children, orders, strict=True)))
+
+    @staticmethod
+    async def _one(each: Child, order: Order) -> Done:
+        stdin, stdout = each.process.stdin, each.process.stdout
+        if stdin is None or stdout is None:
+            raise BenchError("a bare worker has no pipes")
+        stdin.write(order.model_dump_json().encode() + b"\n")
+        line = await stdout.readline()
+        if not line:
+            await each.process.wait()
+            each.check()
+        return Done.model_validate_json(line)
+
+
+@asynccontextmanager
+async def bare_workers(place: Place) -> AsyncGenerator[Bares]:
+    """Warm ones, each on a task queue of its own."""
+    async with AsyncExitStack() as stack:
+        children: list[Child] = []
+        where = {"address": place.endpoints.temporal_address, "namespace": place.endpoints.temporal_namespace}
+        temporal = place.settings.temporal.model_copy(update=where)
+        for number in range(place.plan.workers):
+            setting = Setting(
+                temporal=temporal,
+                target=f"bare-{uuid.uuid4().hex[:12]}",
+                max_concurrency=place.settings.worker.max_concurrency,
+                max_cached_turns=place.settings.worker.max_cached_turns,
+            )
+            words = ("-m", "lab.bench.yardsticks.bare", setting.model_dump_json())
+            log = place.directory / f"bare-{number}.log"
+            children.append(await stack.enter_async_context(child("bare worker", words, log, piped=True)))
+        bares = Bares(children)
+        for kind in ("one", "none"):
+            await bares.at_once(kind, _WARM * len(children))
+        yield bares
+
+
+@asynccontextmanager
+async def tpcb(place: Place) -> AsyncGenerator[TpcB]:
+    """pgbench's tables, in a database of their own."""
+    async with scratch_database(place.endpoints.database_url) as url:
+        made = TpcB(url, scale=place.plan.tpcb_scale)
+        await made.prepare()
+        yield made
+
+
+async def nats_rates(conn: NatsConnection, messages: int) -> dict[str, float]:
+    """Messages of 256 bytes per second, published by this process: core, and stored with an acknowledgement each."""
+    name = f"turnstile_bench_{uuid.uuid4().hex[:12]}"
+    made: JsonObject = {"name": name, "subjects": [name], "storage": "file", "num_replicas": 1}
+    await conn.request(f"$JS.API.STREAM.CREATE.{name}", encode(made), timeout=10)
+    try:
+        stored = max(1, round(messages * _STORED_SHARE))
+        return {
+            "NATS core": messages / await _publish(conn, messages),
+            "NATS stored": stored / await _store(conn, name, stored),
+        }
+    finally:
+        await conn.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout=10)
+
+
+async def _publish(conn: NatsConnection, messages: int) -> float:
+    subject, began = f"lab.bench.{uuid.uuid4().hex}", time.perf_counter()
+    for _ in range(messages):
+        await conn.send(subject, _PAYLOAD)
+    await conn.verify()
+    return time.perf_counter() - began
+
+
+async def _store(conn: NatsConnection, subject: str, messages: int) -> float:
+    gate = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def one() -> None:
+        async with gate:
+            await conn.store(subject, _PAYLOAD, timeout=30)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(messages)))
+    return time.perf_counter() - began if messages else math.nan

@@ -1,0 +1,75 @@
+"""`python -m lab.chaos [--turns 3000] [--seed 1] [--kills 60] [--seconds S]`: break things under load, and check.
+
+It ends only what it started; Ctrl-C ends it in order. The exit code is 1 if a turn was lost or doubled, if something
+hangs, if a process of ours ended by itself, or if the audit finds a violation.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from lab.chaos.run import Order, run_chaos
+from lab.chaos.scenarios import SCENARIOS
+
+RATE = 12.0
+"""Turns a second that two cores manage while they are also starting processes."""
+
+
+def read_order() -> tuple[str, Order]:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m lab.chaos", description=__doc__)
+    parser.add_argument("--turns", type=int, default=None, help="how many turns (default 3000, 200 of a scenario)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=None, help="default: one for every 50 turns")
+    parser.add_argument("--seconds", type=float, default=None, help=f"default: {RATE:g} turns a second")
+    parser.add_argument("--wipes", type=int, default=1, help="how often Temporal's data is deleted")
+    parser.add_argument("--deletions", type=int, default=None, help="how often both streams are deleted")
+    parser.add_argument("--scenario", choices=["chaos", *SCENARIOS], default="chaos")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    parser.add_argument("--dir", type=Path, default=None, help="for logs, data and notes; kept")
+    given = parser.parse_args()
+    turns = given.turns or (3000 if given.scenario == "chaos" else 200)
+    kills = given.kills if given.kills is not None else max(3, turns // 50)
+    order = Order(
+        turns=turns,
+        seed=given.seed,
+        seconds=given.seconds or max(20.0, turns / RATE),
+        kills=kills,
+        wipes=given.wipes,
+        deletions=given.deletions if given.deletions is not None else max(1, kills // 20),
+        directory=given.dir or Path(tempfile.mkdtemp(prefix="turnstile-chaos-")),
+        json=given.json,
+    )
+    return given.scenario, order
+
+
+async def main() -> int:
+    """Run it; a signal cancels the run, which ends what it started."""
+    scenario, order = read_order()
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    logging.basicConfig(filename=str(_log_of(order)), level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    work = asyncio.ensure_future(
+        run_chaos(order, console) if scenario == "chaos" else SCENARIOS[scenario](order, console)
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        return 0 if await work else 1
+    console.print("stopped")
+    return 130
+
+
+def _log_of(order: Order) -> Path:
+    order.directory.mkdir(parents=True, exist_ok=True)
+    return order.directory / "chaos.log"
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

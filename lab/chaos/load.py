@@ -1,0 +1,260 @@
+"""The load: turns of every kind, enqueued at a steady rate by clients that insist.
+
+A client repeats its request under one correlation until it hears `accepted`, whatever was killed meanwhile; a third of
+them asks by durable command or writes the ledger itself. What it was told is kept here: the ledger is asked at the end.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nats.aio.msg import Msg
+
+from lab.chaos.observer import Observer
+from lab.chaos.stage import CLIENT, TARGET, Stage
+from lab.chaos.tools import NAMES, definitions
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.intake import enqueue
+from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import AgentId, ChannelId, ProjectId
+from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.wire import subjects
+from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.sdk.client import BridgeClient
+from turnstile.transport.connection import NatsConnection, connect
+
+PROJECT, CHANNEL = ProjectId("chaos"), ChannelId("public")
+AGENTS, BUSY = 120, 8
+REQUEST_SECONDS = 3.0
+Way = Literal["request", "command", "direct"]
+
+KINDS: Mapping[str, int] = {
+    "plain": 26,
+    "streamed": 10,
+    "guess": 5,
+    "flaky": 5,
+    "tool": 12,
+    "parallel": 9,
+    "chain": 5,
+    "slow": 5,
+    "fails": 4,
+    "ends": 5,
+    "silent": 3,
+    "stop_queued": 3,
+    "stop_streaming": 4,
+    "stop_suspended": 4,
+}
+"""Kinds of turns with their weights; those that begin with `stop` are stopped."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn as its client knows it."""
+
+    key: str
+    kind: str
+    way: Way
+    agent: AgentId
+    turn: str = ""
+    asked_at: float = 0.0
+    accepted_at: float = 0.0
+    tries: int = 0
+    stop: str = ""
+    """What the stop was answered."""
+    others: set[str] = field(default_factory=set[str])
+    """Turns that other replies to the same correlation named: none, or one enqueue became two turns."""
+
+
+def steps_of(kind: str, draw: random.Random) -> list[dict[str, Any]]:
+    """The lines of the model for a turn of this kind."""
+    last = {"text": "All of it is done now.", "delay": 0.01}
+    match kind:
+        case "streamed" | "stop_streaming":
+            return [{"text": "word " * draw.randint(20, 45), "delay": draw.uniform(0.05, 0.1)}]
+        case "guess":
+            return [{"text": "First a guess.", "calls": [["nosuch", {}]]}, last]
+        case "flaky":
+            return [{**last, "fails": draw.randint(1, 2)}]
+        case "tool":
+            return [{"calls": [["quick", {"n": 1}]]}, last]
+        case "parallel":
+            calls: list[list[Any]] = [["quick", {"n": n}] for n in range(draw.randint(1, 4))]
+            return [{"calls": [*calls, ["slow", {"seconds": draw.uniform(0.2, 1.0)}]]}, last]
+        case "chain":
+            return [{"calls": [["quick", {"n": 1}]]}, {"calls": [["quick", {"n": 2}], ["fails", {}]]}, last]
+        case "slow":
+            return [{"calls": [["slow", {"seconds": draw.uniform(1, 4)}]]}, last]
+        case "fails":
+            return [{"calls": [["fails", {}]]}, last]
+        case "ends":
+            return [{"calls": [["ends", {}]]}]
+        case "silent":
+            return [{"calls": [["silent", {}]]}, last]
+        case "stop_suspended":
+            return [{"calls": [["mute", {}], ["quick", {"n": 1}]]}, last]
+        case _:
+            return [{"text": "word " * draw.randint(3, 15), "delay": draw.uniform(0.005, 0.04)}]
+
+
+@dataclass
+class Load:
+    """Clients on one connection, through the client's proxies."""
+
+    stage: Stage
+    observer: Observer
+    conn: NatsConnection
+    pool: Pool
+    draw: random.Random
+    turns: list[Turn] = field(default_factory=list[Turn])
+    begun: int = 0
+    most_open: int = 400
+    """How many accepted turns may be open; more are held back."""
+    answers: Counter[str] = field(default_factory=Counter[str])
+    _acks: dict[str, "asyncio.Future[JsonObject]"] = field(default_factory=dict[str, "asyncio.Future[JsonObject]"])
+
+    @property
+    def accepted(self) -> int:
+        """Turns whose client was told `accepted`."""
+        return sum(1 for turn in self.turns if turn.turn)
+
+    @property
+    def open(self) -> int:
+        """Accepted turns whose end nobody has seen yet."""
+        seen = self.observer.seen
+        return sum(1 for turn in self.turns if turn.turn and turn.turn not in seen)
+
+    async def run(self, count: int, seconds: float, kinds: Mapping[str, int] = KINDS) -> None:
+        """So many turns in about so many seconds; returns when all are accepted, and stopped where they should be."""
+        began = asyncio.get_running_loop().time()
+        names, weights = list(kinds), list(kinds.values())
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                due = began + seconds * number / count
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+                while number % 16 == 0 and self.open > self.most_open:  # noqa: ASYNC110 -- a count, no event
+                    await asyncio.sleep(0.2)
+                [kind] = self.draw.choices(names, weights)
+                [way] = self.draw.choices(("request", "command", "direct"), (70, 18, 12))
+                busy = kind == "stop_queued" or self.draw.random() < 0.1
+                agent = AgentId(f"agent-{self.draw.randrange(BUSY if busy else AGENTS)}")
+                group.create_task(self.one(kind, way, agent, steps_of(kind, self.draw)))
+
+    async def one(self, kind: str, way: Way, agent: AgentId, steps: list[dict[str, Any]]) -> None:
+        """One turn, until it is accepted, and stopped where its kind says so."""
+        turn = Turn(f"key-{self.begun}", kind, way, agent, asked_at=time.time())
+        self.turns.append(turn)
+        self.begun += 1
+        wait = self.draw.uniform(0.0, 0.05) if kind == "stop_queued" else self.draw.uniform(0.3, 2.0)
+        await self._one(turn, json.dumps({"key": turn.key, "steps": steps}), wait)
+
+    async def _one(self, turn: Turn, instruction: str, wait: float) -> None:
+        await self._enqueue(turn, instruction)
+        if turn.kind.startswith("stop"):
+            await asyncio.sleep(wait)
+            stop: JsonObject = {"agent_turn_id": turn.turn, "reason": "chaos"}
+            reply = await self._insist("stop", stop)
+            turn.stop = "already over" if reply.get("already_final") else "stopped"
+
+    async def _enqueue(self, turn: Turn, instruction: str) -> None:
+        asked: JsonObject = {"agent_id": turn.agent, "instruction": instruction, "correlation_id": turn.key}
+        if turn.way == "direct":
+            reply = await self._direct(turn, asked)
+        elif turn.way == "command" and (acked := await self._command(turn, asked)) is not None:
+            reply = acked
+        else:
+            reply = await self._insist("enqueue", asked, turn)
+        turn.turn, turn.accepted_at = str(reply["agent_turn_id"]), time.time()
+        if turn.tries % 3 == 2:  # a client that lost its answer asks once more
+            again = await self._insist("enqueue", asked)
+            if again["agent_turn_id"] != turn.turn:
+                turn.others.add(str(again["agent_turn_id"]))
+
+    async def _insist(self, verb: str, payload: JsonObject, turn: Turn | None = None) -> JsonObject:
+        client = BridgeClient(self.conn, PROJECT, CHANNEL)
+        while True:
+            if turn is not None:
+                turn.tries += 1
+            try:
+                reply = await client.request(verb, payload, timeout=REQUEST_SECONDS)
+            except ServerUnavailable:
+                self.answers["none"] += 1
+                await asyncio.sleep(0.2)
+                continue
+            status = str(reply["status"])
+            self.answers[status] += 1
+            if status == "accepted":
+                return reply
+            if status == "rejected":
+                raise AssertionError(f"{verb} was rejected: {reply}")
+            await asyncio.sleep(0.2)
+
+    async def _command(self, turn: Turn, payload: JsonObject) -> JsonObject | None:
+        """The acknowledgement event, if it is heard soon; else the request under the same correlation will tell."""
+        heard = self._acks[turn.key] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(8):
+                while True:
+                    turn.tries += 1
+                    try:
+                        await BridgeClient(self.conn, PROJECT, CHANNEL).command("enqueue", payload, turn.key)
+                        break
+                    except ServerUnavailable:
+                        await asyncio.sleep(0.2)
+                reply = await heard
+        except TimeoutError:
+            return None
+        finally:
+            self._acks.pop(turn.key, None)
+        return reply if reply["status"] == "accepted" else None
+
+    async def _direct(self, turn: Turn, payload: JsonObject) -> JsonObject:
+        request = EnqueueRequest.model_validate(payload)
+        while True:
+            turn.tries += 1
+            try:
+                done = await enqueue(self.pool, PROJECT, CHANNEL, request, {}, depth_limit=20, sender="client.chaos")
+            except ServerUnavailable:
+                await asyncio.sleep(0.2)
+                continue
+            return done.reply.model_dump(mode="json")
+
+    async def on_ack(self, msg: Msg) -> None:
+        """Used by `open_load`: an answer to a durable command."""
+        reply: JsonObject = json.loads(msg.data)
+        waiting = self._acks.get(str(reply.get("request_id")))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+
+@asynccontextmanager
+async def open_load(stage: Stage, observer: Observer, seed: int) -> AsyncGenerator[Load]:
+    """The project with its agents and tools, and clients of it."""
+    direct = Pool(stage.direct.database_url, size=2, name="chaos")
+    try:
+        for tool in definitions():
+            await put_tool(direct, PROJECT, tool)
+        config = LlmConfig.model_validate({"model": "scripted/chaos"})
+        made = Profile(name="chaos", worker_target=TARGET, llm_config=config, allowed_tools=list(NAMES))
+        await put_profile(direct, PROJECT, made)
+        for number in range(AGENTS):
+            await add_agent(direct, PROJECT, AgentId(f"agent-{number}"), "chaos")
+    finally:
+        await direct.close()
+    seen = stage.seen_by(CLIENT)
+    conn = await connect(seen.nats_url, name="chaos-client")
+    pool = Pool(seen.database_url, size=6, name="chaos-client", patience=5.0)
+    load = Load(stage, observer, conn, pool, random.Random(seed))  # noqa: S311 -- a load, not a secret
+    await conn.subscribe(subjects.bridge_ack(PROJECT, CHANNEL, "enqueue"), load.on_ack)
+    try:
+        yield load
+    finally:
+        await conn.close()
+        await pool.close()

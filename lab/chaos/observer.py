@@ -1,0 +1,143 @@
+"""Who sees every `task` event: a consumer of its own on the event stream, and a core subscription, both direct.
+
+It declares its consumer, never the streams: that these come back is what is being tried. A stored event is known by
+its place and time, so that a redelivery is not a duplicate; the same turn stored twice between two deletions is one.
+"""
+
+import asyncio
+import json
+import time
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from turnstile.schema.errors import ServerUnavailable, TurnstileError
+from turnstile.schema.wire import subjects
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, connect
+from turnstile.transport.pull import ContinuousPull
+from turnstile.transport.streams import declare_consumer
+
+CONSUMER = "chaos_observer"
+TASKS = f"cg.{subjects.VERSION}.*.*.evt.agent.*.task"
+STREAMS = (subjects.CMD_STREAM, subjects.EVT_STREAM)
+
+
+@dataclass
+class Observer:
+    """Counts. `stored` has the times of each turn's stored events, `heard` how often each was heard on core NATS."""
+
+    conn: NatsConnection
+    stored: dict[str, dict[tuple[float, int], None]] = field(
+        default_factory=lambda: defaultdict[str, dict[tuple[float, int], None]](dict)
+    )
+    heard: Counter[str] = field(default_factory=Counter[str])
+    statuses: dict[str, str] = field(default_factory=dict[str, str])
+    created: list[float] = field(default_factory=list[float])
+    """When the event stream was made, each time."""
+    last_event: float = field(default_factory=time.time)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _pulling: "asyncio.Task[None] | None" = None
+
+    @classmethod
+    async def start(cls, url: str) -> "Observer":
+        """Listening."""
+        observer = cls(await connect(url, name="chaos-observer"))
+        await observer.conn.subscribe(TASKS, observer._on_core)
+        pull = ContinuousPull(observer.conn, subjects.EVT_STREAM, CONSUMER, observer._ensure)
+        observer._pulling = asyncio.create_task(pull.run(observer._on_stored, observer._stop))
+        return observer
+
+    async def close(self) -> None:
+        """Listen no more."""
+        self._stop.set()
+        if self._pulling is not None:
+            await asyncio.wait({self._pulling}, timeout=10)
+        await self.conn.close()
+
+    @property
+    def seen(self) -> set[str]:
+        """Turns whose `task` event was seen at all."""
+        return self.stored.keys() | self.heard.keys()
+
+    def duplicates(self) -> dict[str, int]:
+        """Turns with more than one event in the stream between two deletions, and how many more."""
+        found: dict[str, int] = {}
+        for turn, places in self.stored.items():
+            by_incarnation = Counter(bisect(self.created, at) for at, _ in places)
+            if more := sum(count - 1 for count in by_incarnation.values()):
+                found[turn] = more
+        return found
+
+    def repeated_after_deletion(self) -> int:
+        """Turns that were announced again in a stream that had been deleted since."""
+        return sum(len({bisect(self.created, at) for at, _ in places}) > 1 for places in self.stored.values())
+
+    async def caught_up(self, timeout: float = 10.0) -> bool:
+        """Whether nothing is left to read, waiting for it at most so long."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with suppress(*NATS_TROUBLE):
+                info = await self.conn.js.consumer_info(subjects.EVT_STREAM, CONSUMER, timeout=2)
+                if not info.num_pending and not info.num_ack_pending:
+                    return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def delete(self, streams: Sequence[str]) -> None:
+        """Delete streams, once all that is in the event stream was read."""
+        async with asyncio.timeout(60):
+            while not await self.caught_up():
+                await self.conn.connected.wait()
+            for stream in streams:
+                while not await self._deleted(stream):  # noqa: ASYNC110 -- the server is asked
+                    await asyncio.sleep(0.1)
+
+    async def _deleted(self, stream: str) -> bool:
+        try:
+            answer = await self.conn.request(f"$JS.API.STREAM.DELETE.{stream}", b"", timeout=2)
+        except NATS_TROUBLE:
+            return False
+        return bool(json.loads(answer.data).get("success")) or b"not found" in answer.data
+
+    async def _ensure(self) -> None:
+        try:
+            await declare_consumer(self.conn, CONSUMER, TASKS, stream=subjects.EVT_STREAM, ack_wait_seconds=2)
+            answer = await self.conn.request(f"$JS.API.STREAM.INFO.{subjects.EVT_STREAM}", b"", timeout=2)
+            made = _moment(str(json.loads(answer.data).get("created", "")))
+            if made not in self.created:
+                self.created = sorted([*self.created, made])
+        except (TurnstileError, ValueError) as error:
+            raise ServerUnavailable(f"the observer's consumer: {error}") from error
+
+    async def _on_stored(self, batch: list[Msg]) -> None:
+        for msg in batch:
+            place = msg.metadata
+            turn, status = _read(msg)
+            self.stored[turn][place.timestamp.timestamp(), place.sequence.stream] = None
+            self.statuses[turn] = status
+            self.last_event = time.time()
+            with suppress(nats.errors.Error, OSError):
+                await msg.ack()
+
+    async def _on_core(self, msg: Msg) -> None:
+        turn, status = _read(msg)
+        self.heard[turn] += 1
+        self.statuses[turn] = status
+        self.last_event = time.time()
+
+
+def _read(msg: Msg) -> tuple[str, str]:
+    event = json.loads(msg.data)
+    return str(event["agent_turn_id"]), str(event["status"])
+
+
+def _moment(text: str) -> float:
+    """Seconds since the epoch; the server writes nanoseconds, which `datetime` does not read."""
+    seconds, _, rest = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{seconds}+00:00").timestamp() + float(f"0.{rest or 0}")

@@ -1,0 +1,109 @@
+"""What a run came to, as one table and as one JSON object."""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from lab.chaos.strikes import Strikes
+from lab.chaos.verdict import Verdict
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How it was called, and how long it took."""
+
+    name: str
+    turns: int
+    seed: int
+    seconds: float
+    notes: tuple[tuple[str, str], ...] = ()
+    """Further lines of the table."""
+
+
+def table_of(run: Run, verdict: Verdict, strikes: Strikes) -> Table:
+    """The one table."""
+    table = Table(title=f"{run.name}, seed {run.seed}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    calls = verdict.calls
+    rows = [
+        ("turns accepted", f"{verdict.accepted} of {run.turns}"),
+        ("outcomes", _counts(verdict.outcomes)),
+        ("codes", _counts(verdict.codes)),
+        ("task events stored", f"{verdict.events}, {verdict.repeated_after_deletion} again after a deletion"),
+        ("duplicates", str(sum(verdict.duplicates.values()))),
+        ("lost", str(len(verdict.lost))),
+        ("doubled", str(len(verdict.doubled))),
+        ("results applied twice", str(len(verdict.applied_twice))),
+        ("unexpected ends", str(len(verdict.unexpected))),
+        ("hanging", str(len(verdict.hanging))),
+        ("calls", _counts(Counter({name: count for name, count in calls.items() if name != "calls"}))),
+        (
+            "tool executions",
+            f"{verdict.executions} of {verdict.executed_calls} calls, {verdict.repeated_calls} run again",
+        ),
+        *((f"{action}s", _counts(found)) for action, found in _strikes(strikes).items()),
+        ("woken late", _counts(verdict.lates)),
+        ("repairs", _counts(Counter(verdict.repairs))),
+        ("ended by themselves", str(len(verdict.deaths))),
+        ("slowest recovery", f"{verdict.slowest_recovery[0]:.1f} s, {verdict.slowest_recovery[1]}"),
+        ("slowest turn", f"{verdict.slowest_turn[0]:.1f} s from its begin, {verdict.slowest_turn[1]}"),
+        ("quiet after", "never" if verdict.quiet_after is None else f"{verdict.quiet_after:.1f} s"),
+        *run.notes,
+        ("audit", "clean" if verdict.audit_clean else "VIOLATED"),
+        ("duration", f"{run.seconds:.0f} s"),
+        ("verdict", "FAILED" if verdict.failed else "passed"),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def faults_of(verdict: Verdict, strikes: Strikes) -> list[str]:
+    """What is wrong, line by line."""
+    kinds = {
+        "hanging": verdict.hanging,
+        "lost": verdict.lost,
+        "doubled": verdict.doubled,
+        "applied twice": verdict.applied_twice,
+        "unexpected": verdict.unexpected,
+        "ended by itself": verdict.deaths,
+        "strike failed": strikes.errors,
+        "audit": [] if verdict.audit_clean else [verdict.audit],
+    }
+    return [
+        line
+        for kind, found in kinds.items()
+        for line in (
+            *(f"{kind}: {each}" for each in found[:_SHOWN]),
+            *([f"{kind}: and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []),
+        )
+    ]
+
+
+def write_json(path: Path, run: Run, verdict: Verdict, strikes: Strikes) -> None:
+    """The same for programs."""
+    found = {action: dict(counts) for action, counts in _strikes(strikes).items()}
+    told = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
+    path.write_text(json.dumps(told, indent=2, default=str) + "\n")
+
+
+def _strikes(strikes: Strikes) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for (action, target), count in sorted(strikes.counts.items()):
+        found.setdefault(action, Counter())[_kind(target)] += count
+    return found
+
+
+def _kind(target: str) -> str:
+    process, colon, server = target.rpartition(":")
+    return f"{process.partition('-')[0]}{colon}{server.partition('-')[0]}"
+
+
+def _counts(found: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in found.most_common()) or "none"

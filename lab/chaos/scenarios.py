@@ -1,0 +1,155 @@
+"""Measured scenarios: one outage under load, and the time until all is well again.
+
+Nothing else is broken, so no process of ours may be started again, by anybody.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from rich.console import Console
+
+from lab.chaos.load import KINDS, PROJECT, Load, Turn
+from lab.chaos.run import Order, Play, conclude, open_play, report, until, watching
+from lab.chaos.verdict import QUERIES
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import add_agent
+from turnstile.schema.ids import AgentId
+
+NATS_SECONDS = 60.0
+CALM_SECONDS = 15.0
+"""Load before the outage, and after it."""
+PATIENCE_SECONDS = 240.0
+Notes = tuple[tuple[str, str], ...]
+
+
+async def nats_down(play: Play) -> Notes:
+    """NATS is killed, and away for a minute; only turns that are written into the ledger are taken meanwhile."""
+    order = play.order
+    seconds = NATS_SECONDS + 2 * CALM_SECONDS
+    async with asyncio.TaskGroup() as group:
+        group.create_task(play.load.run(order.turns, seconds, KINDS))
+        await asyncio.sleep(CALM_SECONDS)
+        died = time.time()
+        await play.stage.servers.kill("nats")
+        await asyncio.sleep(NATS_SECONDS)
+        ended = await _ended_since(play, died)
+        await play.stage.servers.restart("nats")
+        back = time.time()
+        waiting = [turn for turn in play.load.turns if turn.turn not in play.observer.seen]
+        first = await until(lambda: _any_seen(play.load, waiting), PATIENCE_SECONDS, "a turn that waited was announced")
+        await until(lambda: _all_seen(play.load, waiting), PATIENCE_SECONDS, "all turns that waited were announced")
+        last = time.time() - back
+    return (
+        ("NATS was away", f"{back - died:.1f} s; {ended} turns ended meanwhile, {len(waiting)} waited for it"),
+        ("recovery", f"first task event {first:.1f} s after it was back, all that waited after {last:.1f} s"),
+    )
+
+
+async def postgres_restart(play: Play) -> Notes:
+    """PostgreSQL is restarted as for an upgrade."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(play.load.run(play.order.turns, 3 * CALM_SECONDS, KINDS))
+        await asyncio.sleep(CALM_SECONDS)
+        died = time.time()
+        await play.stage.servers.restart("postgres")
+        back = time.time()
+        waiting = [turn for turn in play.load.turns if turn.turn not in play.observer.seen]
+        first = await until(lambda: _any_seen(play.load, waiting), PATIENCE_SECONDS, "a turn that waited has ended")
+        await until(lambda: _all_seen(play.load, waiting), PATIENCE_SECONDS, "all turns that waited have ended")
+        last = time.time() - back
+    return (
+        ("PostgreSQL was away", f"{back - died:.1f} s; {len(waiting)} turns were open"),
+        ("recovery", f"first turn ended {first:.1f} s after it was back, all that were open after {last:.1f} s"),
+    )
+
+
+async def wipe(play: Play) -> Notes:
+    """Temporal's data is deleted while every turn is in hand, half of them asleep."""
+    count = play.order.turns
+    pool = Pool(play.stage.direct.database_url, size=2, name="chaos-wipe")
+    try:
+        agents = [AgentId(f"wiped-{number}") for number in range(count)]
+        for agent in agents:
+            await add_agent(pool, PROJECT, agent, "chaos")
+        streams = [{"text": "word " * 120, "delay": 0.5}]
+        sleeps = [{"calls": [["slow", {"seconds": 60}], ["quick", {"n": 1}]]}, {"text": "It is done."}]
+        gate = asyncio.Semaphore(16)
+
+        async def one(number: int) -> None:
+            async with gate:
+                kind, steps = ("slow", sleeps) if number % 2 else ("streamed", streams)
+                await play.load.one(kind, "request", agents[number], steps)
+
+        await asyncio.gather(*map(one, range(count)))
+
+        async def in_hand() -> dict[str, int]:
+            return {str(row["status"]): int(row["turns"]) for row in await pool.run(QUERIES["heads"].many)}
+
+        async def all_in_hand() -> bool:
+            found = await in_hand()
+            return found.get("running", 0) + found.get("suspended", 0) == count
+
+        await until(all_in_hand, 60, f"{count} turns are in hand")
+        found = await in_hand()
+        died = time.time()
+        await play.stage.wipe_engine()
+        back = time.time()
+
+        async def all_brought_back() -> bool:
+            return not await pool.run(QUERIES["not_brought_back"].many)
+
+        brought_back = await until(all_brought_back, PATIENCE_SECONDS, "every turn has a workflow again")
+        await until(lambda: _all_seen(play.load, play.load.turns), PATIENCE_SECONDS, "all turns ended")
+        last = time.time() - back
+    finally:
+        await pool.close()
+    return (
+        ("in hand when wiped", ", ".join(f"{status} {turns}" for status, turns in found.items())),
+        ("Temporal was away", f"{back - died:.1f} s"),
+        (
+            "recovery",
+            f"{brought_back:.1f} s after it was back all had a workflow again, {last:.1f} s after it all had ended",
+        ),
+    )
+
+
+async def _any_seen(load: Load, turns: list[Turn]) -> bool:
+    return any(turn.turn in load.observer.seen for turn in turns)
+
+
+async def _all_seen(load: Load, turns: list[Turn]) -> bool:
+    return all(turn.turn in load.observer.seen for turn in turns)
+
+
+async def _ended_since(play: Play, moment: float) -> int:
+    pool = Pool(play.stage.direct.database_url, size=1, name="chaos-count")
+    try:
+        return sum(row["ended_at"] > moment for row in await pool.run(QUERIES["outcomes"].many))
+    finally:
+        await pool.close()
+
+
+def _scenario(name: str, play_it: Callable[[Play], Awaitable[Notes]]) -> Callable[[Order, Console], Awaitable[bool]]:
+    async def run(order: Order, console: Console) -> bool:
+        began = time.monotonic()
+        console.print(f"logs, data and notes: {order.directory}")
+        async with open_play(replace(order, kills=0), console) as play:
+            before = {each.name: (each.pid, each.starts) for each in play.stage.programs.values()}
+            async with watching(play, began):
+                notes = await play_it(play)
+                verdict = await conclude(play)
+            after = {each.name: (each.pid, each.starts) for each in play.stage.programs.values()}
+            same = "unchanged" if before == after else "CHANGED"
+            passed = report(play, verdict, name, time.monotonic() - began, (*notes, ("processes of ours", same)))
+            return passed and before == after
+
+    return run
+
+
+SCENARIOS: Mapping[str, Callable[[Order, Console], Awaitable[bool]]] = {
+    "nats-down": _scenario("nats-down", nats_down),
+    "postgres-restart": _scenario("postgres-restart", postgres_restart),
+    "wipe": _scenario("wipe", wipe),
+}

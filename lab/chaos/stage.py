@@ -1,0 +1,251 @@
+"""The stage: embedded servers, a proxy before each for every process, and the processes, with one directory for all.
+
+Whoever leaves it leaves nothing running: the servers' warden ends with this process, and so do the programs.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psutil
+
+from lab.chaos.program import Program
+from lab.chaos.proxy import HOST, Proxy
+from lab.chaos.script import ASKED
+from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
+from turnstile.processes.worker_and_bridge import migrate_all
+from turnstile.settings import Settings, load_settings
+
+TARGET = "chaos"
+CLIENT = "client"
+TURNSTILE = (sys.executable, "-c", "from turnstile.cli import main; main()")
+"""The program `turnstile` of this working tree, whichever is installed."""
+SERVERS: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
+SECTIONS: dict[str, dict[str, object]] = {
+    "worker": {"worker_targets": [TARGET], "activity_heartbeat_timeout_seconds": 3.0, "database_pool_size": 8},
+    "bridge": {
+        "poll_interval_seconds": 0.3,
+        "pending_wakeup_seconds": 1.0,
+        "dispatched_retry_seconds": 3.0,
+        "inbox_processing_timeout_seconds": 6.0,
+        "engine_interval_seconds": 3.0,
+        "active_reap_seconds": 60.0,
+        "stop_grace_seconds": 4.0,
+        "command_retry_seconds": 4.0,
+        "database_pool_size": 8,
+    },
+    "model": {
+        "retry_initial_seconds": 0.1,
+        "retry_max_seconds": 0.5,
+        "scripts": [str(Path(__file__).with_name("script.py"))],
+    },
+    "tools": {"suspend_timeout_seconds": 2.0},
+}
+"""The same rules as ever, with less patience."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many processes of each kind."""
+
+    workers: int = 2
+    bridges: int = 2
+    tools: int = 2
+
+
+@dataclass
+class Death:
+    """An end of a process of ours that nobody asked for."""
+
+    name: str
+    code: int
+    at: float
+    last_lines: str
+
+
+@dataclass
+class Stage:
+    """What plays, and where. `proxies` are by process and server."""
+
+    directory: Path
+    servers: EmbeddedServers
+    proxies: dict[tuple[str, ServerName], Proxy] = field(default_factory=dict[tuple[str, ServerName], Proxy])
+    programs: dict[str, Program] = field(default_factory=dict[str, Program])
+    deaths: list[Death] = field(default_factory=list[Death])
+    closing: bool = False
+    _restarts: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
+
+    @property
+    def executions(self) -> Path:
+        """One line per execution of a tool."""
+        return self.directory / "executions.jsonl"
+
+    @property
+    def asked(self) -> Path:
+        """One line whenever the model is asked, and when that was over."""
+        return self.directory / "asked.jsonl"
+
+    @property
+    def direct(self) -> Endpoints:
+        """The servers themselves."""
+        return self.servers.endpoints
+
+    @property
+    def settings(self) -> Settings:
+        """Of a process that reaches the servers directly."""
+        return load_settings(self.config("direct", self.direct))
+
+    def seen_by(self, name: str) -> Endpoints:
+        """The servers through the proxies of one process."""
+        direct = self.direct
+        port = {server: self.proxies[name, server].port for server in SERVERS}
+        return direct.model_copy(
+            update={
+                "database_url": _with_port(direct.database_url, port["postgres"]),
+                "nats_url": _with_port(direct.nats_url, port["nats"]),
+                "temporal_address": f"{HOST}:{port['temporal']}",
+            }
+        )
+
+    def config(self, name: str, endpoints: Endpoints) -> Path:
+        """The `config.toml` of one process."""
+        sections: dict[str, dict[str, object]] = {
+            **SECTIONS,
+            "database": {"url": endpoints.database_url, "patience_seconds": 10.0},
+            "nats": {"servers": [endpoints.nats_url]},
+            "temporal": {"address": endpoints.temporal_address, "namespace": endpoints.temporal_namespace},
+        }
+        lines = [
+            line
+            for title, section in sections.items()
+            for line in (f"[{title}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items()), "")
+        ]
+        path = self.directory / f"{name}.toml"
+        path.write_text("\n".join(lines))
+        return path
+
+    def named(self, kind: str) -> list[str]:
+        """The programs of a kind: `worker`, `bridge`, `tools`."""
+        return [name for name in self.programs if name.startswith(kind)]
+
+    def server_tree(self, name: ServerName) -> list[psutil.Process]:
+        """The processes of a server, its children last."""
+        with suppress(psutil.NoSuchProcess):
+            head = psutil.Process(self.servers.pid(name))
+            return [head, *head.children(recursive=True)]
+        return []
+
+    def signal_server(self, name: ServerName, number: signal.Signals) -> None:
+        """SIGSTOP or SIGCONT to all processes of a server."""
+        for process in self.server_tree(name):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    async def wipe_engine(self) -> None:
+        """Temporal killed, its data removed, and started empty."""
+        await self.servers.kill("temporal")
+        shutil.rmtree(self.directory / "servers" / "temporal")
+        await self.servers.restart("temporal")
+
+    def on_death(self, program: Program, code: int) -> None:
+        """Note it, and start it again as a supervisor would."""
+        last = "\n".join(program.says().splitlines()[-12:])
+        self.deaths.append(Death(program.name, code, time.time(), last))
+        if not self.closing:
+            task = asyncio.create_task(self._again(program))
+            self._restarts.add(task)
+            task.add_done_callback(self._restarts.discard)
+
+    async def _again(self, program: Program) -> None:
+        await asyncio.sleep(1.0)
+        if not self.closing and not program.alive:
+            await program.launch()
+
+    async def settle(self) -> None:
+        """End what still starts programs."""
+        self.closing = True
+        for task in tuple(self._restarts):
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+
+
+def _with_port(url: str, port: int) -> str:
+    parts = urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{login}{at}{HOST}:{port}"))
+
+
+def _port_of(stage: Stage, server: ServerName) -> Callable[[], int]:
+    direct = stage.direct
+    address = {"postgres": direct.database_url, "nats": direct.nats_url, "temporal": f"//{direct.temporal_address}"}
+    port = urlsplit(address[server]).port
+    assert port is not None
+    return lambda: port
+
+
+def _programs(stage: Stage, size: Size) -> list[Program]:
+    made: list[Program] = []
+    for role, count in (("worker", size.workers), ("bridge", size.bridges)):
+        for number in range(1, count + 1):
+            name = f"{role}-{number}"
+            argv = (*TURNSTILE, role, "--config", str(stage.config(name, stage.seen_by(name))))
+            made.append(Program(name, argv, stage.directory / "logs" / f"{name}.log", f"{role} serves"))
+    for number in range(1, size.tools + 1):
+        name = f"tools-{number}"
+        where = ("--nats", stage.seen_by(name).nats_url, "--executions", str(stage.executions))
+        argv = (sys.executable, "-m", "lab.chaos.tools", *where)
+        made.append(Program(name, argv, stage.directory / "logs" / f"{name}.log", "tools serve"))
+    for program in made:
+        program.env = {ASKED: str(stage.asked)}
+        program.on_death = stage.on_death
+    return made
+
+
+@asynccontextmanager
+async def open_stage(directory: Path, size: Size) -> AsyncGenerator[Stage]:
+    """Everything up: servers, proxies, tables and streams, and programs that serve."""
+    _open_directory(directory)
+    async with AsyncExitStack() as stack:
+        servers = EmbeddedServers(directory / "servers")
+        await stack.enter_async_context(servers)
+        stage = Stage(directory, servers)
+        names = [
+            *(f"worker-{number}" for number in range(1, size.workers + 1)),
+            *(f"bridge-{number}" for number in range(1, size.bridges + 1)),
+            *(f"tools-{number}" for number in range(1, size.tools + 1)),
+            CLIENT,
+        ]
+        for name in names:
+            for server in SERVERS:
+                proxy = stage.proxies[name, server] = Proxy(_port_of(stage, server))
+                await proxy.start()
+                stack.push_async_callback(proxy.close)
+        await migrate_all(stage.settings, stage.direct)
+        stage.programs = {program.name: program for program in _programs(stage, size)}
+        stack.push_async_callback(_stop_all, stage)
+        for program in stage.programs.values():
+            await program.launch()
+        await asyncio.gather(*(program.serving() for program in stage.programs.values()))
+        yield stage
+
+
+def _open_directory(directory: Path) -> None:
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        directory.chmod(0o711)  # the user of PostgreSQL has to pass
+
+
+async def _stop_all(stage: Stage) -> None:
+    for name in SERVERS:
+        stage.signal_server(name, signal.SIGCONT)
+    await stage.settle()
+    await asyncio.gather(*(program.stop() for program in stage.programs.values()))

@@ -1,0 +1,192 @@
+"""Carries out a schedule: kills, pauses, cuts, deletions and wipes, one at a time for each target.
+
+What it killed it starts again, and what it stopped it continues, whatever happens in between. A fault whose target is
+still busy with another one waits for it.
+"""
+
+import asyncio
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lab.chaos.observer import STREAMS, Observer
+from lab.chaos.proxy import Proxy
+from lab.chaos.schedule import Fault
+from lab.chaos.stage import SERVERS, Stage
+
+LATE_SECONDS = 9.0
+"""Longer than the heartbeat timeout and the retry of a step elsewhere."""
+LATE_AT_MOST = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A worker that slept with steps in hand; `steps` went on elsewhere while it did."""
+
+    worker: str
+    pid: int
+    slept_at: float
+    woke_at: float
+    steps: tuple[tuple[str, int], ...]
+
+
+@dataclass
+class Strikes:
+    """What was struck."""
+
+    stage: Stage
+    observer: Observer
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """By action and target."""
+    kills: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    """When, and what: kills, wipes and deletions."""
+    lates: list[Late] = field(default_factory=list[Late])
+    errors: list[str] = field(default_factory=list[str])
+    now: dict[str, str] = field(default_factory=dict[str, str])
+    """What is being done, by target."""
+    _locks: dict[str, asyncio.Lock] = field(default_factory=dict[str, asyncio.Lock])
+
+    async def run(self, faults: Sequence[Fault]) -> None:
+        """All of them, at their times; returns when the last one is over and mended."""
+        began = asyncio.get_running_loop().time()
+
+        async def at_its_time(fault: Fault) -> None:
+            await asyncio.sleep(fault.at - (asyncio.get_running_loop().time() - began))
+            await self.strike(fault)
+
+        async with asyncio.TaskGroup() as group:
+            for fault in faults:
+                group.create_task(at_its_time(fault))
+
+    async def strike(self, fault: Fault) -> None:
+        """One of them."""
+        if fault.action == "late":  # one at a time: its steps go on in another worker
+            async with self._locks.setdefault("late", asyncio.Lock()):
+                await self._late()
+            return
+        lock = self._locks.setdefault("nats" if fault.action == "delete" else fault.target, asyncio.Lock())
+        async with lock:
+            self.now[fault.target] = fault.action
+            try:
+                await self._strike(fault)
+            except Exception as error:  # noqa: BLE001 -- a strike that fails must not end the run; it is shown
+                self.errors.append(f"{fault}: {type(error).__name__}: {error}")
+            finally:
+                self.now.pop(fault.target, None)
+        self.counts[fault.action, fault.target] += 1
+
+    async def _strike(self, fault: Fault) -> None:
+        match fault.action:
+            case "kill":
+                await self._kill(fault.target, fault.seconds)
+            case "pause":
+                self._signal(fault.target, signal.SIGSTOP)
+                try:
+                    await asyncio.sleep(fault.seconds)
+                finally:
+                    self._signal(fault.target, signal.SIGCONT)
+            case "late":
+                await self._late()
+            case "cut":
+                for proxy in self._proxies(fault.target):
+                    proxy.cut()
+            case "stall":
+                await asyncio.gather(*(proxy.stall(fault.seconds) for proxy in self._proxies(fault.target)))
+            case "refuse":
+                await asyncio.gather(*(proxy.refuse(fault.seconds) for proxy in self._proxies(fault.target)))
+            case "delete":
+                await self.observer.delete(STREAMS if fault.target == "streams" else [fault.target])
+                self.kills.append((time.time(), fault.target))
+            case "wipe":
+                self.kills.append((time.time(), "engine wiped"))
+                await self.stage.wipe_engine()
+
+    async def _kill(self, target: str, seconds: float) -> None:
+        self.kills.append((time.time(), target))
+        if target in SERVERS:
+            await self.stage.servers.kill(target)
+            await asyncio.sleep(seconds)
+            await self.stage.servers.restart(target)
+            return
+        program = self.stage.programs[target]
+        await program.kill()
+        await asyncio.sleep(seconds)
+        await program.launch()
+
+    def _signal(self, target: str, number: signal.Signals) -> None:
+        if target in SERVERS:
+            self.stage.signal_server(target, number)
+        else:
+            self.stage.programs[target].send(number)
+
+    def _proxies(self, target: str) -> list[Proxy]:
+        process, _, server = target.rpartition(":")
+        return [
+            proxy
+            for (name, its_server), proxy in self.stage.proxies.items()
+            if its_server == server and process in ("", name)
+        ]
+
+    async def _late(self) -> None:
+        """Stop a worker that has steps in hand until some of them went on elsewhere, then let it wake."""
+        deadline = time.time() + LATE_AT_MOST
+        while time.time() < deadline:
+            for target in self.stage.named("worker"):
+                lock = self._locks.setdefault(target, asyncio.Lock())
+                if not lock.locked() and self._in_hand(self.stage.programs[target].pid):
+                    async with lock:
+                        if await self._sleep_late(target):
+                            return
+            await asyncio.sleep(0.1)
+        self.errors.append("no worker had a step in hand, so none could be late")
+
+    async def _sleep_late(self, target: str) -> bool:
+        program = self.stage.programs[target]
+        pid, slept = program.pid, time.time()
+        program.send(signal.SIGSTOP)
+        await asyncio.sleep(0.05)
+        held, elsewhere = self._in_hand(pid), set[tuple[str, int]]()
+        if not held:
+            program.send(signal.SIGCONT)
+            return False
+        self.now[target] = "late"
+        try:
+            while time.time() < slept + LATE_AT_MOST and not (elsewhere and time.time() > slept + LATE_SECONDS):
+                await asyncio.sleep(0.25)
+                others = {_step(note) for note in self._notes() if note["pid"] != pid and _at(note) > slept}
+                elsewhere = held & others
+        finally:
+            program.send(signal.SIGCONT)
+            self.now.pop(target, None)
+        self.counts["late", target] += 1
+        self.lates.append(Late(target, pid, slept, time.time(), tuple(sorted(elsewhere))))
+        return True
+
+    def _in_hand(self, pid: int) -> set[tuple[str, int]]:
+        """Steps for which a model is being asked in that process."""
+        held: set[tuple[str, int]] = set()
+        for note in self._notes():
+            if note["pid"] == pid:
+                (held.add if note["what"] == "asked" else held.discard)(_step(note))
+        return held
+
+    def _notes(self) -> list[dict[str, object]]:
+        return read_notes(self.stage)
+
+
+def read_notes(stage: Stage) -> list[dict[str, object]]:
+    """What the models noted (`lab.chaos.script`)."""
+    if not stage.asked.exists():
+        return []
+    return [json.loads(line) for line in stage.asked.read_text().splitlines() if line.endswith("}")]
+
+
+def _step(note: dict[str, object]) -> tuple[str, int]:
+    return str(note["key"]), int(str(note["step"]))
+
+
+def _at(note: dict[str, object]) -> float:
+    return float(str(note["at"]))

@@ -1,0 +1,248 @@
+"""The end of a run: waiting until the ledger is quiet, saying what hangs where it is not, and counting what came of it.
+
+It looks on direct connections, and judges by the ledger, the observer and the files that tools and models wrote.
+"""
+
+import asyncio
+import json
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import asyncpg
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from lab.chaos.load import Load
+from lab.chaos.program import ROOT
+from lab.chaos.stage import TURNSTILE, Stage
+from lab.chaos.strikes import Late, Strikes, read_notes
+from tests.support.ledger.invariants import assert_invariants
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection, parse
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import AgentTurnId
+from turnstile.workflows.options import turn_workflow_id
+
+QUERIES = parse(Path(__file__).with_name("verdict.sql").read_text(encoding="utf-8"))
+AUDIT = ROOT / "turnstile" / "cli" / "operations" / "audit.py"
+EXPECTED = {"stop": {"success", "canceled"}}
+_SHOWN = 12
+
+
+class _Auditor(Connection, Protocol):
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Verdict:
+    """What came of a run. Everything that makes it fail is in `faults`."""
+
+    quiet_after: float | None = None
+    """Seconds until nothing was in hand any more."""
+    hanging: list[str] = field(default_factory=list[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    codes: Counter[str] = field(default_factory=Counter[str])
+    accepted: int = 0
+    events: int = 0
+    duplicates: dict[str, int] = field(default_factory=dict[str, int])
+    repeated_after_deletion: int = 0
+    lost: list[str] = field(default_factory=list[str])
+    doubled: list[str] = field(default_factory=list[str])
+    applied_twice: list[str] = field(default_factory=list[str])
+    unexpected: list[str] = field(default_factory=list[str])
+    calls: dict[str, int] = field(default_factory=dict[str, int])
+    executions: int = 0
+    executed_calls: int = 0
+    repeated_calls: int = 0
+    lates: Counter[str] = field(default_factory=Counter[str])
+    repairs: dict[str, int] = field(default_factory=dict[str, int])
+    slowest_recovery: tuple[float, str] = (0.0, "")
+    slowest_turn: tuple[float, str] = (0.0, "")
+    audit: str = ""
+    audit_clean: bool = False
+    deaths: list[str] = field(default_factory=list[str])
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is wrong."""
+        wrong = (self.hanging, self.lost, self.doubled, self.applied_twice, self.unexpected, self.deaths)
+        return any(wrong) or not self.audit_clean or bool(self.lates["committed twice"])
+
+
+async def wait_quiet(stage: Stage, seconds: float) -> tuple[float | None, list[str]]:
+    """How long it took until nothing is in hand; None and what hangs after `seconds`."""
+    began = time.monotonic()
+    pool = Pool(stage.direct.database_url, size=1, name="chaos-verdict")
+    left: list[Any] = []
+    try:
+        while time.monotonic() - began < seconds:
+            try:
+                left = await pool.run(QUERIES["unfinished"].many)
+            except ServerUnavailable:
+                continue
+            if not left:
+                return time.monotonic() - began, []
+            await asyncio.sleep(0.3)
+    finally:
+        await pool.close()
+    return None, await _explain(stage, left)
+
+
+async def _explain(stage: Stage, left: list[Any]) -> list[str]:
+    told: list[str] = []
+    try:
+        client = await Client.connect(stage.direct.temporal_address, namespace=stage.direct.temporal_namespace)
+    except (RuntimeError, OSError) as error:
+        client = None
+        told.append(f"Temporal does not answer: {error}")
+    for row in left[: _SHOWN * 2]:
+        engine = "" if client is None else await _workflow(client, str(row["agent_turn_id"]))
+        told.append(
+            f"{row['what']} {row['agent_id']} {row['agent_turn_id']}: {row['state']}; "
+            f"silent for {row['silent_for']:.0f} s; {engine}"
+        )
+    if len(left) > len(told):
+        told.append(f"and {len(left) - len(told)} more")
+    return told
+
+
+async def _workflow(client: Client, turn: str) -> str:
+    try:
+        found = await client.get_workflow_handle(turn_workflow_id(AgentTurnId(turn))).describe()
+    except RPCError as error:
+        return f"workflow: {error.status.name if error.status else error}"
+    pending = [
+        f"{each.activity_type.name} {each.activity_id} attempt {each.attempt} ({each.last_failure.message[:120]})"
+        for each in found.raw_description.pending_activities
+    ]
+    return f"workflow {found.status.name if found.status else '?'}, {', '.join(pending) or 'no activity pending'}"
+
+
+async def judge(stage: Stage, load: Load, strikes: Strikes, verdict: Verdict) -> Verdict:
+    """Count everything."""
+    await load.observer.caught_up()
+    url = stage.direct.database_url
+    pool = Pool(url, size=2, name="chaos-verdict")
+    try:
+        outcomes = await pool.run(QUERIES["outcomes"].many)
+        committed = await pool.run(QUERIES["committed"].many)
+        twice = await pool.run(QUERIES["turns_of_a_correlation"].many)
+        results = await pool.run(QUERIES["results_twice"].many)
+        calls = await pool.run(QUERIES["calls"].one)
+        try:
+            repairs = await pool.run(QUERIES["repairs"].many)
+        except asyncpg.UndefinedTableError:
+            repairs = []
+    finally:
+        await pool.close()
+    _judge_turns(load, verdict, outcomes)
+    verdict.doubled += [f"correlation {row['correlation_id']} is {row['turns']} turns" for row in twice]
+    verdict.applied_twice = [f"call {row['tool_call_id']} has {row['results']} results" for row in results]
+    verdict.calls = {name: int(calls[name]) for name in ("calls", "applied", "expired", "dropped")}
+    verdict.repairs = {str(row["rule"]): int(row["repaired"]) for row in repairs}
+    _judge_times(load, verdict, strikes, outcomes)
+    _judge_executions(stage, verdict)
+    for late in strikes.lates:
+        verdict.lates.update(_judge_late(stage, late, committed))
+    verdict.deaths = [f"{death.name} ended by itself ({death.code}):\n{death.last_lines}" for death in stage.deaths]
+    await _audit(stage, verdict)
+    return verdict
+
+
+def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
+    observer, ended = load.observer, {str(row["agent_turn_id"]): row for row in outcomes}
+    verdict.accepted = load.accepted
+    verdict.events = sum(len(places) for places in observer.stored.values())
+    verdict.duplicates = observer.duplicates()
+    verdict.doubled = [f"turn {turn}: {more} more task events" for turn, more in verdict.duplicates.items()]
+    verdict.repeated_after_deletion = observer.repeated_after_deletion()
+    for row in outcomes:
+        verdict.outcomes[str(row["status"])] += 1
+        if row["error_code"]:
+            verdict.codes[f"{row['status']}: {row['error_code']}"] += 1
+    for turn in load.turns:
+        verdict.doubled += [f"{turn.key} is {turn.turn} and {other}" for other in turn.others]
+        if not turn.turn:
+            continue  # never accepted: the load ended before
+        if (row := ended.get(turn.turn)) is None:
+            verdict.lost.append(f"{turn.kind} {turn.turn} has no outcome")
+        elif turn.turn not in observer.seen:
+            verdict.lost.append(f"{turn.kind} {turn.turn} ({row['status']}) has no task event")
+        elif row["status"] not in EXPECTED.get(turn.kind.partition("_")[0], {"success"}):
+            verdict.unexpected.append(f"{turn.kind} {turn.turn} ended {row['status']}, {row['error_code']}")
+        elif observer.statuses[turn.turn] != row["status"]:
+            verdict.unexpected.append(f"{turn.turn} is {row['status']}, its event says {observer.statuses[turn.turn]}")
+
+
+def _judge_times(load: Load, verdict: Verdict, strikes: Strikes, outcomes: list[Any]) -> None:
+    ends = sorted(float(row["ended_at"]) for row in outcomes)
+    for at, target in strikes.kills:
+        place = bisect_right(ends, at)
+        if place < len(ends):
+            verdict.slowest_recovery = max(verdict.slowest_recovery, (ends[place] - at, target))
+    kinds = {turn.turn: turn.kind for turn in load.turns}
+    for row in outcomes:
+        took, turn = float(row["ended_at"]) - float(row["started_at"]), str(row["agent_turn_id"])
+        verdict.slowest_turn = max(verdict.slowest_turn, (took, f"{kinds.get(turn, '?')} {turn}"))
+
+
+def _judge_executions(stage: Stage, verdict: Verdict) -> None:
+    lines = stage.executions.read_text().splitlines() if stage.executions.exists() else []
+    by_call = Counter(str(json.loads(line)["call"]) for line in lines)
+    verdict.executions = by_call.total()
+    verdict.executed_calls = len(by_call)
+    verdict.repeated_calls = sum(count > 1 for count in by_call.values())
+
+
+def _judge_late(stage: Stage, late: Late, committed: list[Any]) -> Counter[str]:
+    """What became of the steps that a sleeping worker held and that went on elsewhere: each was committed once, by
+    another; `first` are those which the late one committed before the other had answered."""
+    found: Counter[str] = Counter()
+    rows: dict[tuple[str, int], list[Any]] = {}
+    for row in committed:
+        rows.setdefault((str(row["correlation_id"]), int(row["step"])), []).append(row)
+    attempts = {
+        (str(note["key"]), int(str(note["step"]))): int(str(note["attempt"]))
+        for note in read_notes(stage)
+        if note["pid"] == late.pid and note["what"] == "asked" and float(str(note["at"])) < late.slept_at
+    }
+    for step in late.steps:
+        match rows.get(step, []):
+            case [row]:
+                own = row["attempt"] is not None and int(row["attempt"]) == attempts.get(step)
+                found["first" if own else "fenced"] += 1
+            case []:  # the turn was ended without it
+                found["fenced"] += 1
+            case _:
+                found["committed twice"] += 1
+    return found
+
+
+async def _audit(stage: Stage, verdict: Verdict) -> None:
+    if AUDIT.exists():
+        config = stage.config("direct", stage.direct)
+        process = await asyncio.create_subprocess_exec(
+            *(*TURNSTILE, "audit", "--engine", "--config", str(config)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=ROOT,
+        )
+        said, _ = await process.communicate()
+        verdict.audit, verdict.audit_clean = said.decode(), process.returncode == 0
+        return
+    # not a pool's: there the planner avoids what whole tables want, and a statement ends after 60 s
+    connect = cast("Callable[[str], Awaitable[_Auditor]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
+    conn = await connect(stage.direct.database_url)
+    try:
+        await assert_invariants(conn)
+    except AssertionError as error:
+        verdict.audit = str(error)
+    else:
+        verdict.audit, verdict.audit_clean = "the invariants hold", True
+    finally:
+        await conn.close()

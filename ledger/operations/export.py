@@ -1,0 +1,91 @@
+"""All data of a project as JSON lines, of one moment (docs/operations.md says the format).
+
+One REPEATABLE READ READ ONLY transaction, read through cursors: memory is bounded by some rows, however large the
+project. Takes no lock; what it reads is not vacuumed meanwhile. Nothing of the environment or the settings is in it.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Final, cast
+
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Cursors, query
+from turnstile.schema.base import Tolerant
+from turnstile.schema.ids import AgentId, ProjectId
+
+FORMAT: Final = "turnstile-export"
+VERSION: Final = 1
+_PREFETCH: Final = 200
+_A_DAY: Final = 24 * 3600.0
+
+TABLES: Final[tuple[str, ...]] = (
+    *("resource.profiles", "resource.project_agents", "resource.tools"),
+    *("state.agent_state_head", "state.agent_state_pointers", "state.agent_inbox", "state.turn_waiting_tools"),
+    *("state.agent_steps", "state.execution_edges", "state.identity_edges", "state.turn_outcomes", "state.rejections"),
+    *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
+    *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
+)
+"""What an export holds, in an order in which it can be read back."""
+
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "state.migrations": "of the database",
+    "state.workers": "of processes",
+    "state.duties": "of bridges",
+    "state.repairs": "sums over all projects",
+}
+"""Tables that hold nothing of a project."""
+
+
+class ExportedLine(Tolerant):
+    """One line: its text, and the table that it is a row of; none for the first and the last line."""
+
+    table: str | None
+    text: str
+
+
+async def export_project(
+    pool: Pool, project: ProjectId, agents: Sequence[AgentId] = ()
+) -> AsyncGenerator[ExportedLine]:
+    """The lines, without their ends: a header, a line for each row, and a last one with the counts.
+
+    Of some agents only, if any are named. Raises `ServerUnavailable` if the server cannot be reached.
+    """
+    counts: dict[str, int] = dict.fromkeys(TABLES, 0)
+    who = list(agents) or None
+    async with pool.connection() as conn, conn.transaction():
+        await query("begin_export").many(conn)
+        await query("tune_export").one(conn)
+        moment = await query("describe_export").one(conn)
+        header = Header(
+            project_id=project,
+            agent_ids=who,
+            exported_at=moment["exported_at"].isoformat(),
+            migration=moment["migration"],
+        )
+        yield ExportedLine(table=None, text=header.model_dump_json())
+        for table in TABLES:
+            named = query(f"export_{table.partition('.')[2]}")
+            values = {"project_id": project, "agent_ids": who}
+            arguments = {name: values[name] for name in named.parameters}
+            rows = named.stream(cast("Cursors", conn), prefetch=_PREFETCH, timeout=_A_DAY, **arguments)
+            async for row in rows:
+                counts[table] += 1
+                yield ExportedLine(table=table, text=f'{{"table": "{table}", "row": {row["row"]}}}')
+        yield ExportedLine(table=None, text=Trailer(rows=counts).model_dump_json())
+
+
+class Header(Tolerant):
+    """The first line."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    project_id: ProjectId
+    agent_ids: list[AgentId] | None
+    exported_at: str
+    migration: str
+
+
+class Trailer(Tolerant):
+    """The last line: an export without it is not whole."""
+
+    end: bool = True
+    rows: dict[str, int]

@@ -1,0 +1,109 @@
+"""How it stands now, over all projects, for `top`, `doctor` and metrics. Bounded, indexed reads; decides nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import Json
+
+from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import Tolerant
+from turnstile.schema.ids import ProjectId
+
+ROW_LIMIT = 10_000
+"""Rows of a kind that are looked at; what is more is not counted."""
+
+
+class InboxLag(Tolerant):
+    """Live inbox rows by status, and for how long the oldest due one has been due."""
+
+    rows: Json[dict[str, int]]
+    oldest_due_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits to be done."""
+
+    inbox: InboxLag
+    open_threads: int
+
+
+class Standing(InboxLag):
+    """Everything at once. `outcomes` and `mean_seconds` are of the turns that ended in the last minute."""
+
+    seen_at: datetime
+    agents: Json[dict[str, int]]
+    outcomes: Json[dict[str, int]]
+    mean_seconds: float | None
+    repairs: Json[dict[str, int]]
+    workers: Json[dict[str, int]]
+    open_threads: int
+
+
+class TargetUse(Tolerant):
+    """A worker target that agents or profiles of any project name; `example` is one of them."""
+
+    worker_target: str
+    agents: int
+    profiles: int
+    example: str
+
+
+class LiveWorker(Tolerant):
+    """A worker, or a service of its own, that signed on lately for a target."""
+
+    instance: str
+    worker_target: str
+    seen_seconds: float
+
+
+class ToolTarget(Tolerant):
+    """Where the calls of a tool go."""
+
+    project_id: ProjectId
+    tool_name: str
+    target_subject: str | None
+
+
+async def list_target_uses(conn: Connection) -> list[TargetUse]:
+    """The targets that agents and profiles name; one round trip."""
+    rows = await query("list_target_uses").many(conn, row_limit=ROW_LIMIT)
+    return [TargetUse.model_validate(dict(row)) for row in rows]
+
+
+async def list_live_workers(conn: Connection) -> list[LiveWorker]:
+    """Who serves which target now; one round trip."""
+    rows = await query("list_live_workers").many(conn, silent_seconds=WORKER_SILENT_SECONDS, row_limit=ROW_LIMIT)
+    return [LiveWorker.model_validate(dict(row)) for row in rows]
+
+
+async def list_tool_targets(conn: Connection) -> list[ToolTarget]:
+    """The tools of all projects; one round trip."""
+    rows = await query("list_tool_targets").many(conn, row_limit=ROW_LIMIT)
+    return [ToolTarget.model_validate(dict(row)) for row in rows]
+
+
+async def measure_inbox(conn: Connection, worker_targets: Sequence[str] | None = None) -> InboxLag:
+    """The inbox of these targets, or of all; one round trip."""
+    targets = None if worker_targets is None else list(worker_targets)
+    row = await query("measure_inbox").one(conn, worker_targets=targets, row_limit=ROW_LIMIT)
+    return InboxLag.model_validate(dict(row))
+
+
+async def count_open_threads(conn: Connection, worker_targets: Sequence[str]) -> int:
+    """Threads of these targets that have messages in flight; one round trip."""
+    row = await query("count_open_threads").one(conn, worker_targets=list(worker_targets), row_limit=ROW_LIMIT)
+    return row["found"]
+
+
+async def measure_backlog(conn: Connection, worker_targets: Sequence[str], thread_targets: Sequence[str]) -> Backlog:
+    """Inbox and threads of these targets; two round trips."""
+    return Backlog(await measure_inbox(conn, worker_targets), await count_open_threads(conn, thread_targets))
+
+
+async def look_around(conn: Connection) -> Standing:
+    """Everything at once; one round trip."""
+    row = await query("look_around").one(conn, row_limit=ROW_LIMIT, silent_seconds=WORKER_SILENT_SECONDS)
+    return Standing.model_validate(dict(row))

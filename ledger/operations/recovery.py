@@ -1,0 +1,137 @@
+"""Turns that the engine lost or that show no sign of life, and what the safety net has mended (protocol §8).
+
+The ledger's half of the rules *engine* and *reap*: which turns to ask the engine about, and what a restart changes.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.ledger.turns.transitions import gate
+from turnstile.schema.base import Tolerant
+from turnstile.schema.errors import StaleTurn
+from turnstile.schema.ids import AgentTurnId
+
+T = TypeVar("T")
+_PAGE = 1000
+_NO_BOX = "00000000-0000-0000-0000-000000000000"
+
+
+class Run(Protocol):
+    """How a transition is run: `Pool.run`, or `Pool.rehearse`."""
+
+    async def __call__(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
+        """What the transition answers."""
+        ...
+
+
+class OverTurn(Tolerant):
+    """A turn that has its outcome."""
+
+    agent_turn_id: AgentTurnId
+    over_seconds: float
+
+
+class Repairs(Tolerant):
+    """How often a rule has mended something."""
+
+    rule: str
+    repaired: int
+    last_at: datetime
+
+
+async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> bool:
+    """Whether it is this bridge's turn to do what one bridge does, at most every so often."""
+    return await query("take_duty").opt(conn, duty=duty, every_seconds=every_seconds) is not None
+
+
+async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[TurnInHand]:
+    """Every turn in hand whose head has not changed for so long, page by page."""
+    box = _NO_BOX
+    while True:
+        rows = await run(
+            lambda conn, box=box: query("list_in_hand").many(
+                conn,
+                worker_targets=list(worker_targets),
+                older_seconds=older_seconds,
+                after_box_id=box,
+                row_limit=_PAGE,
+            )
+        )
+        for row in rows:
+            yield TurnInHand.model_validate(dict(row))
+        if len(rows) < _PAGE:
+            return
+        box = rows[-1]["output_box_id"]
+
+
+async def confirm_in_hand(conn: Connection, turns: Sequence[TurnInHand]) -> list[TurnInHand]:
+    """Those of the turns that are still in hand, at the same epoch."""
+    rows = await query("confirm_in_hand").many(
+        conn,
+        project_ids=[turn.project_id for turn in turns],
+        agent_ids=[turn.agent_id for turn in turns],
+        agent_turn_ids=[turn.agent_turn_id for turn in turns],
+        turn_epochs=[turn.turn_epoch for turn in turns],
+    )
+    held = {row["agent_turn_id"] for row in rows}
+    return [turn for turn in turns if turn.agent_turn_id in held]
+
+
+async def restart_turn(conn: Connection, turn: TurnInHand, *, counted: bool) -> int:
+    """Note that its workflow was started again; returns how often that was.
+
+    Raises `StaleTurn` if the turn is over, or another bridge has noted the same loss.
+
+    Reports and stops that the lost workflow had been told of are due again.
+    """
+    row = await query("restart_turn").opt(conn, **gate(turn), restart_count=turn.restart_count, counted=int(counted))
+    if row is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not in hand, or was started by another")
+    return row["restart_count"]
+
+
+async def list_undispatched(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[TurnInHand]:
+    """Rule 'dispatched, reap': leased for so long and not begun, with a worker there all that time."""
+    return await _in_hand("list_undispatched", conn, worker_targets, older_seconds, row_limit)
+
+
+async def list_silent(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[TurnInHand]:
+    """Rule 'running, reap': without a change of the head for so long, with a worker there all that time."""
+    return await _in_hand("list_silent", conn, worker_targets, older_seconds, row_limit)
+
+
+async def _in_hand(
+    name: str, conn: Connection, worker_targets: Sequence[str], older_seconds: float, row_limit: int
+) -> list[TurnInHand]:
+    rows = await query(name).many(
+        conn,
+        worker_targets=list(worker_targets),
+        older_seconds=older_seconds,
+        silent_seconds=WORKER_SILENT_SECONDS,
+        row_limit=row_limit,
+    )
+    return [TurnInHand.model_validate(dict(row)) for row in rows]
+
+
+async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[OverTurn]:
+    """Those of the turns that have had their outcome for so long."""
+    rows = await query("list_over").many(conn, agent_turn_ids=list(turns), older_seconds=older_seconds)
+    return [OverTurn.model_validate(dict(row)) for row in rows]
+
+
+async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:
+    """Add what was mended to the sums by rule."""
+    await query("record_repairs").many(conn, rules=list(repairs), repaired=list(repairs.values()))
+
+
+async def list_repairs(conn: Connection) -> list[Repairs]:
+    """The sums by rule, over all bridges, since the database was made."""
+    return [Repairs.model_validate(dict(row)) for row in await query("list_repairs").many(conn)]

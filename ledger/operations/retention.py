@@ -1,0 +1,222 @@
+"""Retention: what ended long ago goes, with the cards that nobody uses any more (protocol §2.10; docs/operations.md).
+
+Five walks along keys, in this order: threads, turns, boxes with their cards, inbox rows of no turn, rejections. A batch
+is one short transaction that looks at so many rows, locks only what it removes, and passes by what another has locked.
+A live turn, and a box that one could still read, is never touched: an enqueue that names a box locks it, so it either
+comes first and the box stays, or finds it gone. A run that is killed leaves whole turns and boxes; the next one goes
+on. A dry run counts in the same walks and writes nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, cast
+
+from turnstile.ledger.pool import Pool, Session
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import Tolerant
+from turnstile.schema.errors import TurnstileError
+from turnstile.schema.ids import ProjectId, first_id
+
+_NIL: Final = "00000000-0000-0000-0000-000000000000"
+_SKEW: Final = timedelta(hours=1)
+"""Ids may be so far ahead of the ledger's clock."""
+
+Report = Callable[["Pruned"], None]
+
+
+class RetentionBusy(TurnstileError):
+    """Another run of retention, or of a project's removal, is at this database."""
+
+    code: str = "retention_busy"
+
+
+class Pruned(Tolerant):
+    """What was removed so far, or would be, in rows; and what the batches cost."""
+
+    threads: int = 0
+    turns: int = 0
+    boxes: int = 0
+    cards: int = 0
+    inbox_rows: int = 0
+    rejections: int = 0
+    batches: int = 0
+    longest_ms: float = 0.0
+    """The longest transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may go: what ended before a moment, of one project or all; rows to a batch, and the pause after it."""
+
+    before: datetime
+    project_id: ProjectId | None = None
+    batch_rows: int = 500
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one batch looks at: some rows after an id, up to another."""
+
+    limits: Limits
+    after: str
+    until: str | None
+    dry_run: bool
+
+    def arguments(self, *names: str) -> dict[str, Any]:
+        values = {
+            "after": self.after,
+            "until": self.until,
+            "row_limit": self.limits.batch_rows,
+            "before": self.limits.before,
+            "project_id": self.limits.project_id,
+            "planned": self.dry_run,
+        }
+        return {name: values[name] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The last id that a batch looked at, None at the end; and the rows that went, or would, by what they are."""
+
+    last: str | None
+    removed: dict[str, int] = field(default_factory=dict[str, int])
+
+
+_Walk = Callable[[Connection, _Batch], Awaitable[_Done]]
+
+
+@asynccontextmanager
+async def sole(pool: Pool) -> AsyncGenerator[None]:
+    """Nobody else removes meanwhile; raises `RetentionBusy` if somebody does. Holds a connection of the pool."""
+    async with pool.connection() as conn:
+        if not (await query("take_retention").one(conn))["taken"]:
+            raise RetentionBusy("another prune or project remove is running on this database")
+        try:
+            yield
+        finally:
+            await query("leave_retention").one(conn)
+
+
+async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Report = lambda _: None) -> Pruned:
+    """Remove what the limits allow; tells `report` after each batch. The pool needs two connections.
+
+    Raises `RetentionBusy`, or `ServerUnavailable` if the server stays away: what was removed by then stays removed.
+    """
+    total = Pruned()
+    async with sole(pool):
+        for walk, start, ranged in _WALKS:
+            for first, until in _ranges(limits.before, start) if ranged else [(start, None)]:
+                after: str | None = first
+                while after is not None:
+                    done, spent = await _timed(pool, walk, _Batch(limits, after, until, dry_run))
+                    total = _added(total, done.removed, spent)
+                    report(total)
+                    after = done.last
+                    await asyncio.sleep(limits.pause_seconds)
+    return total
+
+
+def _ranges(before: datetime, start: str) -> list[tuple[str, str | None]]:
+    """The ids of what is old: those before the moment, and strangers' that are no time; the young ones left out."""
+    young = max(before, datetime.now(before.tzinfo)) + _SKEW
+    return [(start, first_id(before)), (first_id(young), None)]
+
+
+async def _timed(pool: Pool, walk: _Walk, batch: _Batch) -> tuple[_Done, float]:
+    """The batch in a transaction of its own, which says that it is retention; and how long that took, in ms."""
+    spent = 0.0
+
+    async def whole(conn: Connection) -> _Done:
+        nonlocal spent
+        began = time.monotonic()
+        async with cast("Session", conn).transaction():
+            await query("begin_retention").one(conn)
+            done = await walk(conn, batch)
+        spent = (time.monotonic() - began) * 1000
+        return done
+
+    return await pool.run(whole), spent
+
+
+def _added(total: Pruned, removed: dict[str, int], spent: float) -> Pruned:
+    sums = {name: getattr(total, name) + count for name, count in removed.items()}
+    longest = max(total.longest_ms, round(spent, 1))
+    return total.model_copy(update=sums | {"batches": total.batches + 1, "longest_ms": longest})
+
+
+async def _ids(conn: Connection, name: str, **arguments: Any) -> list[str]:
+    """The ids that a query gives."""
+    return [row["id"] for row in await query(name).many(conn, **arguments)]
+
+
+async def _cards(conn: Connection, name: str, ids: Sequence[str]) -> list[str]:
+    return [row["card_id"] for row in await query(name).many(conn, ids=ids)]
+
+
+async def _threads(conn: Connection, batch: _Batch) -> _Done:
+    names = ("after", "until", "row_limit", "before", "project_id")
+    page = await query("list_prunable_threads").one(conn, **batch.arguments(*names))
+    gone, cards = page["found"], await _cards(conn, "list_thread_cards", page["found"])
+    if gone and not batch.dry_run:
+        if left := set(gone) - set(gone := await _ids(conn, "remove_threads", ids=gone, before=batch.limits.before)):
+            cards = list(set(cards) - set(await _cards(conn, "list_thread_cards", list(left))))
+        cards = await _ids(conn, "remove_cards", ids=cards)
+    return _Done(page["last"], {"threads": len(gone), "cards": len(cards)})
+
+
+async def _turns(conn: Connection, batch: _Batch) -> _Done:
+    names = ("after", "until", "row_limit", "before", "project_id")
+    page = await query("list_prunable_turns").one(conn, **batch.arguments(*names))
+    gone, cards = page["found"], await _cards(conn, "list_turn_cards", page["found"])
+    if gone and not batch.dry_run:
+        if left := set(gone) - set(gone := await _ids(conn, "remove_turns", ids=gone)):
+            cards = list(set(cards) - set(await _cards(conn, "list_turn_cards", list(left))))
+        cards = await _ids(conn, "remove_cards", ids=cards)
+    return _Done(page["last"], {"turns": len(gone), "cards": len(cards)})
+
+
+async def _boxes(conn: Connection, batch: _Batch) -> _Done:
+    names = ("after", "until", "row_limit", "before", "project_id", "planned")
+    page = await query("list_prunable_boxes").one(conn, **batch.arguments(*names))
+    ids, before = page["found"], batch.limits.before
+    if not ids:
+        return _Done(page["last"])
+    if batch.dry_run:
+        found = await query("count_box_cards").one(conn, ids=ids, last=page["last"], before=before)
+        return _Done(page["last"], {"boxes": len(ids), "cards": found["found"]})
+    locked = await _ids(conn, "lock_boxes", ids=ids)
+    unused = await _ids(conn, "confirm_boxes", ids=locked, before=before)
+    removed = await query("remove_boxes").one(conn, ids=unused)
+    return _Done(page["last"], {"boxes": removed["boxes"], "cards": removed["cards"]})
+
+
+async def _loose_rows(conn: Connection, batch: _Batch) -> _Done:
+    names = ("after", "until", "row_limit", "before", "project_id")
+    page = await query("list_loose_rows").one(conn, **batch.arguments(*names))
+    gone = page["found"]
+    if gone and not batch.dry_run:
+        gone = await _ids(conn, "remove_loose_rows", ids=gone)
+    return _Done(page["last"], {"inbox_rows": len(gone)})
+
+
+async def _rejections(conn: Connection, batch: _Batch) -> _Done:
+    page = await query("list_old_rejections").one(conn, **batch.arguments("after", "row_limit", "before", "project_id"))
+    gone = page["found"]
+    if gone and not batch.dry_run:
+        gone = await _ids(conn, "remove_rejections", ids=gone)
+    return _Done(page["last"], {"rejections": len(gone)})
+
+
+_WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
+    (_threads, "", True),
+    (_turns, "", True),
+    (_boxes, _NIL, True),
+    (_loose_rows, "", True),
+    (_rejections, "0", False),
+)
+"""Each walk, the id before all others, and whether ids tell the time. A walk finds what those before it let go."""

@@ -1,0 +1,205 @@
+"""The safety net's statements (protocol §8). Each is safe with many bridges at once and touches only served targets."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from pydantic import Json
+
+from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.turns.lease import AgentKey, TurnInHand
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    ProjectId,
+    StepId,
+    ToolCallId,
+)
+from turnstile.schema.pump.threads import Serves
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.tools import ToolCommand
+from turnstile.schema.wire.events import Address, Message, TaskEvent
+from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.wire.ui_actions import StoredAction
+
+WORKER_SILENT_SECONDS = 30.0
+"""A worker that has not signed on for so long is not there."""
+
+
+class Unannounced(Tolerant):
+    """An outcome whose `task` event is not known to be in the event stream."""
+
+    agent_turn_id: AgentTurnId
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    turn_epoch: int
+    status: TurnStatus
+    deliverable_card_id: CardId
+    tool_result_card_id: CardId | None
+    output_box_id: BoxId
+    error_code: str | None
+    error: str | None
+    stats: Json[JsonObject]
+    ended_at: datetime
+    context_headers: ContextHeaders
+    ui_action: StoredAction
+
+    def messages(self, sender: str) -> list[Message]:
+        """The event, and a UI action's last ack, with the message ids they always have."""
+        address = Address(
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            turn_epoch=self.turn_epoch,
+            context=self.context_headers,
+            sender=sender,
+        )
+        event = TaskEvent.model_validate(self.model_dump(exclude={"stats"}) | {"stats": self.stats})
+        return address.ended(event, self.ui_action)
+
+
+async def release_stale_claims(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'claims': the agents whose claimed rows became pending again."""
+    return await _agents("release_stale_claims", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def list_due_agents(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'doorbell': the agents with rows due for longer than that."""
+    return await _agents("list_due_agents", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def retry_dispatched(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'dispatched, retry': the agents whose leased turn nobody began."""
+    return await _agents("retry_dispatched", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def retry_resumes(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[AgentKey]:
+    """Rule 'resume': the agents whose sleeping turn was not woken by a report that was claimed, with a worker there."""
+    silent = WORKER_SILENT_SECONDS
+    return await _agents(
+        "retry_resumes", conn, worker_targets, older_seconds=older_seconds, silent_seconds=silent, row_limit=row_limit
+    )
+
+
+async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:
+    """Rule 'stranded': idle agents that could be leased."""
+    return await _agents("list_stranded", conn, worker_targets, row_limit=row_limit)
+
+
+async def _agents(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[AgentKey]:
+    rows: list[Row] = await query(name).many(conn, worker_targets=list(worker_targets), **more)
+    return list(dict.fromkeys((row["project_id"], row["agent_id"]) for row in rows))
+
+
+async def list_unannounced(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[Unannounced]:
+    """Rule 'unannounced': the outcomes to announce, oldest first."""
+    rows = await query("list_unannounced").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [Unannounced.model_validate(dict(row)) for row in rows]
+
+
+class SilentCall(Tolerant):
+    """A call to send once more; `repeat` counts from 1 and makes the message id."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    turn_epoch: int
+    step_id: StepId
+    tool_call_id: ToolCallId
+    repeat: int
+    command: Json[ToolCommand] | None
+    context_headers: ContextHeaders
+
+    def message(self, sender: str) -> Message | None:
+        """The command, under a message id of its own; None if the step recorded none."""
+        if self.command is None:
+            return None
+        address = Address(
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            turn_epoch=self.turn_epoch,
+            context=self.context_headers,
+            sender=sender,
+        )
+        return address.tool_command(self.command, self.step_id, self.repeat)
+
+
+async def retry_commands(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[SilentCall]:
+    """Rule 'command': the calls to send again."""
+    rows = await query("retry_commands").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [SilentCall.model_validate(dict(row)) for row in rows]
+
+
+async def list_overdue(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[TurnInHand]:
+    """Rule 'suspended': the turns whose deadline is over."""
+    return await _turns("list_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def list_stops_overdue(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[TurnInHand]:
+    """Rule 'stop': the turns that did not stop in time."""
+    return await _turns("list_stops_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+
+
+async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[TurnInHand]:
+    rows = await query(name).many(conn, worker_targets=list(worker_targets), **more)
+    return [TurnInHand.model_validate(dict(row)) for row in rows]
+
+
+async def reject(
+    conn: Connection, project: ProjectId | None, source: str, code: str, error: str, ids: Mapping[str, str]
+) -> None:
+    """Record what was refused: from whom and why, never its body. NUL, which a name of a field may have, is cut out."""
+    told = json.dumps({name: each.replace("\0", "") for name, each in ids.items()})
+    source, error = source.replace("\0", "")[:200], error.replace("\0", "")[:500]
+    await query("reject").many(conn, project_id=project, source=source, error_code=code, error=error, ids=told)
+
+
+async def is_served(conn: Connection, worker_target: str) -> bool:
+    """Whether a worker of this target has signed on lately."""
+    row = await query("is_served").one(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
+    return row["served"]
+
+
+async def touch_worker(
+    conn: Connection, instance: str, worker_targets: Sequence[str], serves: Serves | None = None, *, anew: bool = False
+) -> None:
+    """This instance serves these targets, now, and these listeners; after a gap, or `anew`, it counts as new."""
+    await query("touch_worker").many(
+        conn,
+        instance=instance,
+        worker_targets=list(worker_targets),
+        pump_target="" if serves is None else serves.worker_target,
+        listeners=None if serves is None else list(serves.listeners),
+        payloads=None if serves is None else list(serves.payloads),
+        silent_seconds=WORKER_SILENT_SECONDS,
+        anew=anew,
+    )

@@ -1,0 +1,321 @@
+"""A hop of a thread: a message begun, handled, and settled into what follows from it (protocol §9).
+
+Guarantees: every change of a chain runs behind the lock of its thread; a message is settled once, whoever handles it,
+and what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every
+message from outside gets exactly one answer row. `settle_message` runs in a transaction of its caller
+(`Pool.transact`). Never publishes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import Json
+
+from turnstile.ledger.pool import Again
+from turnstile.ledger.pump.threads import ThreadLimits, add_payload, add_segment, lock_thread, look_at_thread
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.errors import TurnstileError
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, uuid7
+from turnstile.schema.pump.threads import (
+    LISTENER_SILENT_SECONDS,
+    EndReason,
+    MessageId,
+    MessageKind,
+    MessageStatus,
+    ReplyKind,
+    SegmentId,
+    Serves,
+    ThreadAdvanced,
+    ThreadId,
+    ThreadRef,
+    new_segment_id,
+)
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.headers import ContextHeaders
+
+SYSTEM = "system"
+"""`from` of what the pump itself says to a sender."""
+
+
+class ServedElsewhere(TurnstileError):
+    """Another worker has the message's listener, or knows the payload that answers it, and this one does not."""
+
+    code: str = "served_elsewhere"
+
+    def __init__(self, listener: str) -> None:
+        super().__init__(f"another worker has what {listener} needs")
+        self.listener = listener
+
+
+class BegunMessage(Tolerant):
+    """A message in hand: `was` says what it was before; `attempt` counts how often its handler was begun."""
+
+    was: MessageStatus
+    message_id: MessageId
+    thread_id: ThreadId
+    request_id: MessageId
+    hop: int
+    attempt: int
+    segment_id: SegmentId
+    from_id: str
+    kind: MessageKind
+    payload: str
+    listener: str
+    parent_id: SegmentId | None
+    parent_listener: str | None
+    depth: int
+    output_box_id: BoxId | None
+    caller_turn_id: AgentTurnId | None
+    caller_agent_id: AgentId | None
+    requester: str
+    created_at: datetime
+    begun_at: datetime
+    context_headers: ContextHeaders
+    """Of the message from outside that it descends from."""
+    agent_turn_id: AgentTurnId | None
+    deadline: datetime | None
+    is_overdue: bool
+    outcome: TurnStatus | None
+    error_code: str | None
+    deliverable: Json[JsonObject] | None
+    elsewhere: str | None = None
+    """Always None: a message that another worker is to begin is not in hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A message to a listener, in a new segment below; `turn` is the agent's that sends it."""
+
+    listener: str
+    payload: str
+    turn: AgentTurnId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Iterate:
+    """A message to its own segment: a self-call, or what the pump says to it (`system`)."""
+
+    payload: str
+    system: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Respond:
+    """A message to the caller; the segment and all below it end. `system`: it is the pump's in its stead.
+
+    `expired`: the agent's turn for the message is still out, and ends too.
+    """
+
+    payload: str
+    system: bool = False
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No message: the chain ends here."""
+
+
+Effect = Forward | Iterate | Respond | Nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What settling came to: where the thread stands, and what this call did, if anything."""
+
+    thread: ThreadAdvanced
+    effect: str | None = None
+    """As the message's row has it: forward, self, respond, nothing, timeout, limit; None if it was settled before."""
+    canceled: int = 0
+    """Messages below that ended with it."""
+
+
+class _Ended(Tolerant):
+    message_id: MessageId
+    request_id: MessageId
+    hop: int
+    segment_id: SegmentId
+
+
+async def begin_message(
+    conn: Connection, thread: ThreadRef, message: MessageId, run: str, serves: Serves | None = None
+) -> BegunMessage | None:
+    """An open message with what its handling needs; None if it is settled, or not of this thread. One round trip.
+
+    `run` names who begins it, so that a repeated try is the same attempt; `serves` is what it has, None for all that
+    may be asked. Raises `ServedElsewhere`, which leaves the message as it is, and `Again`.
+    """
+    row = await query("begin_message").opt(
+        conn,
+        project_id=thread.project_id,
+        thread_id=thread.thread_id,
+        message_id=message,
+        begun_by=run,
+        listeners=None if serves is None else list(serves.listeners),
+        payloads=None if serves is None else list(serves.payloads),
+        silent_seconds=LISTENER_SILENT_SECONDS,
+    )
+    if row is not None and row["elsewhere"] is not None:
+        raise ServedElsewhere(row["elsewhere"])
+    if row is not None and row["was"] is None:
+        raise Again
+    return None if row is None else BegunMessage.model_validate(dict(row))
+
+
+async def own_box(conn: Connection, project: ProjectId, segment: SegmentId, new_box: BoxId) -> BoxId:
+    """The memory of an agent in a segment that is there: `new_box`, unless it has one."""
+    row = await query("own_box").one(conn, project_id=project, segment_id=segment, new_box_id=new_box)
+    return row["output_box_id"]
+
+
+async def await_turn(
+    conn: Connection,
+    thread: ThreadRef,
+    message: MessageId,
+    turn: AgentTurnId,
+    output_box: BoxId,
+    *,
+    deadline_seconds: float,
+) -> bool:
+    """Note that an agent's turn is out for the message; False if the message was settled meanwhile."""
+    row = await query("await_turn").opt(
+        conn,
+        project_id=thread.project_id,
+        thread_id=thread.thread_id,
+        message_id=message,
+        agent_turn_id=turn,
+        output_box_id=output_box,
+        deadline_seconds=deadline_seconds,
+    )
+    return row is not None
+
+
+async def find_request(conn: Connection, begun: BegunMessage) -> str:
+    """What the segment of a message was asked with, of which the message came."""
+    row = await query("find_request").one(conn, message_id=begun.message_id, segment_id=begun.segment_id)
+    return row["payload"]
+
+
+async def settle_message(
+    conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, limits: ThreadLimits
+) -> Settled:
+    """What the handling of a message came to; nothing if the message was settled before."""
+    locked = await lock_thread(conn, thread)
+    if locked is None:
+        return Settled(await look_at_thread(conn, thread))
+    full = begun.hop >= limits.max_hops or locked.message_count >= limits.max_messages
+    limited = full and isinstance(effect, Forward | Iterate)
+    name = _name(effect, limited=limited)
+    ended = await _end(conn, thread, begun, name)
+    if ended is None:
+        return Settled(await look_at_thread(conn, thread))
+    reason, canceled = EndReason.LIMIT if limited else EndReason.ENDED, 0
+    match effect:
+        case Respond():
+            reason = EndReason.UNDELIVERED if effect.system else EndReason.RESPONDED
+            canceled = await _respond(conn, thread, begun, ended, effect, reason)
+        case Forward(listener, payload, turn) if not limited:
+            caller = turn or begun.caller_turn_id
+            segment = await add_segment(conn, thread.thread_id, ended.segment_id, listener, caller)
+            await _add_message(conn, thread, ended, segment, begun.listener, MessageKind.REQUEST, payload)
+        case Iterate(payload, system) if not limited:
+            sender, kind = (SYSTEM, MessageKind.SYSTEM) if system else (begun.listener, MessageKind.SELF)
+            await _add_message(conn, thread, ended, ended.segment_id, sender, kind, payload)
+        case Forward() | Iterate() | Nothing():
+            await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
+    await query("close_thread").many(conn, thread_id=thread.thread_id, reason=reason)
+    return Settled(await look_at_thread(conn, thread), name, canceled)
+
+
+_NAMES: dict[type[Effect], str] = {Forward: "forward", Iterate: "self", Respond: "respond", Nothing: "nothing"}
+_EXPIRED = "timeout"
+
+
+def _name(effect: Effect, *, limited: bool) -> str:
+    """An effect as the message's row has it."""
+    if limited:
+        return "limit"
+    return _EXPIRED if isinstance(effect, Respond) and effect.expired else _NAMES[type(effect)]
+
+
+async def _end(conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: str) -> _Ended | None:
+    """The message is settled; canceled, and so its agent's turn, where that is late. None if it was settled before."""
+    expired = effect == _EXPIRED
+    row = await query("end_message").opt(
+        conn,
+        thread_id=thread.thread_id,
+        message_id=begun.message_id,
+        effect=effect,
+        status=MessageStatus.CANCELED if expired else MessageStatus.HANDLED,
+        ended_by=begun.message_id if expired else None,
+    )
+    return None if row is None else _Ended.model_validate(dict(row))
+
+
+async def _respond(
+    conn: Connection, thread: ThreadRef, begun: BegunMessage, ended: _Ended, effect: Respond, reason: EndReason
+) -> int:
+    """The segment ends with all below it; what it answers goes to the segment above, or to the requester.
+
+    Returns how many messages were canceled by that.
+    """
+    canceled = await query("prune_segment").many(
+        conn,
+        thread_id=thread.thread_id,
+        segment_id=ended.segment_id,
+        fresh_segment_id=new_segment_id(),
+        ended_by=ended.message_id,
+    )
+    if begun.parent_id is not None:
+        kind = MessageKind.SYSTEM if effect.system else MessageKind.RESPONSE
+        await _add_message(conn, thread, ended, begun.parent_id, begun.listener, kind, effect.payload)
+    else:
+        card_id = MessageId(f"{ended.message_id}-reply")
+        card = await add_payload(conn, thread.project_id, card_id, effect.payload, begun.listener)
+        await query("add_reply").many(
+            conn,
+            request_id=ended.request_id,
+            thread_id=thread.thread_id,
+            kind=ReplyKind.REPLY,
+            reason=reason,
+            payload_card_id=card,
+            from_id=begun.listener,
+        )
+    await _close_requests(conn, thread.thread_id, [row["request_id"] for row in canceled], EndReason.PRUNED)
+    return len(canceled)
+
+
+async def _add_message(
+    conn: Connection,
+    thread: ThreadRef,
+    cause: _Ended,
+    segment: SegmentId,
+    sender: str,
+    kind: MessageKind,
+    payload: str,
+) -> None:
+    message = MessageId(uuid7())
+    card = await add_payload(conn, thread.project_id, message, payload, sender)
+    await query("add_message").many(
+        conn,
+        message_id=message,
+        thread_id=thread.thread_id,
+        request_id=cause.request_id,
+        cause_id=cause.message_id,
+        hop=cause.hop + 1,
+        segment_id=segment,
+        from_id=sender,
+        kind=kind,
+        payload_card_id=card,
+        correlation_id=None,
+        request_digest=None,
+        reply_to=None,
+        context_headers=None,
+    )
+
+
+async def _close_requests(conn: Connection, thread: ThreadId, requests: Sequence[str], reason: EndReason) -> None:
+    if requests:
+        await query("close_requests").many(conn, thread_id=thread, request_ids=list(requests), reason=reason)

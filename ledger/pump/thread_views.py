@@ -1,0 +1,230 @@
+"""Threads as operators, the safety net and the answering of requesters see them (protocol §8, §9). Decides nothing."""
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, ProjectId
+from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId, ThreadRef
+from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLine
+from turnstile.schema.wire.events import Message
+from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.wire.inbox import StopRequest
+
+
+class ThreadReply(Tolerant):
+    """An answer to publish, and to whom."""
+
+    request_id: MessageId
+    thread_id: ThreadId
+    kind: ReplyKind
+    reason: EndReason
+    from_id: str | None
+    payload_card_id: CardId | None
+    payload: str | None
+    reply_to: str | None
+    correlation_id: str | None
+    project_id: ProjectId
+    channel_id: ChannelId
+    context_headers: ContextHeaders
+    requested_at: datetime
+    created_at: datetime
+
+    def event(self, sender: str) -> Message:
+        """The event, with the message id it always has."""
+        told = {**self._headers(sender), headers.MSG_ID: f"reply-{self.request_id}"}
+        return Message(subjects.pump_reply(self.project_id, self.channel_id), self._data(), told, required=True)
+
+    def copy_to_requester(self, sender: str) -> Message | None:
+        """The same for the inbox of a requester that waits, on core NATS: no stream takes it."""
+        return None if self.reply_to is None else Message(self.reply_to, self._data(), self._headers(sender))
+
+    def _data(self) -> bytes:
+        payload: JsonObject = {
+            "thread_id": self.thread_id,
+            "message_id": self.request_id,
+            "correlation_id": self.correlation_id,
+            "kind": self.kind,
+            "reason": self.reason,
+            "from": self.from_id,
+            "payload": self.payload,
+            "payload_card_id": self.payload_card_id,
+        }
+        return json.dumps(payload).encode()
+
+    def _headers(self, sender: str) -> dict[str, str]:
+        return {
+            **headers.carried(self.context_headers),
+            headers.PROJECT_ID: self.project_id,
+            headers.CHANNEL_ID: self.channel_id,
+            headers.THREAD_ID: self.thread_id,
+            headers.TIMESTAMP: str(time.time_ns() // 1_000_000),
+            headers.VERSION: subjects.VERSION,
+            headers.MSG_TYPE: "reply",
+            headers.SENDER: sender,
+        }
+
+
+class ThreadTurn(Tolerant):
+    """A turn that works for a thread's message."""
+
+    agent_turn_id: AgentTurnId
+    project_id: ProjectId
+    channel_id: ChannelId
+
+    def stop(self, reason: str) -> Message:
+        """The durable command that ends the turn."""
+        payload = StopRequest(agent_turn_id=self.agent_turn_id, reason=reason).model_dump_json().encode()
+        subject = subjects.bridge_command(self.project_id, self.channel_id, "stop")
+        return Message(subject, payload, {headers.MSG_ID: f"stop-{self.agent_turn_id}"}, required=True)
+
+
+class EndedMessage(Tolerant):
+    """A message that the handling of another one canceled."""
+
+    message_id: MessageId
+    agent_turn_id: AgentTurnId | None
+    is_in_hand: bool
+    """Whether a handler may still run for it."""
+
+
+class TurnMessage(ThreadRef):
+    """A message that waits for an agent's turn."""
+
+    message_id: MessageId
+
+
+class Unserved(Tolerant):
+    """A listener for which messages wait, and that no worker has."""
+
+    worker_target: str
+    listener: str
+    waiting: int
+    waited_seconds: float
+    workers: int
+    """Workers of the target that are there."""
+
+    def told(self) -> str:
+        """A sentence for operators."""
+        lacks = f"none of {self.workers} workers of {self.worker_target!r} has it"
+        why = lacks if self.workers else f"no worker serves {self.worker_target!r}"
+        return f"listener {self.listener!r}: {self.waiting} messages wait, for up to {self.waited_seconds:.0f} s: {why}"
+
+
+async def list_threads(conn: Connection, project: ProjectId, status: str | None, *, row_limit: int) -> list[ThreadLine]:
+    """Root threads of a project, the newest first."""
+    rows = await query("list_threads").many(conn, project_id=project, status=status, row_limit=row_limit)
+    return [ThreadLine.model_validate(dict(row)) for row in rows]
+
+
+async def find_thread(conn: Connection, project: ProjectId, thread: ThreadId) -> ThreadLine | None:
+    """One root thread; None if the project has none of this id."""
+    row = await query("find_thread").opt(conn, project_id=project, thread_id=thread)
+    return None if row is None else ThreadLine.model_validate(dict(row))
+
+
+async def list_thread_messages(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[MessageLine]:
+    """Its messages in order."""
+    rows = await query("list_thread_messages").many(conn, thread_id=thread, row_limit=row_limit)
+    return [MessageLine.model_validate(dict(row)) for row in rows]
+
+
+async def list_thread_replies(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[ReplyLine]:
+    """Its answers, in the order in which they were given."""
+    rows = await query("list_thread_replies").many(conn, thread_id=thread, row_limit=row_limit)
+    return [ReplyLine.model_validate(dict(row)) for row in rows]
+
+
+async def list_thread_payloads(conn: Connection, thread: ThreadId, *, row_limit: int) -> dict[MessageId, str]:
+    """What its messages say."""
+    rows = await query("list_thread_payloads").many(conn, thread_id=thread, row_limit=row_limit)
+    return {row["message_id"]: row["payload"] for row in rows}
+
+
+async def list_replies(conn: Connection, thread: ThreadId, *, row_limit: int = 100) -> list[ThreadReply]:
+    """The thread's answers that are not announced yet."""
+    rows = await query("list_replies").many(conn, thread_id=thread, row_limit=row_limit)
+    return [ThreadReply.model_validate(dict(row)) for row in rows]
+
+
+async def list_late_replies(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[ThreadReply]:
+    """Rule 'thread_reply': answers that should have been announced."""
+    rows = await query("list_late_replies").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [ThreadReply.model_validate(dict(row)) for row in rows]
+
+
+async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> set[MessageId]:
+    """The answers to these requests are in the event stream; the requests of which that was not known."""
+    rows = await query("mark_replied").many(conn, request_ids=list(requests))
+    return {row["request_id"] for row in rows}
+
+
+async def messages_of_turns(conn: Connection, turns: Sequence[AgentTurnId]) -> list[TurnMessage]:
+    """The messages that wait for these turns."""
+    rows = await query("messages_of_turns").many(conn, agent_turn_ids=list(turns))
+    return [TurnMessage.model_validate(dict(row)) for row in rows]
+
+
+async def list_ended_messages(conn: Connection, project: ProjectId, ended_by: MessageId) -> list[EndedMessage]:
+    """What the handling of a message canceled: the turns are to be stopped, the handlers to be let go."""
+    rows = await query("list_ended_messages").many(conn, project_id=project, ended_by=ended_by)
+    return [EndedMessage.model_validate(dict(row)) for row in rows]
+
+
+async def list_canceled_turns(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[ThreadTurn]:
+    """Rule 'thread_turn': turns that still live although their message was canceled."""
+    rows = await query("list_canceled_turns").many(conn, worker_targets=list(worker_targets), row_limit=row_limit)
+    return [ThreadTurn.model_validate(dict(row)) for row in rows]
+
+
+async def list_stalled_threads(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[ThreadRef]:
+    """Rule 'thread': threads of which a message should have moved."""
+    rows = await query("list_stalled_threads").many(
+        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    )
+    return [ThreadRef.model_validate(dict(row)) for row in rows]
+
+
+async def list_unserved(
+    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+) -> list[Unserved]:
+    """Listeners for which messages wait, and that no worker which is there has; the longest first."""
+    rows = await query("list_unserved").many(
+        conn,
+        worker_targets=list(worker_targets),
+        older_seconds=older_seconds,
+        silent_seconds=WORKER_SILENT_SECONDS,
+        row_limit=row_limit,
+    )
+    return [Unserved.model_validate(dict(row)) for row in rows]
+
+
+async def list_served(conn: Connection, worker_target: str) -> dict[str, int]:
+    """How many workers that are there have each listener of a target."""
+    rows = await query("list_served").many(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
+    return {row["listener"]: row["workers"] for row in rows if row["listener"] is not None}
+
+
+async def list_open_threads(
+    conn: Connection, worker_targets: Sequence[str], *, after: ThreadId | None, older_seconds: float, row_limit: int
+) -> list[ThreadRef]:
+    """Rule 'thread_engine': open threads in the order of their ids, beyond one of them."""
+    rows = await query("list_open_threads").many(
+        conn,
+        worker_targets=list(worker_targets),
+        after_thread_id=after or "",
+        older_seconds=older_seconds,
+        row_limit=row_limit,
+    )
+    return [ThreadRef.model_validate(dict(row)) for row in rows]

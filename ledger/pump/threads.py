@@ -1,0 +1,215 @@
+"""Conversations of the message pump (protocol §9): a message from outside is sent, and where a thread stands.
+
+Guarantees: whoever joins a thread holds its lock; a message that is sent twice is one. `send_message` runs in a
+transaction of its caller (`Pool.transact`), and so does what is built of the parts below it. Never publishes.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import Json
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.cards import card_columns
+from turnstile.schema.base import Tolerant
+from turnstile.schema.cards import CardType, Role, TextContent, make_card
+from turnstile.schema.errors import Limited, Refused
+from turnstile.schema.ids import AgentTurnId, CardId, ProjectId
+from turnstile.schema.pump.threads import (
+    MessageId,
+    MessageKind,
+    OpenMessage,
+    SegmentId,
+    ThreadAdvanced,
+    ThreadId,
+    ThreadRef,
+    new_segment_id,
+)
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.limits import rate_limited
+
+SHOWN = 50
+"""Open messages that a look tells of: with their ids and codes they fit into one payload of Temporal's."""
+_GONE = ThreadAdvanced(version=2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLimits:
+    """How much one thread may come to (protocol §9)."""
+
+    max_messages: int = 10_000
+    max_hops: int = 200
+    """Messages that may descend from one message from outside."""
+    max_depth: int = 20
+    max_open: int = 100
+    """Messages in flight at once."""
+    max_open_threads: int = 0
+    """Threads of one project that have messages in flight; 0 is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message from outside, with the ids it was given, so that a repeated try is the same try."""
+
+    thread: ThreadRef
+    """A new one, unless `joins`."""
+    joins: bool
+    requester: str
+    to: str
+    payload: str
+    context_headers: dict[str, str]
+    message_id: MessageId
+    correlation_id: str
+    request_digest: str
+    reply_to: str | None = None
+    wait_seconds: float = 0.0
+    """The project is over its rate until then: only a repeat is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where a message from outside went; `duplicate` for a repeat of an earlier one."""
+
+    thread: ThreadRef
+    message_id: MessageId
+    duplicate: bool = False
+
+
+class LockedThread(ThreadRef):
+    """A thread that nobody else changes until the transaction ends."""
+
+    requester: str
+    message_count: int
+    status: str
+
+
+class _Earlier(ThreadRef):
+    message_id: MessageId
+    request_digest: str | None
+
+
+class _Look(Tolerant):
+    version: int
+    open: Json[tuple[OpenMessage, ...]]
+    open_count: int
+    chains: Json[tuple[str, ...]]
+
+
+async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Sent:
+    """Put a message from outside on its way.
+
+    Raises `Refused` (correlation_conflict, unknown_thread) and `Limited` (rate_limited, busy, threads_full).
+    """
+    if (earlier := await _repeated(conn, send)) is not None:
+        return earlier
+    if send.wait_seconds > 0:
+        raise rate_limited(send.wait_seconds)
+    thread = await _join(conn, send, limits) if send.joins else await _add_thread(conn, send, limits)
+    thread_id = thread.thread_id
+    row = await query("top_segment").opt(conn, thread_id=thread_id, listener=send.to)
+    segment = row["segment_id"] if row is not None else await add_segment(conn, thread_id, None, send.to, None)
+    card = await add_payload(conn, send.thread.project_id, send.message_id, send.payload, send.requester)
+    await query("add_message").many(
+        conn,
+        message_id=send.message_id,
+        thread_id=thread_id,
+        request_id=send.message_id,
+        cause_id=None,
+        hop=0,
+        segment_id=segment,
+        from_id=send.requester,
+        kind=MessageKind.REQUEST,
+        payload_card_id=card,
+        correlation_id=send.correlation_id,
+        request_digest=send.request_digest,
+        reply_to=send.reply_to,
+        context_headers=headers.dumps(send.context_headers) if send.joins else None,
+    )
+    return Sent(thread, send.message_id)
+
+
+async def look_at_thread(conn: Connection, thread: ThreadRef) -> ThreadAdvanced:
+    """Where the thread stands now; one that is not there has nothing open, and never will."""
+    row = await query("look_at_thread").opt(
+        conn, project_id=thread.project_id, thread_id=thread.thread_id, row_limit=SHOWN
+    )
+    return _GONE if row is None else ThreadAdvanced(**dict(_Look.model_validate(dict(row))))
+
+
+async def _repeated(conn: Connection, send: Send) -> Sent | None:
+    row = await query("find_message").opt(conn, correlation_id=send.correlation_id, project_id=send.thread.project_id)
+    if row is None:
+        return None
+    earlier = _Earlier.model_validate(dict(row))
+    if earlier.request_digest != send.request_digest:
+        raise Refused("correlation_conflict", "this correlation_id was used before, with other content")
+    duplicate = earlier.message_id != send.message_id
+    return Sent(ThreadRef.model_validate(earlier.model_dump()), earlier.message_id, duplicate=duplicate)
+
+
+async def lock_thread(conn: Connection, thread: ThreadRef) -> LockedThread | None:
+    """The thread, locked; None if the project has no such thread."""
+    row = await query("lock_thread").opt(conn, thread_id=thread.thread_id, project_id=thread.project_id)
+    return None if row is None else LockedThread.model_validate(dict(row))
+
+
+async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
+    """The requester's own thread, locked; raises `Refused` (unknown_thread) and `Limited` (busy, threads_full)."""
+    thread = await lock_thread(conn, send.thread)
+    if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
+        raise Refused("unknown_thread", "there is no such thread of yours")
+    found = (await query("count_open_messages").one(conn, thread_id=thread.thread_id))["found"]
+    if found >= limits.max_open or thread.message_count >= limits.max_messages:
+        raise Limited("busy", f"the thread has {found} messages in flight, {thread.message_count} in all")
+    if thread.status != "open":
+        await _make_room(conn, send.thread.project_id, limits)
+    return ThreadRef.model_validate(thread.model_dump())
+
+
+async def _make_room(conn: Connection, project: ProjectId, limits: ThreadLimits) -> None:
+    """Raises `Limited` (threads_full); as many as are sent at once may pass it."""
+    if not limits.max_open_threads:
+        return
+    counted = await query("count_project_threads").one(conn, project_id=project, row_limit=limits.max_open_threads)
+    if counted["found"] >= limits.max_open_threads:
+        raise Limited("threads_full", "the project has too many open threads: again when some have been answered")
+
+
+async def _add_thread(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
+    await _make_room(conn, send.thread.project_id, limits)
+    await query("add_thread").many(
+        conn,
+        thread_id=send.thread.thread_id,
+        project_id=send.thread.project_id,
+        channel_id=send.thread.channel_id,
+        worker_target=send.thread.worker_target,
+        requester=send.requester,
+        context_headers=headers.dumps(send.context_headers),
+    )
+    return send.thread
+
+
+async def add_segment(
+    conn: Connection, thread: ThreadId, parent: SegmentId | None, listener: str, turn: AgentTurnId | None
+) -> SegmentId:
+    """A new place for a listener, below `parent` or at the top; `turn` is the agent's that calls it."""
+    segment = new_segment_id()
+    await query("add_segment").many(
+        conn, segment_id=segment, thread_id=thread, parent_id=parent, listener=listener, caller_turn_id=turn
+    )
+    return segment
+
+
+async def add_payload(conn: Connection, project: ProjectId, message: MessageId, payload: str, author: str) -> CardId:
+    """The card of a message's payload, in no box."""
+    made = make_card(
+        CardId(f"{message}-payload"), CardType.MESSAGE, Role.USER, TextContent(text=payload), author=author
+    )
+    columns = card_columns([made])
+    await query("add_card").many(
+        conn,
+        card_id=made.card_id,
+        project_id=project,
+        content=columns["card_contents"][0],
+        metadata=columns["card_metadatas"][0],
+    )
+    return made.card_id

@@ -1,0 +1,63 @@
+"""Boxes as callers handle them: forked, and named by an agent's pointers (protocol §6).
+
+Guarantees: a fork is its source's list at one moment, under an id that makes a repeat find it; pointers name boxes of
+the agent's project that no other agent's turn is writing as they are set. Both lock what they name, so retention takes
+none of it meanwhile. One round trip each. A box that somebody is yet to hold is not looked for: pointers are outside
+the gate.
+"""
+
+from turnstile.ledger.pool import Again
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId, BoxId, ProjectId
+from turnstile.schema.wire.box_requests import AgentBoxes, BoxReplaceRequest
+
+_REFUSALS = {
+    "correlation_conflict": "this correlation_id was used before, for another box",
+    "unknown_box": "box_id names no box of this project",
+    "unknown_agent": "the project has no such agent: add it first",
+    "unknown_context_box": "memory_context_box_id names no box of this project",
+    "unknown_output_box": "last_output_box_id names no box of this project",
+    "output_box_busy": "a turn of another agent is writing the box: fork it, or wait for its end",
+}
+
+
+async def fork_box(conn: Connection, project: ProjectId, source: BoxId, new_box: BoxId) -> bool:
+    """Make `new_box` a copy of the project's box `source`; False if an earlier fork made it.
+
+    Raises `Refused` (correlation_conflict, unknown_box), or `Again`.
+    """
+    row = await query("fork_box").one(conn, project_id=project, box_id=source, new_box_id=new_box)
+    match row["verdict"]:
+        case "accepted" | "duplicate" as verdict:
+            return verdict == "accepted"
+        case "again":
+            raise Again
+        case refusal:
+            raise Refused(refusal, _REFUSALS[refusal])
+
+
+async def replace_boxes(conn: Connection, project: ProjectId, wanted: BoxReplaceRequest) -> AgentBoxes:
+    """Set the pointers that `wanted` names, and answer both.
+
+    Raises `Refused` (unknown_agent, unknown_context_box, unknown_output_box, output_box_busy).
+    """
+    row = await query("replace_boxes").one(
+        conn,
+        project_id=project,
+        agent_id=wanted.agent_id,
+        memory_box_id=wanted.memory_context_box_id,
+        output_box_id=wanted.last_output_box_id,
+        sets_memory="memory_context_box_id" in wanted.model_fields_set,
+    )
+    if (verdict := row["verdict"]) != "accepted":
+        raise Refused(verdict, _REFUSALS[verdict])
+    return AgentBoxes.model_validate(dict(row))
+
+
+async def agent_boxes(conn: Connection, project: ProjectId, agent: AgentId) -> AgentBoxes:
+    """The boxes that the agent's pointers name; raises `Refused` (unknown_agent)."""
+    row = await query("agent_boxes").opt(conn, project_id=project, agent_id=agent)
+    if row is None:
+        raise Refused("unknown_agent", _REFUSALS["unknown_agent"])
+    return AgentBoxes.model_validate(dict(row))

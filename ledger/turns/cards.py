@@ -1,0 +1,110 @@
+"""Cards as arrays for one statement, cards as rows, and the bounded cache of box contents.
+
+A box is append-only, so what was read of it once stays right for ever: the cache keeps prefixes of boxes, keyed by
+project and box, and a step asks only for what came after (protocol §7.2). It holds nothing else.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnstile.ledger.queries import Connection, Row, query
+from turnstile.schema.cards import Card
+from turnstile.schema.ids import BoxId, CardId, ProjectId
+
+
+def card_columns(cards: Sequence[Card]) -> dict[str, list[Any]]:
+    """The parameters `card_ids`, `card_contents` and so on: parallel arrays, JSON as text."""
+    return {
+        "card_ids": [card.card_id for card in cards],
+        "card_contents": [json.dumps(card.content) for card in cards],
+        "card_tool_calls": [
+            None if card.tool_calls is None else json.dumps([c.model_dump(mode="json") for c in card.tool_calls])
+            for card in cards
+        ],
+        "card_tool_call_ids": [card.tool_call_id for card in cards],
+        "card_metadatas": [card.metadata.model_dump_json(exclude_none=True) for card in cards],
+    }
+
+
+def card_of(row: Row) -> Card:
+    """A card from a row with its columns."""
+    calls = row["tool_calls"]
+    return Card.model_validate(
+        {
+            "card_id": row["card_id"],
+            "content": json.loads(row["content"]),
+            "tool_calls": None if calls is None else json.loads(calls),
+            "tool_call_id": row["tool_call_id"],
+            "metadata": json.loads(row["metadata"]),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPrefix:
+    """The first cards of a box, in order, and the last position among them."""
+
+    position: int
+    cards: tuple[Card, ...]
+    size: int
+    """Bytes of JSON, roughly."""
+
+
+_EMPTY = BoxPrefix(0, (), 0)
+
+
+class BoxCache:
+    """A least-recently-used cache of box prefixes, bounded in bytes; safe to share between turns."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._boxes: OrderedDict[tuple[ProjectId, BoxId], BoxPrefix] = OrderedDict()
+
+    def get(self, project: ProjectId, box: BoxId) -> BoxPrefix:
+        """What is known of the box; empty if nothing is."""
+        prefix = self._boxes.get((project, box))
+        if prefix is None:
+            return _EMPTY
+        self._boxes.move_to_end((project, box))
+        return prefix
+
+    def extend(self, project: ProjectId, box: BoxId, known: BoxPrefix, rows: Sequence[Row]) -> tuple[Card, ...]:
+        """`known` and the rows after it as one list, remembered for the next read."""
+        if not rows and known.position:
+            return known.cards
+        cards = known.cards + tuple(card_of(row) for row in rows)
+        size = known.size + sum(len(row["content"]) + len(row["metadata"]) + 200 for row in rows)
+        self._keep((project, box), BoxPrefix(rows[-1]["position"] if rows else 0, cards, size))
+        return cards
+
+    def _keep(self, key: tuple[ProjectId, BoxId], prefix: BoxPrefix) -> None:
+        held = self._boxes.pop(key, _EMPTY)
+        kept = prefix if prefix.position >= held.position else held
+        self._bytes += kept.size - held.size
+        self._boxes[key] = kept
+        while self._bytes > self._max_bytes and self._boxes:
+            _, dropped = self._boxes.popitem(last=False)
+            self._bytes -= dropped.size
+
+
+async def get_card(conn: Connection, project: ProjectId, card: CardId) -> Card | None:
+    """The card, if the project has it."""
+    row = await query("get_card").opt(conn, project_id=project, card_id=card)
+    return None if row is None else card_of(row)
+
+
+async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Card] | None:
+    """The cards of a box in order; None if the project has no such box."""
+    rows = await query("box_cards").many(conn, project_id=project, box_id=box)
+    if not rows:
+        return None
+    return [card_of(row) for row in rows if row["card_id"] is not None]
+
+
+async def make_box(conn: Connection, project: ProjectId, box: BoxId, cards: Sequence[Card]) -> None:
+    """A new box with these new cards, for callers that pack a context of their own."""
+    await query("make_box").many(conn, project_id=project, box_id=box, **card_columns(cards))

@@ -1,0 +1,306 @@
+"""Enqueue: one statement that makes a turn, or a UI action's, and, if the agent is idle, leases it (protocol §6).
+
+Guarantees: nothing is half-written; the same correlation answers the first turn's ids and writes nothing; the next turn
+of an agent is the oldest whose output box is free. Costs one round trip. Never publishes: the caller rings the doorbell
+for what `Enqueued.lease` says, after this returned.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import Json
+
+from turnstile.ledger.pool import Again, Pool
+from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.turns.cards import card_columns
+from turnstile.ledger.turns.lease import Lease
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    FieldsSchemaContent,
+    JsonContent,
+    Role,
+    TextContent,
+    make_card,
+)
+from turnstile.schema.errors import BadRequest, Limited, Refused
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    ProjectId,
+    new_box_id,
+    turn_card_id,
+    uuid7,
+)
+from turnstile.schema.states import MessageType, ReplyStatus, TurnStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest
+from turnstile.schema.wire.limits import PROJECT_FULL_FOR_CHILDREN, UNLIMITED, Admission, rate_limited
+from turnstile.schema.wire.ui_actions import UiAction
+
+_REFUSALS = {
+    "correlation_conflict": "this correlation_id was used before, with other content",
+    "unknown_project": "there is no such project: it exists once it has a profile or an agent",
+    "unknown_agent": "the project has no such agent: add it first",
+    "agent_inactive": "the agent is not active",
+    "unknown_profile": "the project has no profile of this name",
+    "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
+    "unknown_context_box": "context_box_id names no box of this project",
+    "unknown_output_box": "output_box_id names no box of this project",
+}
+_LIMITS = {
+    "queue_full": "too many turns wait for the agent: again when some have ended",
+    "project_full": "the project has too many turns queued and in hand: again when some have ended",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The reply to the caller, and the lease to ring for, if the request made one."""
+
+    reply: EnqueueReply
+    lease: Lease | None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """An enqueue with the ids it was given, so that a repeated try is the same try."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    request: EnqueueRequest
+    context_headers: dict[str, str]
+    depth_limit: int
+    agent_turn_id: AgentTurnId
+    inbox_id: InboxId
+    new_context_box_id: BoxId
+    new_output_box_id: BoxId
+    admission: Admission = UNLIMITED
+    action: UiAction | None = None
+    """What a `ui_action` turn is to do; `request` then names its agent, correlation and metadata only."""
+
+
+class QueuedStop(Tolerant):
+    """The outcome of a turn that ended in the queue, at epoch 0."""
+
+    channel_id: ChannelId
+    inbox_id: InboxId
+    status: TurnStatus
+    deliverable_card_id: CardId
+    output_box_id: BoxId
+    stats: Json[JsonObject]
+    ended_at: datetime
+    context_headers: ContextHeaders
+
+
+async def enqueue(
+    pool: Pool,
+    project: ProjectId,
+    channel: ChannelId,
+    request: EnqueueRequest,
+    incoming: Mapping[str, str],
+    *,
+    depth_limit: int,
+    sender: str,
+    admission: Admission = UNLIMITED,
+) -> Enqueued:
+    """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code that the reply names.
+
+    `queue_full` is exact. `project_full` may be passed by as many turns as are enqueued at once.
+    """
+    if request.text_bytes() > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
+    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender, admission)
+
+
+async def enqueue_action(
+    pool: Pool,
+    project: ProjectId,
+    channel: ChannelId,
+    action: UiAction,
+    incoming: Mapping[str, str],
+    *,
+    depth_limit: int,
+    sender: str,
+    admission: Admission = UNLIMITED,
+) -> Enqueued:
+    """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
+
+    Raises as `enqueue` does. Whether the tool may be called is the caller's to check.
+    """
+    if action.text_bytes() > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
+    request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
+    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender, admission)
+
+
+async def _enqueue(
+    pool: Pool,
+    project: ProjectId,
+    channel: ChannelId,
+    request: EnqueueRequest,
+    incoming: Mapping[str, str],
+    action: UiAction | None,
+    depth_limit: int,
+    sender: str,
+    admission: Admission,
+) -> Enqueued:
+    command = Enqueue(
+        project_id=project,
+        channel_id=channel,
+        request=request,
+        context_headers=headers.context_headers(incoming),
+        depth_limit=depth_limit,
+        agent_turn_id=AgentTurnId(uuid7()),
+        inbox_id=InboxId(uuid7()),
+        new_context_box_id=new_box_id(),
+        new_output_box_id=new_box_id(),
+        admission=admission,
+        action=action,
+    )
+    cards = _cards(command, sender)
+    return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
+
+
+async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:
+    """The statement itself; raises `Again` where it must run anew, `Refused` where it may not."""
+    request, action = command.request, command.action
+    columns = card_columns(cards)
+    row = await query("enqueue_turn").one(
+        conn,
+        project_id=command.project_id,
+        agent_id=request.agent_id,
+        channel_id=command.channel_id,
+        inbox_id=command.inbox_id,
+        agent_turn_id=command.agent_turn_id,
+        correlation_id=request.correlation_id or command.agent_turn_id,
+        message_type=MessageType.TURN if action is None else MessageType.UI_ACTION,
+        ui_action=None if action is None else action.ref.model_dump_json(),
+        request_digest=request.digest() if action is None else action.digest(),
+        context_headers=headers.dumps(command.context_headers),
+        header_depth=headers.depth(command.context_headers),
+        parent_turn_id=command.context_headers.get(headers.PARENT_TURN_ID),
+        depth_limit=command.depth_limit,
+        over_rate=command.admission.wait_seconds > 0,
+        max_queued_turns=command.admission.max_queued_turns,
+        max_live_turns=command.admission.max_live_turns,
+        child_share=PROJECT_FULL_FOR_CHILDREN,
+        profile_name=request.profile_name,
+        has_instruction=request.instruction is not None or action is not None,
+        context_box_id=request.context_box_id,
+        output_box_id=request.output_box_id,
+        new_context_box_id=command.new_context_box_id,
+        new_output_box_id=command.new_output_box_id,
+        runtime_config=request.runtime_config.model_dump_json(exclude_none=True),
+        metadata=json.dumps(request.metadata),
+        card_ids=columns["card_ids"],
+        card_contents=columns["card_contents"],
+        card_metadatas=columns["card_metadatas"],
+    )
+    match row["verdict"]:
+        case "accepted" | "duplicate" as verdict:
+            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own answer was lost
+            return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
+        case "busy":
+            busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")
+            return Enqueued(busy, None)
+        case "again":
+            raise Again
+        case "headless":
+            await query("make_head").many(conn, project_id=command.project_id, agent_id=request.agent_id)
+            raise Again
+        case "nothing_to_do":
+            raise BadRequest(
+                "one of instruction and context_box_id is needed: the agent has no memory box to start from"
+            )
+        case "context_is_output":
+            raise BadRequest("context_box_id and output_box_id must differ: a turn never writes what it reads")
+        case "rate_limited":
+            raise rate_limited(command.admission.wait_seconds)
+        case "queue_full" | "project_full" as limit:
+            raise Limited(limit, _LIMITS[limit])
+        case refusal:
+            raise Refused(refusal, _REFUSALS[refusal])
+
+
+def _cards(command: Enqueue, sender: str) -> list[Card]:
+    turn = command.agent_turn_id
+    cards: list[Card] = []
+    content = _instruction(command)
+    if content is not None:
+        cards.append(
+            make_card(
+                turn_card_id(turn, "instruction"), CardType.INSTRUCTION, Role.USER, content, author=sender, turn=turn
+            )
+        )
+    if (fields := command.request.result_fields) is not None:
+        schema = FieldsSchemaContent(fields=fields)
+        cards.append(
+            make_card(
+                turn_card_id(turn, "fields"), CardType.RESULT_FIELDS, Role.SYSTEM, schema, author=sender, turn=turn
+            )
+        )
+    return cards
+
+
+def _instruction(command: Enqueue) -> TextContent | JsonContent | None:
+    """What the turn is asked: a text, or an action's call."""
+    if (action := command.action) is not None:
+        return JsonContent(data={"tool_name": action.tool_name, "arguments": action.args})
+    text = command.request.instruction
+    return None if text is None else TextContent(text=text)
+
+
+def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
+    return EnqueueReply(
+        status=ReplyStatus.ACCEPTED,
+        agent_turn_id=row["agent_turn_id"],
+        turn_epoch=row["turn_epoch"],
+        inbox_id=row["inbox_id"],
+        inbox_status=row["inbox_status"],
+        context_box_id=row["context_box_id"],
+        output_box_id=row["output_box_id"],
+        trace_id=row["trace_id"],
+        duplicate=duplicate,
+    )
+
+
+def _lease(row: Row, command: Enqueue) -> Lease | None:
+    if row["leased_inbox_id"] is None:
+        return None
+    return Lease(
+        project_id=command.project_id,
+        agent_id=command.request.agent_id,
+        channel_id=row["leased_channel_id"],
+        agent_turn_id=row["leased_turn_id"],
+        inbox_id=row["leased_inbox_id"],
+        turn_epoch=row["leased_epoch"],
+        worker_target=row["worker_target"],
+        context_headers=row["context_headers"],
+    )
+
+
+async def stop_queued_turn(
+    conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
+) -> QueuedStop | None:
+    """End a turn that still waits (protocol §6, stop); None if it is not queued (any more)."""
+    row = await query("stop_queued_turn").opt(
+        conn,
+        project_id=project,
+        agent_id=agent,
+        agent_turn_id=turn,
+        card_id=card.card_id,
+        content=json.dumps(card.content),
+        metadata=card.metadata.model_dump_json(exclude_none=True),
+        new_box_id=new_box_id(),
+        error_code=error_code,
+    )
+    return None if row is None else QueuedStop.model_validate(dict(row))

@@ -1,0 +1,112 @@
+"""Leases and claims: which turn an agent is on, and which inbox rows a bridge has taken (protocol §3, §6)."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import Tolerant
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
+from turnstile.schema.states import HeadStatus, MessageType
+from turnstile.schema.turns import Ring, TurnRef
+from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.headers import ContextHeaders
+
+
+class Lease(Tolerant):
+    """An agent leased to a turn, whose inbox row is now pending: somebody must ring."""
+
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    agent_turn_id: AgentTurnId
+    inbox_id: InboxId
+    turn_epoch: int
+    worker_target: str
+    context_headers: ContextHeaders
+
+    def address(self, sender: str) -> Address:
+        """Whom messages about the leased turn are about."""
+        return Address(
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            turn_epoch=self.turn_epoch,
+            context=self.context_headers,
+            sender=sender,
+        )
+
+    def doorbell(self, sender: str, reason: str) -> Message:
+        """The message that rings for it."""
+        return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason)
+
+
+class Claim(Tolerant):
+    """A claimed inbox row. `start` and `signal`: its workflow must hear of it; the others are settled already."""
+
+    verdict: Literal["start", "signal", "consumed", "skipped", "deferred", "error"]
+    inbox_id: InboxId
+    project_id: ProjectId
+    agent_id: AgentId
+    channel_id: ChannelId
+    message_type: MessageType | str
+    correlation_id: str | None
+    agent_turn_id: AgentTurnId | None
+    turn_epoch: int | None
+    worker_target: str
+    profile_box_id: str | None
+    context_box_id: str | None
+    output_box_id: str | None
+    trace_id: str | None
+    active_inbox_id: InboxId | None
+    last_error: str | None
+    context_headers: ContextHeaders
+
+    def turn(self) -> TurnRef:
+        """The gate and boxes of the turn that the row is for; its `inbox_id` is the turn's own row."""
+        return TurnRef.model_validate(self.model_dump() | {"inbox_id": self.active_inbox_id or self.inbox_id})
+
+    def ring(self) -> Ring:
+        """The pointer that the turn's workflow is given."""
+        return Ring.model_validate(self.model_dump())
+
+
+class TurnInHand(TurnRef):
+    """A turn that its agent has in hand, and how it is getting on; `updated_at` is the head's last change."""
+
+    status: HeadStatus
+    updated_at: datetime
+    resume_deadline: datetime | None
+    restart_count: int
+
+
+AgentKey = tuple[ProjectId, AgentId]
+
+
+async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[Lease]:
+    """Lease each idle agent that has a turn waiting; raises nothing for those that are busy."""
+    rows = await query("dispatch_next").many(
+        conn, project_ids=[project for project, _ in agents], agent_ids=[agent for _, agent in agents]
+    )
+    return [Lease.model_validate(dict(row)) for row in rows]
+
+
+async def claim_inbox(
+    conn: Connection, agents: Sequence[AgentKey], worker_targets: Sequence[str], *, row_limit: int
+) -> list[Claim]:
+    """Take the due rows of these agents, at most `row_limit` of each, in one statement however many rang."""
+    rows = await query("claim_inbox").many(
+        conn,
+        project_ids=[project for project, _ in agents],
+        agent_ids=[agent for _, agent in agents],
+        worker_targets=list(worker_targets),
+        row_limit=row_limit,
+    )
+    return [Claim.model_validate(dict(row)) for row in rows]
+
+
+async def release_claims(conn: Connection, inbox_ids: Sequence[InboxId], *, delay_seconds: float) -> int:
+    """Give claimed rows back, due after the delay; returns how many. Their `retry_count` stays."""
+    rows = await query("release_claims").many(conn, inbox_ids=list(inbox_ids), delay_seconds=delay_seconds)
+    return len(rows)

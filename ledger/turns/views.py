@@ -1,0 +1,116 @@
+"""What operators and callers look at (`describe`, `turn show`, `inbox list`). Reads only, decides nothing."""
+
+from datetime import datetime
+
+from pydantic import Json
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, StepId, ToolCallId
+from turnstile.schema.wire.descriptions import TurnView
+
+
+class TurnLine(Tolerant):
+    """A turn in a list."""
+
+    agent_turn_id: AgentTurnId
+    agent_id: AgentId
+    created_at: datetime
+    correlation_id: str | None
+    turn_epoch: int | None
+    status: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    error_code: str | None
+    truncated: str | None
+    """Why its last answer is cut off, if it is."""
+    calls_timed_out: int
+    asked: str | None
+    """The beginning of what was asked; of a UI action the tool."""
+
+
+class SentCall(Tolerant):
+    """A call that a turn has sent, and where it stands."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    step_id: StepId
+    wait_status: str
+    created_at: datetime
+    received_at: datetime | None
+    applied_at: datetime | None
+
+
+class StepView(Tolerant):
+    """A committed step."""
+
+    step_id: StepId
+    status: str
+    started_at: datetime
+    ended_at: datetime | None
+    tool_call_ids: Json[list[ToolCallId]] | None
+    error: str | None
+    metadata: Json[JsonObject]
+
+
+class InboxLine(Tolerant):
+    """An inbox row; `next_retry_at` is null while the row is queued."""
+
+    inbox_id: InboxId
+    agent_id: AgentId
+    message_type: str
+    status: str
+    correlation_id: str | None
+    agent_turn_id: AgentTurnId | None
+    turn_epoch: int | None
+    retry_count: int
+    next_retry_at: datetime | None
+    defer_reason: str | None
+    last_error: str | None
+    created_at: datetime
+    archived_at: datetime | None
+
+
+async def describe_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnView | None:
+    """The turn, if the project has it."""
+    row = await query("describe_turn").opt(conn, project_id=project, agent_turn_id=turn)
+    return None if row is None else TurnView.model_validate(dict(row))
+
+
+async def list_turns(conn: Connection, project: ProjectId, agent: AgentId | None, *, row_limit: int) -> list[TurnLine]:
+    """The newest turns first."""
+    rows = await query("list_turns").many(conn, project_id=project, agent_id=agent, row_limit=row_limit)
+    return [TurnLine.model_validate(dict(row)) for row in rows]
+
+
+async def list_steps(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[StepView]:
+    """The turn's committed steps in order."""
+    rows = await query("list_steps").many(conn, project_id=project, agent_turn_id=turn)
+    return [StepView.model_validate(dict(row)) for row in rows]
+
+
+async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, row_limit: int) -> list[AgentTurnId]:
+    """The turns whose ids begin so, the newest first."""
+    rows = await query("find_turns").many(conn, project_id=project, beginning=beginning, row_limit=row_limit)
+    return [AgentTurnId(row["agent_turn_id"]) for row in rows]
+
+
+async def list_calls(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[SentCall]:
+    """The calls that the turn has sent, in order."""
+    rows = await query("list_calls").many(conn, project_id=project, agent_turn_id=turn)
+    return [SentCall.model_validate(dict(row)) for row in rows]
+
+
+async def list_inbox(
+    conn: Connection, project: ProjectId, agent: AgentId | None, status: str | None, *, row_limit: int
+) -> list[InboxLine]:
+    """The newest rows first."""
+    rows = await query("list_inbox").many(conn, project_id=project, agent_id=agent, status=status, row_limit=row_limit)
+    return [InboxLine.model_validate(dict(row)) for row in rows]
+
+
+async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnInHand | None:
+    """The gate and boxes of the turn, if an agent has it in hand."""
+    row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
+    return None if row is None else TurnInHand.model_validate(dict(row))

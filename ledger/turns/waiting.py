@@ -1,0 +1,196 @@
+"""Calls that are out: report, apply, time out, and the stop of a turn (protocol §6, §7.5, §7.6).
+
+Guarantees: one winner per waiting row and one `tool.result` per call in the output box, whoever reports how often and
+in which order; a repeat writes nothing. Each is one round trip. Never publishes: the caller rings.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Json
+from pydantic_core import to_json
+
+from turnstile.ledger.pool import Again, Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.transitions import gate
+from turnstile.schema.base import Tolerant
+from turnstile.schema.cards import ToolError, ToolResultContent
+from turnstile.schema.errors import Refused, StaleTurn
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, ToolCallId, uuid7
+from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
+from turnstile.schema.turns import Ring, TurnRef
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.descriptions import CallView
+from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES, ReportReply, ReportRequest
+
+_REFUSALS = {
+    "unknown_call": "the project has no such call",
+    "not_your_call": "the call belongs to another turn, agent or depth than the report says",
+    "unknown_card": "the project has no such card",
+    "not_its_card": "the card is no tool.result for this call by a service (tool.…, sys.…) or the system",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The reply to the tool, and the agent to ring for; None for a repeat."""
+
+    reply: ReportReply
+    ring: Lease | None
+
+
+class SettledRow(Tolerant):
+    """What became of an inbox row; `flaw` is why its card, by `author`, may not answer `call`."""
+
+    inbox_id: InboxId
+    status: str
+    reason: str | None
+    call: ToolCallId
+    author: str
+    flaw: str | None
+
+
+class AppliedReports(Tolerant):
+    """Where the turn stands after its reports were applied: the calls it still waits for, and until when."""
+
+    result: Literal["done"]
+    status: HeadStatus
+    deadline: datetime | None
+    updated_at: datetime
+    waiting: list[ToolCallId]
+    context_headers: ContextHeaders
+    rows: Json[list[SettledRow]]
+
+
+StopVerdict = Literal["accepted", "duplicate", "already_final", "queued", "dispatched", "unknown_turn", "again"]
+
+
+class RequestedStop(Tolerant):
+    """What a stop found; `queued` and `dispatched` turns are the caller's to end."""
+
+    verdict: StopVerdict
+    inbox_id: InboxId | None
+    agent_id: AgentId | None
+    channel_id: ChannelId
+    turn_epoch: int
+    worker_target: str | None
+    context_headers: ContextHeaders
+
+
+async def report(
+    pool: Pool, project: ProjectId, request: ReportRequest, incoming: Mapping[str, str] | None = None
+) -> Reported:
+    """Record a report of a call; raises `Refused` with the rule that it breaks.
+
+    The same function serves tools over the bridge and services of one's own; `incoming` are the headers it came with,
+    whose turn, agent and depth must be the call's where they are given.
+    """
+    content = _content(request)
+    inbox_id = InboxId(uuid7())
+    return await pool.run(lambda conn: report_call(conn, project, request, content, inbox_id, incoming or {}))
+
+
+async def report_call(
+    conn: Connection,
+    project: ProjectId,
+    request: ReportRequest,
+    content: str | None,
+    inbox_id: InboxId,
+    incoming: Mapping[str, str],
+) -> Reported:
+    """The statement itself; raises `Again` where it must run anew."""
+    row = await query("report_call").one(
+        conn,
+        project_id=project,
+        tool_call_id=request.tool_call_id,
+        inbox_id=inbox_id,
+        status=request.status,
+        after_execution=request.after_execution,
+        tool_result_card_id=request.tool_result_card_id,
+        content=content,
+        context_headers=headers.dumps(headers.context_headers(incoming)),
+        claimed_turn_id=incoming.get(headers.TURN_ID),
+        claimed_agent_id=incoming.get(headers.AGENT_ID),
+        claimed_depth=headers.depth(incoming) if headers.DEPTH in incoming else None,
+    )
+    verdict = row["verdict"]
+    if verdict == "again":
+        raise Again
+    if verdict not in {"accepted", "duplicate"}:
+        raise Refused(verdict, _REFUSALS[verdict])
+    reply = ReportReply(
+        status=ReplyStatus.ACCEPTED,
+        tool_call_id=request.tool_call_id,
+        inbox_id=row["inbox_id"],
+        duplicate=verdict == "duplicate" and row["inbox_id"] != inbox_id,  # else our own answer was lost
+    )
+    return Reported(
+        reply, None if reply.duplicate or row["worker_target"] is None else _ring(project, row["inbox_id"], row)
+    )
+
+
+def _ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") -> Lease:
+    values = dict(row)
+    values |= {
+        "project_id": project,
+        "inbox_id": inbox_id,
+    }
+    return Lease.model_validate(values)
+
+
+def _content(request: ReportRequest) -> str | None:
+    """The inline result as the content of its card; None where a card is pointed to."""
+    if request.tool_result_card_id is not None:
+        return None
+    error = request.error
+    if error is None and request.status is not TurnStatus.SUCCESS and request.result is None:
+        error = ToolError(code=f"tool_{request.status.value}", message="the tool gave no reason")
+    if sum(len(to_json(part)) for part in (request.result, error) if part is not None) > RESULT_LIMIT_BYTES:
+        raise Refused(
+            "result_too_large",
+            f"an inline result is limited to {RESULT_LIMIT_BYTES} bytes: report a shorter one or a card",
+        )
+    return ToolResultContent(
+        status=request.status, after_execution=request.after_execution, result=request.result, error=error
+    ).model_dump_json(exclude={"after_execution"} if request.after_execution is None else None)
+
+
+async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[InboxId]) -> AppliedReports:
+    """Apply what is due; raises `StaleTurn` if the gate is gone."""
+    row = await query("apply_reports").opt(conn, **gate(turn), inbox_ids=list(inbox_ids))
+    if row is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+    if row["result"] == "again":
+        raise Again
+    return AppliedReports.model_validate(dict(row))
+
+
+async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
+    """At the deadline: the timeouts to apply, with whatever else is due; empty before it, or if the gate is gone."""
+    rows = await query("inject_timeouts").many(conn, **gate(turn))
+    return [Ring.model_validate(dict(row)) for row in rows]
+
+
+async def request_stop(
+    conn: Connection, project: ProjectId, turn: AgentTurnId, reason: str, inbox_id: InboxId
+) -> RequestedStop:
+    """Ask for the end of a turn; raises `Again` while it is between two states."""
+    row = await query("request_stop").one(
+        conn, project_id=project, agent_turn_id=turn, reason=reason, inbox_id=inbox_id
+    )
+    found = RequestedStop.model_validate(dict(row))
+    if found.verdict == "again":
+        raise Again
+    if found.verdict == "duplicate" and found.inbox_id == inbox_id:  # our own answer was lost
+        return found.model_copy(update={"verdict": "accepted"})
+    return found
+
+
+async def describe_call(conn: Connection, project: ProjectId, call: ToolCallId) -> CallView | None:
+    """The call, if the project has it."""
+    row = await query("describe_call").opt(conn, project_id=project, tool_call_id=call)
+    return None if row is None else CallView.model_validate(dict(row))

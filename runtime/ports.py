@@ -1,0 +1,108 @@
+"""What activities need of the world and do not own: a publisher and a model (wired in `turnstile`)."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.profiles import LlmConfig
+from turnstile.schema.wire.events import Message
+
+
+class Publisher(Protocol):
+    """Sends what a committed transition says. It never runs before the commit."""
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Send in order and wait for the acknowledgements.
+
+        Raises `ServerUnavailable` if a required message was not acknowledged; the loss of others is logged.
+        """
+        ...
+
+    async def emit(self, message: Message) -> None:
+        """Send on core NATS without waiting; lost while disconnected."""
+        ...
+
+
+class ModelToolCall(Tolerant):
+    """A tool call in an assistant message, under the kernel's id."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class ModelMessage(Tolerant):
+    """One message of the request, OpenAI-style."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    tool_calls: tuple[ModelToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What a model is asked: one attempt of one step. `step` and `attempt` count from 1."""
+
+    config: LlmConfig
+    messages: tuple[ModelMessage, ...]
+    tools: tuple[JsonObject, ...]
+    step: int
+    attempt: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call: `index` tells calls apart; id and name come once, arguments in pieces."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDone:
+    """The end of the stream, always last. `usage` has token counts as the provider names them."""
+
+    finish_reason: str
+    usage: JsonObject = field(default_factory=JsonObject)
+    response_cost: float | None = None
+    usage_kind: Literal["exact", "estimated", "unknown"] = "unknown"
+
+
+ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone
+
+
+class Model(Protocol):
+    """A way to ask models. One adapter serves every turn, and keeps nothing about any (ARCHITECTURE.md)."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """The answer as it comes, ended by `ModelDone`; raises `ModelError`, which says if a retry can help."""
+        ...
+
+    async def check(self, model: str) -> None:
+        """Raises `ModelError` with a code if `model` cannot be asked at all (unknown, no key)."""
+        ...
+
+    async def close(self) -> None:
+        """Close clients; idempotent."""
+        ...

@@ -1,0 +1,109 @@
+"""The catalog as an AsyncAPI 3.0 document. Generated; nothing is written by hand.
+
+There is one operation for each role and subject, tagged with the role: who writes a client takes those of `client`.
+Payloads and headers are references to the JSON Schemas beside the document.
+"""
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.interface.catalog import ENTRIES
+from turnstile.schema.interface.entries import PARAMETERS, Entry, Role, Transport
+from turnstile.schema.interface.json_schemas import docstrings
+from turnstile.schema.wire import subjects
+
+ASYNCAPI = "3.0.0"
+_ABOUT = (
+    "Everything that Turnstile's kernel, its clients and its tools say to each other on NATS. docs/protocol.md of"
+    " the repository has the rules; sections (§) are of that page. Subjects hold a project and a channel; each id in"
+    " them is one token of A-Z a-z 0-9 _ -, at most 128 characters."
+)
+
+
+def document() -> JsonObject:
+    """The whole document."""
+    channels: JsonObject = {}
+    operations: JsonObject = {}
+    messages: JsonObject = {}
+    for entry in ENTRIES:
+        channels[entry.name] = _channel(entry)
+        messages[entry.name] = _message(entry)
+        if entry.reply is not None:
+            messages[f"{entry.name}.reply"] = _reply_message(entry)
+            channels[f"{entry.name}.reply"] = _reply_channel(entry)
+        operations.update(_operations(entry))
+    return {
+        "asyncapi": ASYNCAPI,
+        "info": {
+            "title": "Turnstile",
+            "version": subjects.VERSION,
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0"},
+            "tags": [{"name": Role[name].value, "description": about} for name, about in docstrings(Role).items()],
+        },
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+        "components": {
+            "messages": messages,
+            "parameters": {name: {"description": about} for name, about in PARAMETERS.items()},
+        },
+    }
+
+
+def _channel(entry: Entry) -> JsonObject:
+    return {
+        "address": entry.address,
+        "summary": entry.summary,
+        "description": f"{_transport(entry)} Protocol §{entry.section}.",
+        "parameters": {name: {"$ref": f"#/components/parameters/{name}"} for name in entry.parameters},
+        "messages": {"message": {"$ref": f"#/components/messages/{entry.name}"}},
+        "x-nats": {"transport": entry.transport.value, **({"stream": entry.stream} if entry.stream else {})},
+    }
+
+
+def _transport(entry: Entry) -> str:
+    about = docstrings(Transport)[entry.transport.name]
+    return about if entry.stream is None else f"{about} This one is `{entry.stream}`."
+
+
+def _reply_channel(entry: Entry) -> JsonObject:
+    return {
+        "address": None,
+        "summary": f"The reply inbox of a request on `{entry.subject}`.",
+        "messages": {"message": {"$ref": f"#/components/messages/{entry.name}.reply"}},
+    }
+
+
+def _message(entry: Entry) -> JsonObject:
+    told: JsonObject = {"name": entry.name, "summary": entry.summary}
+    if entry.headers is not None:
+        told["headers"] = _schema(entry.headers)
+    if entry.payload is not None:
+        told["payload"] = _schema(entry.payload)
+    return told
+
+
+def _reply_message(entry: Entry) -> JsonObject:
+    told: JsonObject = {"name": f"{entry.name}.reply", "summary": f"The answer to `{entry.subject}`."}
+    return told if entry.reply is None else {**told, "payload": _schema(entry.reply)}
+
+
+def _schema(model: type) -> JsonObject:
+    return {"$ref": f"schemas/{model.__name__}.json"}
+
+
+def _operations(entry: Entry) -> JsonObject:
+    made: JsonObject = {}
+    for action, roles in (("send", entry.senders), ("receive", entry.receivers)):
+        for role in roles:
+            operation: JsonObject = {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{entry.name}"},
+                "summary": entry.summary,
+                "tags": [{"name": role.value}],
+                "messages": [{"$ref": f"#/channels/{entry.name}/messages/message"}],
+            }
+            if entry.reply is not None:
+                reply = f"#/channels/{entry.name}.reply"
+                operation["reply"] = {"channel": {"$ref": reply}, "messages": [{"$ref": f"{reply}/messages/message"}]}
+            made[f"{role.value}.{action}.{entry.name}"] = operation
+    return made

@@ -1,0 +1,263 @@
+"""Every subject and every document of the protocol, with its models: what `turnstile schema export` writes.
+
+One entry says who sends what to whom, over which transport, and what is answered. Nothing at run time reads it; tests
+hold it against the code: a verb, a subject or an event without an entry fails. To add one:
+
+    a verb       a line in `VERBS`: request/reply, durable command and ack follow from it
+    a subject    an `Entry` in `_SUBJECTS`
+    a document   a line in `DOCUMENTS`
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field, create_model
+
+from turnstile.schema import cards
+from turnstile.schema.interface import envelopes
+from turnstile.schema.interface.entries import Entry, Role, Transport
+from turnstile.schema.profiles import Profile
+from turnstile.schema.pump.listeners import ListenerFile
+from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
+from turnstile.schema.wire import box_requests, events, inbox, ui_actions
+from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeReply
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the bridge; `durable` ones are commands, too."""
+
+    name: str
+    summary: str
+    section: str
+    request: type[BaseModel]
+    reply: type[BaseModel]
+    callers: tuple[Role, ...]
+    durable: bool = True
+
+    def entries(self) -> Iterator[Entry]:
+        """Its subjects: request/reply, and for a durable one the command and its ack."""
+        yield Entry(
+            subject=f"req.sys.bridge.{self.name}",
+            summary=self.summary,
+            transport=Transport.MICRO,
+            section=self.section,
+            payload=self.request,
+            headers=envelopes.CallerHeaders,
+            senders=self.callers,
+            receivers=(Role.BRIDGE,),
+            reply=self.reply,
+        )
+        if not self.durable:
+            return
+        ack = f"evt.sys.bridge.{self.name}_ack"
+        yield Entry(
+            subject=f"cmd.sys.bridge.{self.name}",
+            summary=f"The verb `{self.name}` as a durable command: it waits for a bridge; the answer is `{ack}`.",
+            transport=Transport.JETSTREAM,
+            section="5",
+            payload=_with_request_id(self.request, "Command", f"Arguments of `{self.name}` as a durable command."),
+            headers=envelopes.CommandHeaders,
+            senders=self.callers,
+            receivers=(Role.BRIDGE,),
+        )
+        yield Entry(
+            subject=ack,
+            summary=f"The answer to the durable command `{self.name}`.",
+            transport=Transport.JETSTREAM,
+            section="5",
+            payload=_with_request_id(self.reply, "Ack", f"Answer to the durable command `{self.name}`."),
+            headers=envelopes.AckHeaders,
+            senders=(Role.BRIDGE,),
+            receivers=self.callers,
+        )
+
+
+def _with_request_id(model: type[BaseModel], suffix: str, doc: str) -> type[BaseModel]:
+    name = f"{model.__name__.removesuffix('Request').removesuffix('Reply')}{suffix}"
+    about = "The caller's own name for the command; its answer repeats it."
+    field: Any = (str | None, Field(default=None, max_length=inbox.REQUEST_ID_LIMIT, description=about))
+    return create_model(name, __base__=model, __doc__=doc, request_id=field)
+
+
+_CLIENT, _TOOL = (Role.CLIENT,), (Role.TOOL,)
+_KERNEL = (Role.BRIDGE, Role.WORKER)
+
+VERBS = (
+    Verb("enqueue", "Ask an agent for a turn.", "6", inbox.EnqueueRequest, inbox.EnqueueReply, _CLIENT),
+    Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
+    Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
+    Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
+    Verb("box_fork", "Copy a box.", "6", box_requests.BoxForkRequest, box_requests.BoxForkReply, _CLIENT),
+    Verb(
+        "box_replace",
+        "Set an agent's boxes.",
+        "6",
+        box_requests.BoxReplaceRequest,
+        box_requests.BoxReplaceReply,
+        _CLIENT,
+    ),
+    Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
+    Verb(
+        name="thread.describe",
+        summary="Look at a conversation with its real chains.",
+        section="9",
+        request=inbox.ThreadDescribeRequest,
+        reply=ThreadDescribeReply,
+        callers=(Role.OPERATOR,),
+        durable=False,
+    ),
+)
+
+_SUBJECTS = (
+    Entry(
+        subject="cmd.agent.{worker_target}.wakeup",
+        summary="A doorbell: look at the agent's inbox. The agent may be named by its header alone.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.Wakeup,
+        headers=envelopes.CommandHeaders,
+        senders=(*_KERNEL, Role.TOOL),
+        receivers=(Role.BRIDGE,),
+    ),
+    Entry(
+        subject="cmd.tool.{target}.{suffix}",
+        summary="A call of a tool. The tool reads the arguments with `describe`, and answers with `report`.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=ToolCommandPayload,
+        headers=envelopes.ToolCommandHeaders,
+        senders=_KERNEL,
+        receivers=_TOOL,
+    ),
+    Entry(
+        subject="req.tool.{target}.{suffix}.{tool_call_id}",
+        summary="Who runs this call? Asked by a replica that hears a command again; no responders is an answer, too.",
+        transport=Transport.REQUEST,
+        section="5",
+        payload=None,
+        headers=None,
+        senders=_TOOL,
+        receivers=_TOOL,
+        reply=ToolCallHolder,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.state",
+        summary="Where an agent stands. Best effort: decide nothing by it.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.StateEvent,
+        headers=envelopes.AgentHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.step",
+        summary="How far a step of a turn is. Best effort.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.StepEvent,
+        headers=envelopes.StepHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.task",
+        summary="A turn is over: exactly one in the stream for each turn, announced until it is acknowledged.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.TaskEvent,
+        headers=envelopes.TaskHeaders,
+        senders=_KERNEL,
+        receivers=(Role.CLIENT, Role.BRIDGE),
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.inbox_progress",
+        summary="What became of a row of an agent's inbox. Published without waiting, best effort.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=events.InboxProgress,
+        headers=envelopes.AgentHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="cmd.sys.ui.action",
+        summary="A user's action: one call of a tool, as a turn. Served if configured; a header may name the agent.",
+        transport=Transport.JETSTREAM,
+        section="7.10",
+        payload=ui_actions.UiAction,
+        headers=envelopes.CommandHeaders,
+        senders=_CLIENT,
+        receivers=(Role.BRIDGE,),
+    ),
+    Entry(
+        subject="evt.sys.ui.action_ack",
+        summary="What became of a user's action: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`.",
+        transport=Transport.JETSTREAM,
+        section="7.10",
+        payload=ui_actions.ActionAck,
+        headers=envelopes.ActionAckHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.sys.pump.reply",
+        summary="The answer to a message from outside, exactly one; a copy goes to the `reply_to` of its `send`.",
+        transport=Transport.JETSTREAM,
+        section="9",
+        payload=events.ReplyEvent,
+        headers=envelopes.PumpReplyHeaders,
+        senders=_KERNEL,
+        receivers=_CLIENT,
+    ),
+    Entry(
+        subject="evt.sys.probe",
+        summary="Whether the stream takes messages: stored and found again, in its own project. Nobody acts on it.",
+        transport=Transport.JETSTREAM,
+        section="5",
+        payload=None,
+        headers=None,
+        senders=_KERNEL,
+        receivers=_KERNEL,
+    ),
+    Entry(
+        subject="str.agent.{agent_id}.chunk",
+        summary="Streamed text of a turn, as the model writes it. Nothing is decided by it.",
+        transport=Transport.CORE,
+        section="5",
+        payload=events.Chunk,
+        headers=None,
+        senders=(Role.WORKER,),
+        receivers=_CLIENT,
+    ),
+)
+
+ENTRIES: tuple[Entry, ...] = (*(entry for verb in VERBS for entry in verb.entries()), *_SUBJECTS)
+
+NOT_SPOKEN = frozenset({"cmd.sys.pmo.internal.{tool}"})
+"""Subjects of protocol §5 that nothing speaks yet."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """Something that is written down rather than sent: a file, a row's payload, a card's content."""
+
+    name: str
+    form: Any
+    """A model, or a union of models."""
+
+
+DOCUMENTS = (
+    *(Document(each.__name__, each) for each in (Profile, ToolDefinition, ListenerFile)),
+    *(Document(each.__name__, each) for each in (inbox.TurnPayload, inbox.ReportPayload, inbox.StopPayload)),
+    Document("Card", cards.Card),
+    Document("CardContent", cards.CardContent),
+    Document("FallbackDeliverable", cards.FallbackDeliverable),
+)
+
+
+def find(subject: str) -> Entry | None:
+    """The entry of a subject; None if it is none of the protocol's."""
+    return next((entry for entry in ENTRIES if entry.pattern.fullmatch(subject)), None)

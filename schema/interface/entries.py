@@ -1,0 +1,106 @@
+"""An entry of the catalog: a subject, who sends what to whom, over which transport, and what is answered. Pure."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from pydantic import BaseModel
+
+from turnstile.schema.wire import subjects
+
+PREFIX = f"cg.{subjects.VERSION}.{{project_id}}.{{channel_id}}"
+
+PARAMETERS = {
+    "project_id": "The tenant. It always holds: no header or argument names another.",
+    "channel_id": "The visibility domain inside the project: `public`, `u_{user}` or `t_{thread}`.",
+    "agent_id": "The agent that the message is about.",
+    "worker_target": "Which workers are rung: the agent's routing field, such as `worker_generic`.",
+    "target": "The tool service, by the tool's `target_subject`.",
+    "suffix": "The tool in its service, by the tool's `target_subject`; it may have more than one token.",
+    "tool_call_id": "The call.",
+}
+"""What stands in braces in a subject: one token of A-Z a-z 0-9 _ -, at most 128 characters, but for `suffix`."""
+_WORD = r"[A-Za-z0-9_-]{1,128}"
+_MANY = {"suffix": rf"{_WORD}(?:\.{_WORD})*"}
+
+
+class Role(StrEnum):
+    """Who speaks on NATS."""
+
+    CLIENT = "client"
+    """Asks for turns, sends messages, and listens to what comes of them."""
+    OPERATOR = "operator"
+    """A client that may see more."""
+    TOOL = "tool"
+    """Answers calls."""
+    BRIDGE = "bridge"
+    """The kernel's process that answers verbs and rings for turns."""
+    WORKER = "worker"
+    """The kernel's process that runs turns."""
+
+
+class Transport(StrEnum):
+    """How a message travels."""
+
+    JETSTREAM = "jetstream"
+    """JetStream: a stream keeps it."""
+    CORE = "core"
+    """Core NATS: lost while nobody listens."""
+    REQUEST = "request"
+    """Core NATS request/reply."""
+    MICRO = "micro"
+    """Request/reply as the NATS micro service `turnstile`: it can be discovered, and its replicas share the work."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One subject: who sends what to whom, and how. `subject` is what follows the prefix, ids in braces."""
+
+    subject: str
+    summary: str
+    transport: Transport
+    section: str
+    """Of docs/protocol.md."""
+    payload: type[BaseModel] | None
+    """None: the message is empty."""
+    headers: type[BaseModel] | None
+    senders: tuple[Role, ...]
+    receivers: tuple[Role, ...]
+    reply: type[BaseModel] | None = None
+
+    @property
+    def name(self) -> str:
+        """A name without ids, such as `evt.agent.task`."""
+        return ".".join(part for part in self.subject.split(".") if not part.startswith("{"))
+
+    @property
+    def address(self) -> str:
+        """The whole subject, ids in braces."""
+        return f"{PREFIX}.{self.subject}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What stands in braces, in order."""
+        return tuple(re.findall(r"\{(\w+)\}", self.address))
+
+    @property
+    def stream(self) -> str | None:
+        """The stream that keeps it."""
+        if self.transport is not Transport.JETSTREAM:
+            return None
+        return subjects.CMD_STREAM if self.subject.startswith("cmd.") else subjects.EVT_STREAM
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the kernel reads it: its schema then says what is accepted, else what is sent."""
+        return Role.BRIDGE in self.receivers and bool({*self.senders} - {Role.BRIDGE, Role.WORKER})
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the subjects of this entry."""
+        return re.compile(r"\.".join(map(_matching, self.address.split("."))))
+
+
+def _matching(part: str) -> str:
+    return _MANY.get(part[1:-1], _WORD) if part.startswith("{") else re.escape(part)

@@ -1,0 +1,142 @@
+"""The JSON Schema (2020-12) of every model that the catalog names. Generated; nothing is written by hand.
+
+What the kernel reads is described as it is accepted, what it sends as it is sent. Docstrings of models, fields and
+members of enumerations become descriptions.
+"""
+
+import ast
+import functools
+import inspect
+import itertools
+import re
+import textwrap
+from enum import Enum
+from typing import Any, cast
+
+from pydantic import AliasChoices, BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core import core_schema
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.interface.catalog import DOCUMENTS, ENTRIES
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Described(GenerateJsonSchema):
+    """Without titles that repeat a field's name, and with what docstrings say."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic's own type is a wide union
+        return False
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        described = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        properties = described.get("properties", {})
+        told = {name: text for each in reversed(model.__mro__) for name, text in docstrings(each).items()}
+        for name, text in told.items():
+            info = model.model_fields.get(name)
+            key = next((each for each in _names(name, info) if each in properties), None)
+            if key is not None:
+                properties[key].setdefault("description", text)
+        return described
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
+        kind = cast("type[Enum]", schema["cls"])
+        self._members[kind.__name__] = [f"`{kind[name].value}`: {text}" for name, text in docstrings(kind).items()]
+        return super().enum_schema(schema)
+
+    def generate(self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
+        self._members: dict[str, list[str]] = {}
+        made = super().generate(schema, mode)
+        for name, told in self._members.items():  # only now: pydantic sets an enumeration's description last
+            described = made.get("$defs", {}).get(name)
+            if described is not None and told:
+                described["description"] = "\n\n".join((described["description"], *told))
+        return made
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        described = super().tagged_union_schema(schema)
+        described.pop("discriminator", None)  # OpenAPI's, and AsyncAPI means another thing by it
+        return described
+
+
+def _names(name: str, info: FieldInfo | None) -> list[str]:
+    """What a field may be called in JSON."""
+    if info is None:
+        return []
+    given = info.validation_alias
+    choices = [each for each in given.choices if isinstance(each, str)] if isinstance(given, AliasChoices) else [given]
+    return [each for each in (info.serialization_alias, info.alias, *choices, name) if isinstance(each, str)]
+
+
+@functools.cache
+def docstrings(kind: type) -> dict[str, str]:
+    """What is written below the fields of a model of ours, or the members of an enumeration, by name."""
+    if not kind.__module__.startswith("turnstile.schema."):
+        return {}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except OSError:  # made at run time
+        return {}
+    found: dict[str, str] = {}
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    for above, below in itertools.pairwise(body):
+        match above, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
+def json_schema(form: Any, mode: JsonSchemaMode) -> JsonObject:
+    """The schema of a model, or of a union of models."""
+    made = TypeAdapter(form).json_schema(by_alias=True, mode=mode, schema_generator=_Described)
+    return {"$schema": DIALECT, **_reflowed(made)}
+
+
+def _reflowed(value: Any) -> Any:
+    """Descriptions with their lines joined; paragraphs stay apart."""
+    match value:
+        case dict():
+            each = cast("dict[str, Any]", value)
+            return {name: _joined(at) if name == "description" else _reflowed(at) for name, at in each.items()}
+        case list():
+            return [_reflowed(at) for at in cast("list[Any]", value)]
+        case _:
+            return value
+
+
+def _joined(text: Any) -> Any:
+    if not isinstance(text, str):  # a field of this name
+        return _reflowed(text)
+    return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
+
+
+def schemas() -> dict[str, JsonObject]:
+    """Every schema by its name; raises `ValueError` if two models would share one."""
+    found: dict[str, JsonObject] = {}
+
+    def add(name: str, form: Any, mode: JsonSchemaMode) -> None:
+        made = json_schema(form, mode)
+        if found.setdefault(name, made) != made:
+            raise ValueError(f"two schemas are named {name}: give one model another name")
+
+    for entry in ENTRIES:
+        read: JsonSchemaMode = "validation" if entry.is_read else "serialization"
+        modes: list[tuple[type[BaseModel] | None, JsonSchemaMode]] = [
+            (entry.payload, read),
+            (entry.headers, "validation"),
+            (entry.reply, "serialization"),
+        ]
+        for model, mode in modes:
+            if model is not None:
+                add(model.__name__, model, mode)
+    for document in DOCUMENTS:
+        add(document.name, document.form, "validation")
+    return dict(sorted(found.items()))

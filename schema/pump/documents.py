@@ -1,0 +1,207 @@
+"""XML as it comes in from strangers: elements and text within limits, and nothing else (protocol §9.3).
+
+Guarantees: no entity is expanded, nothing is fetched or opened, and what is refused is refused as `BadPayload` with a
+stable code and a message without content. Never guesses: a short closed list of repairs, each harmless to the meaning,
+is `repaired`. Costs one pass; a document is given up as soon as it breaks a limit, at most `_CHUNK` bytes late.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+from lxml.etree import XMLPullParser, XMLSyntaxError
+from lxml.etree import _Element as Element
+from pydantic_core import from_json
+
+from turnstile.schema.errors import TurnstileError
+
+_CHUNK = 16_384
+_BOM = b"\xef\xbb\xbf"
+_WHITESPACE = b" \t\r\n"
+_XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
+_IGNORED = frozenset({f"{_XSI}schemaLocation", f"{_XSI}noNamespaceSchemaLocation"})
+"""Hints where a schema may be found. Ours comes from the model, so they are never followed."""
+
+_DECLARATION = re.compile(
+    rb"""<\?xml\s+version\s*=\s*(?:"1\.0"|'1\.0')"""
+    rb"""(?:\s+encoding\s*=\s*(?:"(?P<double>[A-Za-z0-9._-]+)"|'(?P<single>[A-Za-z0-9._-]+)'))?"""
+    rb"""(?:\s+standalone\s*=\s*(?:"yes"|"no"|'yes'|'no'))?\s*\?>"""
+)
+_DOCTYPE = re.compile(rb"(?:\s+|<\?.*?\?>|<!--.*?-->)*+<!DOCTYPE", re.DOTALL)
+"""A document type can stand before the root element only, after nothing but these."""
+_FENCED = re.compile(rb"```(?:[xX][mM][lL])?[ \t]*\r?\n(?P<inside>.*)\n[ \t]*```", re.DOTALL)
+_FENCE = re.compile(rb"^ {0,3}(?:```|~~~)", re.MULTILINE)
+
+
+class PayloadCode(StrEnum):
+    """Why a payload was refused. The sender never learns it: it hears `huh`."""
+
+    TOO_LARGE = "payload_too_large"
+    TOO_DEEP = "payload_too_deep"
+    TOO_MANY_ELEMENTS = "payload_too_many_elements"
+    DOCTYPE = "payload_doctype"
+    ENCODING = "payload_encoding"
+    ATTRIBUTES = "payload_attributes"
+    MALFORMED = "payload_malformed"
+    ROOT = "payload_root"
+    SCHEMA = "payload_schema"
+    INVALID = "payload_invalid"
+
+
+class BadPayload(TurnstileError):
+    """A payload cannot be read or written; `code` says which rule it breaks, the message holds nothing of it."""
+
+    def __init__(self, code: PayloadCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a document may measure at most: bytes, nested elements, elements in all.
+
+    The parser has limits of its own that hold whatever is set here: 256 nested elements, 10 MB of text in one piece.
+    """
+
+    size: int = 1_048_576
+    depth: int = 64
+    elements: int = 20_000
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A document that was read: its root's tag, `{namespace}name` or just the name, and the element."""
+
+    tag: str
+    element: Element
+
+
+def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
+    """The root of a document; raises `BadPayload` unless it is UTF-8 XML 1.0 of elements and text within `limits`.
+
+    Comments and processing instructions are left out. A document type and any attribute are refused.
+    """
+    _check_bytes(data, limits)
+    parser = XMLPullParser(
+        events=("start", "end"),
+        encoding="utf-8",
+        attribute_defaults=False,
+        dtd_validation=False,
+        load_dtd=False,
+        no_network=True,
+        resolve_entities=False,
+        huge_tree=False,
+        recover=False,
+        remove_comments=True,
+        remove_pis=True,
+        collect_ids=False,
+    )
+    meter = _Meter(limits)
+    problem: str | None = None
+    root: Element | None = None
+    try:
+        for begin in range(0, len(data), _CHUNK):
+            parser.feed(data[begin : begin + _CHUNK])
+            meter.read(parser)
+        root = parser.close()
+    except XMLSyntaxError as error:  # whose message may quote the document, so it is nobody's context
+        problem = "line {}, column {}".format(*error.position)
+    if root is None:
+        meter.read(parser)  # a limit that was broken before the error is the better reason
+        raise BadPayload(PayloadCode.MALFORMED, f"not well-formed XML at {problem}")
+    if root.getroottree().docinfo.internalDTD:
+        raise _doctype()
+    return Root(root.tag, root)
+
+
+def read_json(data: bytes, limits: Limits = LIMITS) -> object:
+    """A JSON document within `limits`, counted as the XML of the same values would be; raises `BadPayload`."""
+    check_size(data, limits)
+    try:
+        value: object = from_json(data)
+    except ValueError:  # whose message may quote the document
+        raise BadPayload(PayloadCode.INVALID, "no JSON") from None
+    elements, pending = 0, [(value, 1)]
+    while pending:
+        each, depth = pending.pop()
+        if isinstance(each, list):  # its items are elements, not itself
+            pending += [(item, depth) for item in cast("list[object]", each)]
+            continue
+        elements += each is not None
+        if elements > limits.elements:
+            raise BadPayload(PayloadCode.TOO_MANY_ELEMENTS, f"more than {limits.elements} elements")
+        if depth > limits.depth:
+            raise BadPayload(PayloadCode.TOO_DEEP, f"nested deeper than {limits.depth} elements")
+        if isinstance(each, dict):
+            pending += [(inner, depth + 1) for inner in cast("dict[str, object]", each).values()]
+    return value
+
+
+class _Meter:
+    """Counts elements as they are parsed; raises at the first that is too many, too deep or has attributes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._depth = 0
+        self._elements = 0
+
+    def read(self, parser: XMLPullParser) -> None:
+        """Count what was parsed since the last time."""
+        for event, value in parser.read_events():
+            if event == "end":
+                self._depth -= 1
+                continue
+            self._depth += 1
+            self._elements += 1
+            if self._depth > self._limits.depth:
+                raise BadPayload(PayloadCode.TOO_DEEP, f"nested deeper than {self._limits.depth} elements")
+            if self._elements > self._limits.elements:
+                raise BadPayload(PayloadCode.TOO_MANY_ELEMENTS, f"more than {self._limits.elements} elements")
+            element = cast("Element", value)  # of these two events it always is
+            if len(element.attrib) and any(name not in _IGNORED for name in element.attrib):
+                raise BadPayload(PayloadCode.ATTRIBUTES, "an element has an attribute: payloads have none")
+
+
+def _check_bytes(data: bytes, limits: Limits) -> None:
+    check_size(data, limits)
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadPayload(PayloadCode.ENCODING, f"not UTF-8 at byte {error.start}") from None
+    data = data.removeprefix(_BOM)
+    if data[:5] == b"<?xml" and data[5:6].isspace():
+        declaration = _DECLARATION.match(data)
+        if declaration is None:
+            raise BadPayload(PayloadCode.MALFORMED, "the XML declaration is not one of XML 1.0")
+        encoding = declaration["double"] or declaration["single"] or b"utf-8"
+        if encoding.lower() != b"utf-8":
+            raise BadPayload(PayloadCode.ENCODING, "the declared encoding is not UTF-8")
+    if _DOCTYPE.match(data):
+        raise _doctype()
+
+
+def check_size(data: bytes, limits: Limits) -> None:
+    """Raises `BadPayload` if there are more bytes than `limits` allow."""
+    if len(data) > limits.size:
+        raise BadPayload(PayloadCode.TOO_LARGE, f"{len(data)} bytes, more than {limits.size}")
+
+
+def _doctype() -> BadPayload:
+    return BadPayload(PayloadCode.DOCTYPE, "it has a document type declaration: payloads have none")
+
+
+def repaired(data: bytes) -> bytes:
+    """`data` without what may surround one document and means nothing. The list is closed (docs/pump.md).
+
+    A UTF-8 byte order mark; white space before and after, so also before an XML declaration; one Markdown fence
+    (three backticks, `xml` or nothing after them, each on its own line) around everything, with no other inside.
+    """
+    bare = data.removeprefix(_BOM).strip(_WHITESPACE)
+    fenced = _FENCED.fullmatch(bare)
+    if fenced is None or _FENCE.search(fenced["inside"]):
+        return bare
+    return fenced["inside"].strip(_WHITESPACE)

@@ -1,0 +1,355 @@
+"""Listeners: who takes part in conversations (protocol §9), declared in Python or YAML and checked as a whole.
+
+    @listener("greeter", payload=Greeting, description="Greets people.", answers=[Greeted])
+    async def greet(payload: Greeting, metadata: HandlerMetadata) -> HandlerResponse | None:
+        return HandlerResponse.respond(Greeted(text=f"Hello, {payload.name}"))
+
+A decorated handler is a `Listener`. Nothing is registered by declaring it: a program names the modules and files that
+hold its listeners, and makes one `Registry` of them.
+"""
+
+import inspect
+import reprlib
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar, cast
+
+from pydantic import Field
+
+from turnstile.schema.base import Strict
+from turnstile.schema.errors import BadRequest, ConfigError
+from turnstile.schema.ids import AgentId, token
+from turnstile.schema.pump.documents import Root, read_json
+from turnstile.schema.pump.payloads import Payload, form_of
+from turnstile.schema.pump.peers import usage_instructions
+from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
+from turnstile.schema.pump.shapes import BadPayloadClass
+from turnstile.schema.pump.threads import Serves
+
+Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse | None]]
+"""`async def handler(payload, metadata)`: the payload is the listener's own, an answer, or a message of the pump."""
+
+T = TypeVar("T")
+RESPOND = "respond"
+THINK = "think"
+_RESERVED_NAMES = frozenset({"system", RESPOND, THINK})
+_LONGEST_SECONDS = 86_400
+_LONGEST_NAME = 59
+"""`send_{name}` is a tool's name, which has 64 characters at most."""
+
+
+class Thought(Payload, tag="thought"):
+    """What an agent that thinks again says to itself."""
+
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One participant: a handler, or an agent of the project's roster.
+
+    `agent` ones may name only their `peers` and themselves; others any listener. `answers` are the payloads it sends
+    that no listener takes: its responses and what it says to itself; the first is what a roster agent responds with.
+    """
+
+    name: str
+    payload: type[Payload]
+    description: str
+    handler: Handler | None = None
+    agent_id: AgentId | None = None
+    agent: bool = False
+    peers: tuple[str, ...] = ()
+    answers: tuple[type[Payload], ...] = ()
+    deadline_seconds: float = 60.0
+    """How long its handler, or one turn of its agent, may take."""
+    retries: int = 0
+    """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+    place: str = field(default="", compare=False, repr=False)
+    """Where it is declared, as `file:line`, or a YAML file: for whoever has to mend it."""
+
+    def __post_init__(self) -> None:
+        if not self.place:
+            object.__setattr__(self, "place", _declared_at())
+
+    @property
+    def response(self) -> type[Payload]:
+        """What a roster agent responds with."""
+        return self.answers[0] if self.answers else Text
+
+
+class ListenerEntry(Strict):
+    """A listener as a YAML file declares it; payloads and handlers are import paths (`package.module:name`)."""
+
+    name: str
+    """1 to 59 characters of A-Z a-z 0-9 _ -; others address it by this name."""
+    description: str
+    """What it does: others choose by it."""
+    payload: str
+    """The class of the payload it takes."""
+    handler: str | None = None
+    """The function that handles its messages; either this or `agent_id` is given."""
+    agent_id: str | None = None
+    """The agent of the project's roster that handles its messages."""
+    agent: bool = False
+    """Whether it is an agent, which may name only its peers and itself; with `agent_id` it always is."""
+    peers: list[str] = Field(default_factory=list)
+    """The listeners that an agent may address."""
+    answers: list[str] = Field(default_factory=list)
+    """Classes of payloads that it sends and no listener takes; the first is what a roster agent responds with."""
+    deadline_seconds: float = 60.0
+    """How long its handler, or one turn of its agent, may take; a day at most."""
+    retries: int = 0
+    """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+
+
+class ListenerFile(Strict):
+    """A YAML file of listeners, which `[pump].listeners` names."""
+
+    listeners: list[ListenerEntry]
+    """In any order."""
+
+
+class BadListener(ConfigError):
+    """A listener cannot be registered; the message names it and says what to do."""
+
+    code: str = "bad_listener"
+
+    def __init__(self, message: str, listener: Listener | None = None) -> None:
+        super().__init__(message)
+        self.listener = listener
+        """The one at fault, where there is one."""
+
+
+def _bad(listener: Listener, problem: str) -> BadListener:
+    # What tells of a file without lines names the file itself.
+    place = f" ({listener.place})" if listener.place.rpartition(":")[2].isdigit() else ""
+    return BadListener(f"listener {listener.name!r}: {problem}{place}", listener)
+
+
+def _declared_at() -> str:
+    """The line of the code that declares a listener: the first one that is not of this module."""
+    frame = sys._getframe(1)  # noqa: SLF001 -- `inspect.stack` reads every file on the way
+    while frame.f_back is not None and frame.f_globals.get("__name__") in {__name__, "dataclasses"}:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def listener(
+    name: str,
+    *,
+    payload: type[Payload],
+    description: str,
+    agent: bool = False,
+    peers: Iterable[str] = (),
+    answers: Iterable[type[Payload]] = (),
+    deadline_seconds: float = 60.0,
+    retries: int = 0,
+) -> Callable[[Handler], Listener]:
+    """Declare a handler as a listener; see `Listener`."""
+
+    def declare(handler: Handler) -> Listener:
+        return Listener(
+            name=name,
+            payload=payload,
+            description=description,
+            handler=handler,
+            agent=agent,
+            peers=_several(peers),
+            answers=_several(answers),
+            deadline_seconds=deadline_seconds,
+            retries=retries,
+        )
+
+    return declare
+
+
+def _several(given: Iterable[T]) -> tuple[T, ...]:
+    """What was given, as a tuple; a lone string or class as it is, which the registry then refuses."""
+    known = cast("object", given)
+    alone = isinstance(known, str | type) or not isinstance(known, Iterable)
+    return cast("tuple[T, ...]", known) if alone else tuple(given)
+
+
+class Registry:
+    """The listeners of a program, checked against each other; raises `BadListener` naming the one at fault."""
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self._by_name: dict[str, Listener] = {}
+        self._by_tag: dict[str, Listener] = {}
+        self._classes: dict[str, type[Payload]] = {each.root_tag(): each for each in (Huh, SystemErrorMessage)}
+        for each in listeners:
+            self._add(each)
+        for each in self._by_name.values():
+            self._check_peers(each)
+            for payload in (*each.answers, each.response, Thought):
+                self._know(each, payload)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def listeners(self) -> Mapping[str, Listener]:
+        """By name."""
+        return MappingProxyType(self._by_name)
+
+    def serves(self, worker_target: str) -> Serves:
+        """What a worker with these listeners says that it has."""
+        payloads = sorted(form_of(each).name for each in self._classes.values())
+        return Serves(worker_target, tuple(sorted(self._by_name)), tuple(payloads))
+
+    def get(self, name: str) -> Listener | None:
+        """The listener of this name."""
+        return self._by_name.get(name)
+
+    def route(self, sender: Listener, to: str | None, tag: str) -> Listener | None:
+        """Whom the sender's message is for, by name or else by its root tag; None if there is none, or it may not."""
+        target = self._by_tag.get(tag) if to is None else self._by_name.get(to)
+        if target is None or (sender.agent and target is not sender and target.name not in sender.peers):
+            return None
+        return target
+
+    def read(self, root: Root) -> Payload | None:
+        """The payload of a document, whichever listener's it is; None if nobody knows its tag. Raises `BadPayload`."""
+        found = self._classes.get(root.tag)
+        return None if found is None else found.from_root(root)
+
+    def read_json(self, data: bytes, wanted: type[Payload] | None) -> Payload | None:
+        """The payload of a JSON object, which is a `wanted` one if its keys fit that; raises `BadPayload`.
+
+        An object has no tag. One that does not fit is read as the first listener's that it fits, for nobody: it takes
+        as long as one that is taken.
+        """
+        value = read_json(data)
+        classes = [each.payload for each in self._by_name.values()]
+        fitting = [each for each in (wanted, *classes) if each is not None and each.has_fields(value)]
+        return fitting[0].from_value(value) if fitting else None
+
+    def has_payload(self, tag: str) -> bool:
+        """Whether a listener takes this payload."""
+        return tag in self._by_tag
+
+    def usage_instructions(self, name: str) -> str:
+        """What an agent is told of its peers; empty for a plain handler."""
+        found = self._by_name[name]
+        if not found.agent:
+            return ""
+        peers = {peer: self._by_name[peer] for peer in found.peers if peer != name}
+        return usage_instructions({peer: (each.description, each.payload) for peer, each in peers.items()})
+
+    def _add(self, new: Listener) -> None:
+        problem = _problem(new)
+        if problem is None and new.name in self._by_name:
+            problem = "the name is taken: give each listener its own"
+        tag = new.payload.root_tag() if problem is None else ""
+        if problem is None and (other := self._by_tag.get(tag)) is not None:
+            problem = f"its payload's root tag {tag!r} is that of listener {other.name!r}: tags select listeners"
+        if problem is not None:
+            raise _bad(new, problem)
+        self._by_name[new.name] = self._by_tag[tag] = new
+        self._know(new, new.payload)
+
+    def _know(self, owner: Listener, payload: type[Payload]) -> None:
+        known = self._classes.setdefault(payload.root_tag(), payload)
+        if known is not payload:
+            names = f"{known.__qualname__} and {payload.__qualname__}"
+            raise _bad(owner, f"{names} have one root tag: give one another")
+
+    def _check_peers(self, each: Listener) -> None:
+        if each.peers and not each.agent:
+            raise _bad(each, "only agents have peers: add agent=True, or leave them out")
+        if unknown := [peer for peer in each.peers if peer not in self._by_name]:
+            known = ", ".join(sorted(self._by_name))
+            raise _bad(each, f"no listener is named {', '.join(unknown)}; there are {known}")
+
+
+def _problem(new: Listener) -> str | None:
+    """What is wrong with a listener by itself, and what to do."""
+    if (problem := _bad_types(new)) is not None:
+        return problem
+    words = new.name.replace("-", "").replace("_", "")
+    if not (words.isascii() and words.isalnum() and len(new.name) <= _LONGEST_NAME):
+        return f"a name is 1 to {_LONGEST_NAME} characters of A-Z a-z 0-9 _ -"
+    if new.name.lower() in _RESERVED_NAMES:
+        return "the name is reserved: choose another"
+    if not new.description.strip():
+        return "it has no description: say what it does, others choose by it"
+    if (new.handler is None) == (new.agent_id is None):
+        return "it needs a handler or an agent of the roster, and not both"
+    if new.handler is not None and (problem := _bad_handler(new.handler)) is not None:
+        return problem
+    if new.agent_id is not None and not new.agent:
+        return "an agent of the roster is an agent: add agent=True"
+    if new.agent_id is not None and (problem := _bad_agent_id(new.agent_id)) is not None:
+        return problem
+    if len(set(new.peers)) < len(new.peers):
+        return "it names a peer twice: name each once"
+    if (problem := _bad_payloads((new.payload, *new.answers))) is not None:
+        return problem
+    if not 0 < new.deadline_seconds <= _LONGEST_SECONDS:
+        return f"deadline_seconds must be more than 0, and {_LONGEST_SECONDS} (a day) at most"
+    if new.retries < 0:
+        return "retries must be 0 or more"
+    return None
+
+
+def _bad_types(new: Listener) -> str | None:
+    """What is of a type that it may not have: Python asks nobody."""
+    given: dict[str, object] = {each.name: getattr(new, each.name) for each in fields(new)}
+    for name in ("name", "description"):
+        if not isinstance(given[name], str):
+            return f"{name} must be a text, not {_shown(given[name])}"
+    for name, of in (("peers", "names"), ("answers", "payload classes")):
+        if not isinstance(given[name], tuple):
+            return f"{name} must be a list of {of}, not {_shown(given[name])}"
+    if wrong := [each for each in cast("tuple[object, ...]", given["peers"]) if not isinstance(each, str)]:
+        return f"peers must be a list of names, and {_shown(wrong[0])} is none"
+    if not isinstance(given["agent"], bool):
+        return f"agent must be True or False, not {_shown(given['agent'])}"
+    if isinstance(given["deadline_seconds"], bool) or not isinstance(given["deadline_seconds"], int | float):
+        return f"deadline_seconds must be a number of seconds, not {_shown(given['deadline_seconds'])}"
+    if isinstance(given["retries"], bool) or not isinstance(given["retries"], int):
+        return f"retries must be a number of repeats, not {_shown(given['retries'])}"
+    return None
+
+
+def _shown(value: object) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def _bad_handler(handler: object) -> str | None:
+    """Why it cannot be awaited with a payload and metadata."""
+    if not callable(handler):
+        return f"its handler is no function, but {_shown(handler)}"
+    if inspect.isasyncgenfunction(handler):
+        return "its handler is an async generator: let it return its one HandlerResponse, without `yield`"
+    if not inspect.iscoroutinefunction(handler):
+        return "its handler is synchronous: declare it with `async def`"
+    signature = inspect.signature(handler)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return f"its handler takes {signature}: declare it as `async def handler(payload, metadata)`"
+    return None
+
+
+def _bad_payloads(classes: Iterable[object]) -> str | None:
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, Payload)):
+            return f"{each!r} is no payload: derive it from turnstile.schema.pump.payloads.Payload"
+        if issubclass(each, Huh | SystemErrorMessage):
+            return f"{each.__qualname__} is the pump's own: only the pump sends it"
+        try:
+            each.root_tag()
+        except BadPayloadClass as error:
+            return str(error)
+    return None
+
+
+def _bad_agent_id(value: AgentId) -> str | None:
+    try:
+        token(value, "agent_id")
+    except BadRequest as error:
+        return str(error)
+    return None

@@ -1,0 +1,102 @@
+"""What an agent is told of its peers: a JSON Schema for a tool of each, and instructions as text (protocol §9.1). Pure.
+
+The same classes make the same schema and the same text, whatever the order in which they are given.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import JsonValue
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, DecimalSchema
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.pump.payloads import Payload, form_of
+from turnstile.schema.pump.shapes import Leaf, Occurs, Part
+
+RESPONSE_WARNING = (
+    "Before you respond, complete ALL sub-tasks. To respond returns to your caller and ends everything below you: each "
+    "peer that you called is terminated, its state and context are lost, and you cannot call it again in the same "
+    "context. If you need a result from a peer, wait for it first."
+)
+"""What every agent must know of responding (protocol §9.1)."""
+
+_SAMPLES = {"string": "text", "dateTime": "date and time, as 2026-01-31T12:00:00Z", "date": "date, as 2026-01-31"}
+
+
+class _Plain(GenerateJsonSchema):
+    """Without titles; decimals without a pattern, which has a form that some providers refuse."""
+
+    def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # pydantic's own type is a wide union
+        return False
+
+    def decimal_schema(self, schema: DecimalSchema) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "number"}, {"type": "string"}]}
+
+
+def tool_parameters(payload_class: type[Payload]) -> JsonObject:
+    """The JSON Schema of a tool whose arguments are the payload: closed objects, descriptions, no references."""
+    schema = payload_class.model_json_schema(by_alias=True, schema_generator=_Plain)
+    definitions = cast("dict[str, JsonObject]", schema.pop("$defs", {}))
+    found = cast("JsonObject", _inlined(schema, definitions))
+    found.setdefault("properties", {})
+    return found
+
+
+def _inlined(schema: JsonValue, definitions: Mapping[str, JsonObject]) -> JsonValue:
+    """The schema with each reference replaced by what it names. Payloads do not hold themselves, so it ends."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    own = {key: value for key, value in schema.items() if key not in {"title", "$ref"}}
+    if isinstance(reference := schema.get("$ref"), str):
+        own = {**definitions[reference.rpartition("/")[2]], **own}
+        own.pop("title", None)
+    if "const" in own:
+        own["enum"] = [own.pop("const")]  # which every provider knows
+    found: JsonObject = {}
+    for key, value in own.items():
+        if key == "properties" and isinstance(value, dict):
+            found[key] = {name: _inlined(each, definitions) for name, each in value.items()}
+        elif key in {"items", "anyOf"}:
+            found[key] = _inlined(value, definitions)
+        else:
+            found[key] = value
+    return found
+
+
+def usage_instructions(peers: Mapping[str, tuple[str, type[Payload]]]) -> str:
+    """What to tell an agent of the peers it may call, by name: description and payload; and the warning, always."""
+    sections = [_section(name, *peers[name]) for name in sorted(peers)]
+    if sections:
+        sections.insert(0, "You can send a message to each of these peers. Each takes one payload, as XML:")
+    return "\n\n".join([*sections, RESPONSE_WARNING])
+
+
+def _section(name: str, description: str, payload_class: type[Payload]) -> str:
+    form = form_of(payload_class)
+    about = [" ".join(text.split()) for text in (description, form.shape.description or "")]
+    lines = [f"# {name}", *filter(None, about), f"Its payload is <{form.name}>:", "", f"<{form.name}>"]
+    lines += [line for part in form.shape.parts for line in _example(part, "  ")]
+    return "\n".join([*lines, f"</{form.name}>"])
+
+
+def _example(part: Part, indent: str) -> list[str]:
+    note = _note(part)
+    if isinstance(part.body, Leaf):
+        return [f"{indent}<{part.tag}>{_sample(part.body)}</{part.tag}>{note}"]
+    inside = [line for each in part.body.parts for line in _example(each, f"{indent}  ")]
+    return [f"{indent}<{part.tag}>{note}", *inside, f"{indent}</{part.tag}>"]
+
+
+def _sample(leaf: Leaf) -> str:
+    return " | ".join(leaf.choices) if leaf.choices else _SAMPLES.get(leaf.kind, leaf.kind.value)
+
+
+def _note(part: Part) -> str:
+    """What the element alone does not show, as a comment."""
+    occurs = {Occurs.ONCE: "", Occurs.MANY: "any number", Occurs.OPTIONAL: "optional", Occurs.DEFAULTED: "optional"}
+    words = [occurs[part.occurs], " ".join((part.description or "").split())]
+    text = "; ".join(word for word in words if word).replace("--", "- -")
+    return f" <!-- {text} -->" if text else ""

@@ -1,0 +1,259 @@
+"""Events and doorbells as messages ready to be published (protocol §5). Pure: built from rows, sent by a publisher."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
+from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
+from turnstile.schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
+from turnstile.schema.tools import ToolCommand
+from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.ui_actions import ActionAck, ActionRef, final_ack
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to publish. `required` ones are waited for and their loss raised; others are best effort."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doorbell(Message):
+    """A `wakeup` message, and for whom it rings."""
+
+    worker_target: str
+    project_id: ProjectId
+    agent_id: AgentId
+
+
+class Wakeup(Tolerant):
+    """A doorbell: it carries no meaning of its own."""
+
+    agent_id: AgentId
+    """Whose inbox to look at."""
+    inbox_id: InboxId | None = None
+    """The row that is due, as a hint."""
+    reason: str | None = None
+    """Why it rings, for people."""
+    metadata: JsonObject = Field(default_factory=dict)
+    """Notes, for people."""
+
+
+class StateEvent(Tolerant):
+    """Payload of `evt.agent.{agent_id}.state`."""
+
+    agent_id: AgentId
+    """The agent."""
+    agent_turn_id: AgentTurnId | None
+    """Its current turn; null while it has none."""
+    status: HeadStatus
+    """Where it stands."""
+    turn_epoch: int
+    """The fencing number of the turn's lease: a lower one is older."""
+    updated_at: datetime
+    """When it came there."""
+    output_box_id: BoxId | None
+    """The box that the turn's cards go to."""
+    metadata: JsonObject = Field(default_factory=dict)
+    """Its activity, such as how many calls it waits for; for people."""
+
+
+class StepEvent(Tolerant):
+    """Payload of `evt.agent.{agent_id}.step`."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    step_id: StepId
+    """The step."""
+    phase: StepPhase
+    """How far it is."""
+    metadata: JsonObject = Field(default_factory=dict)
+    """How long it took and what it used; for people."""
+    new_card_ids: list[CardId] = Field(default_factory=list)
+    """Cards that the step has made."""
+
+
+class TaskEvent(Tolerant):
+    """Payload of `evt.agent.{agent_id}.task`: exactly one a turn, without derived content (protocol §2.4)."""
+
+    agent_turn_id: AgentTurnId
+    """The turn: the key of this event."""
+    status: TurnStatus
+    """How it ended."""
+    output_box_id: BoxId
+    """The box that its cards are in."""
+    deliverable_card_id: CardId
+    """Its one `task.deliverable` card; `describe` reads it."""
+    tool_result_card_id: CardId | None = None
+    """The result of the tool that ended it, if one did."""
+    error: str | None = None
+    """What went wrong, for people."""
+    error_code: str | None = None
+    """What went wrong, as a stable word."""
+    stats: JsonObject = Field(default_factory=dict)
+    """Figures: steps, times in ms, tokens, model."""
+
+
+class ReplyEvent(Tolerant):
+    """Payload of `evt.sys.pump.reply`: exactly one for each message from outside (protocol §9)."""
+
+    thread_id: ThreadId
+    """The conversation."""
+    message_id: MessageId
+    """The message that is answered, as `send` named it: the key of this event."""
+    correlation_id: str
+    """The caller's own name for it."""
+    kind: ReplyKind
+    """Whether there is a payload."""
+    reason: EndReason
+    """Why it was answered like this."""
+    sender: str | None = Field(default=None, alias="from")
+    """The listener that answered; null if none did."""
+    payload: str | None = None
+    """XML."""
+    payload_card_id: CardId | None = None
+    """The card that holds the payload."""
+
+
+class Chunk(Tolerant):
+    """Payload of `str.agent.{agent_id}.chunk`. A higher `attempt` of a step replaces what lower ones sent."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    step_id: StepId
+    """The step."""
+    attempt: int
+    """Which attempt at the step's model this is of, from 1."""
+    index: int
+    """Counts the chunks of an attempt; a gap is a loss."""
+    chunk_type: ChunkType
+    """What it is a piece of."""
+    content: str = ""
+    """The text."""
+    metadata: JsonObject = Field(default_factory=dict)
+    """Such as the call that a piece of arguments belongs to."""
+    usage: JsonObject | None = None
+    """Tokens, as the provider names them; at the end."""
+    response_cost: float | None = None
+    """What the answer cost, in US dollars; at the end."""
+
+
+class InboxProgress(Tolerant):
+    """Payload of `evt.agent.{agent_id}.inbox_progress`."""
+
+    inbox_id: InboxId
+    """The row."""
+    status: Literal["consumed", "deferred", "skipped", "dropped", "error"]
+    """What became of it."""
+    reason: str | None = None
+    """Why, as a stable word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Whom a message is about: the identity headers and the subject's project, channel and agent."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId | None
+    turn_epoch: int
+    context: Mapping[str, str]
+    """The turn's `context_headers`: trace, depth and lineage."""
+    sender: str
+
+    def headers(self, msg_type: str, **more: str) -> dict[str, str]:
+        """The headers of §5 that every `cmd` and `evt` message carries."""
+        result = {
+            **headers.carried(self.context),
+            headers.PROJECT_ID: self.project_id,
+            headers.CHANNEL_ID: self.channel_id,
+            headers.AGENT_ID: self.agent_id,
+            headers.TURN_EPOCH: str(self.turn_epoch),
+            headers.TIMESTAMP: str(time.time_ns() // 1_000_000),
+            headers.VERSION: subjects.VERSION,
+            headers.MSG_TYPE: msg_type,
+            headers.SENDER: self.sender,
+            **more,
+        }
+        if self.agent_turn_id is not None:
+            result[headers.TURN_ID] = self.agent_turn_id
+        return result
+
+    def _event(
+        self,
+        suffix: subjects.AgentEvent,
+        payload: Tolerant,
+        more: dict[str, str] | None = None,
+        *,
+        required: bool = False,
+    ) -> Message:
+        subject = subjects.agent_event(self.project_id, self.channel_id, self.agent_id, suffix)
+        return Message(subject, payload.model_dump_json().encode(), self.headers(suffix, **(more or {})), required)
+
+    def state(self, event: StateEvent) -> Message:
+        """A `state` event."""
+        return self._event("state", event)
+
+    def step(self, event: StepEvent) -> Message:
+        """A `step` event."""
+        return self._event("step", event, {headers.STEP_ID: event.step_id})
+
+    def task(self, event: TaskEvent) -> Message:
+        """The turn's `task` event; repeated, it has the same message id."""
+        return self._event("task", event, {headers.MSG_ID: f"task-{event.agent_turn_id}"}, required=True)
+
+    def ended(self, event: TaskEvent, action: ActionRef | None) -> list[Message]:
+        """What a turn's end is announced by: its `task` event and, of a UI action, the last ack (protocol §7.10)."""
+        messages = [self.task(event)]
+        if action is not None:
+            told = (event.status, event.tool_result_card_id, event.error_code, event.error)
+            ack = final_ack(action, self.agent_id, *told)
+            messages.append(self.action_ack(ack, f"action-{event.agent_turn_id}"))
+        return messages
+
+    def action_ack(self, ack: ActionAck, message_id: str) -> Message:
+        """What a UI is told of its action."""
+        subject = subjects.action_ack(self.project_id, self.channel_id)
+        told = self.headers("action_ack", **{headers.MSG_ID: message_id})
+        return Message(subject, ack.model_dump_json(exclude_none=True).encode(), told, required=True)
+
+    def inbox_progress(self, event: InboxProgress) -> Message:
+        """An `inbox_progress` event."""
+        return self._event("inbox_progress", event)
+
+    def chunk(self, event: Chunk) -> Message:
+        """A piece of streamed text, for core NATS."""
+        subject = subjects.agent_chunk(self.project_id, self.channel_id, self.agent_id)
+        return Message(subject, event.model_dump_json(exclude_none=True).encode())
+
+    def tool_command(self, command: ToolCommand, step: StepId, repeat: int = 0) -> Message:
+        """A call's command; a repeat has a message id of its own, or the stream would swallow it (protocol §5)."""
+        message_id = f"tool-{command.tool_call_id}" + (f"-{repeat}" if repeat else "")
+        more = {headers.STEP_ID: step, headers.TOOL_CALL_ID: command.tool_call_id, headers.MSG_ID: message_id}
+        if place := headers.derived_span(self.context.get(headers.TRACEPARENT, ""), command.tool_call_id):
+            more[headers.TRACEPARENT] = place  # one call is one span, however often its command is sent
+        return Message(command.subject, command.payload(), self.headers("tool_call", **more), required=True)
+
+    def wakeup(self, worker_target: str, inbox_id: InboxId | None, reason: str) -> Doorbell:
+        """The doorbell of this agent's worker target."""
+        payload = Wakeup(agent_id=self.agent_id, inbox_id=inbox_id, reason=reason)
+        subject = subjects.wakeup(self.project_id, self.channel_id, worker_target)
+        return Doorbell(
+            subject,
+            payload.model_dump_json(exclude_none=True).encode(),
+            self.headers("wakeup"),
+            worker_target=worker_target,
+            project_id=self.project_id,
+            agent_id=self.agent_id,
+        )

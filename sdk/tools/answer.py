@@ -1,0 +1,184 @@
+"""From a call to the arguments of a function, and from its result to a report (protocol §6, §7.3). Pure.
+
+An env placeholder is replaced only where the decorator allows this argument this variable: anywhere else it is the
+model's own data, or the model could read what it likes. Values of env variables are cut out of whatever is reported.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Generic, Literal, TypeVar
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import ToolError, ToolResultContent
+from turnstile.schema.errors import TurnstileError
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
+from turnstile.schema.states import AfterExecution, TurnStatus, WaitStatus
+from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
+from turnstile.sdk.tools.spec import ToolCall, ToolSpec
+
+MESSAGE_LIMIT: Final = 500
+"""Characters of an error message that the model hears."""
+
+_ENV_KEY = "$env"
+_SHORTEST_SECRET = 4  # a shorter value would be found, and cut, in the middle of ordinary words
+_CUT = "***"
+Result = TypeVar("Result")
+
+
+class ToolFailed(TurnstileError):
+    """Raise it in a tool to answer with a failed result that has a code of your own."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate(Generic[Result]):
+    """Return it from a tool to end the turn with this result (`after_execution: terminate`)."""
+
+    result: Result
+
+
+class CallContent(Tolerant):
+    """The content of a `tool.call` card."""
+
+    arguments: JsonObject
+    target_subject: str | None = None
+
+
+class DescribedCall(Tolerant):
+    """What `describe` says of a call."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    wait_status: str
+    tool_call_card_id: CardId | None
+    content: CallContent | None
+    resume_deadline: datetime | None = None
+
+    @property
+    def waits(self) -> bool:
+        """False once somebody has reported it, or its turn is over."""
+        return self.wait_status == WaitStatus.WAITING
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Keyword arguments, and the env values among them, which nobody may hear."""
+
+    arguments: dict[str, object]
+    secrets: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReport:
+    """What a tool answers."""
+
+    status: Literal[TurnStatus.SUCCESS, TurnStatus.FAILED]
+    result: JsonValue = None
+    error: ToolError | None = None
+    after_execution: AfterExecution | None = None
+
+    def payload(self, tool_call_id: ToolCallId) -> JsonObject:
+        """Arguments of the verb `report`."""
+        error: JsonObject | None = None if self.error is None else self.error.model_dump(mode="json")
+        told: JsonObject = {"tool_call_id": tool_call_id, "status": self.status.value}
+        told |= {} if error is None else {"error": error}
+        told |= {} if self.result is None else {"result": self.result}
+        return told | ({} if self.after_execution is None else {"after_execution": self.after_execution.value})
+
+
+def failed(code: str, message: str, secrets: frozenset[str] = frozenset()) -> ToolReport:
+    """A failed result; the message is shortened, and cleared of secrets."""
+    text = cleared(message, secrets)
+    if len(text) > MESSAGE_LIMIT:
+        text = text[: MESSAGE_LIMIT - 1] + "…"
+    return ToolReport(TurnStatus.FAILED, error=ToolError(code=code[:128], message=text))
+
+
+def prepare(spec: ToolSpec, arguments: JsonObject, call: ToolCall, environ: Mapping[str, str]) -> Prepared:
+    """The arguments as the function takes them; raises `ToolFailed` (`missing_env`, `invalid_arguments`)."""
+    filled, secrets = _filled(spec, arguments, environ)
+    try:
+        model = spec.arguments.model_validate(filled)
+    except ValidationError as error:
+        raise ToolFailed("invalid_arguments", cleared(_worded(spec, error), secrets)) from None
+    values: dict[str, object] = {name: getattr(model, field) for name, field in spec.fields.items()}
+    if spec.call_parameter is not None:
+        values[spec.call_parameter] = call
+    return Prepared(values, secrets)
+
+
+def _filled(spec: ToolSpec, arguments: JsonObject, environ: Mapping[str, str]) -> tuple[JsonObject, frozenset[str]]:
+    filled = dict(arguments)
+    secrets: set[str] = set()
+    for name, allowed in spec.terms.envs.items():
+        placeholder = arguments.get(name)
+        if not isinstance(placeholder, dict) or set(placeholder) != {_ENV_KEY}:
+            continue
+        if placeholder[_ENV_KEY] != allowed:
+            wanted = str(placeholder[_ENV_KEY])[:128]
+            raise ToolFailed("missing_env", f"{name} asks for env variable {wanted}; the tool allows it only {allowed}")
+        if allowed not in environ:
+            raise ToolFailed("missing_env", f"the tool service has no env variable {allowed}, which {name} needs")
+        filled[name] = environ[allowed]
+        secrets.add(environ[allowed])
+    return filled, frozenset(secrets)
+
+
+def _worded(spec: ToolSpec, error: ValidationError) -> str:
+    """Names and rules, never what was given."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    told = (f"{'/'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults)
+    return f"The arguments of {spec.name} do not fit: {'; '.join(told)}"
+
+
+def answer(value: object, secrets: frozenset[str]) -> ToolReport:
+    """A function's value as a report: what is no JSON, or too much of it, is a failed result that says so."""
+    after = None
+    if isinstance(value, Terminate):
+        value, after = value.result, AfterExecution.TERMINATE  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # of anything
+    try:
+        result: JsonValue = from_json(to_json(value, inf_nan_mode="null"))
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        return failed("tool_error", f"the tool's result cannot be written as JSON: {error}", secrets)
+    result = _cleared(result, secrets)
+    content = ToolResultContent(status=TurnStatus.SUCCESS, after_execution=after, result=result)
+    if (size := len(content.model_dump_json().encode())) > RESULT_LIMIT_BYTES:
+        return too_large(size)
+    return ToolReport(TurnStatus.SUCCESS, result, after_execution=after)
+
+
+def too_large(size: int | None = None) -> ToolReport:
+    """The failed result in place of one that cannot be reported."""
+    had = "is too large to send" if size is None else f"has {size} bytes"
+    return failed("result_too_large", f"the tool's result {had}; the limit is {RESULT_LIMIT_BYTES} bytes: ask for less")
+
+
+def cleared(text: str, secrets: frozenset[str]) -> str:
+    """The text without secrets, and without what PostgreSQL cannot store: NUL and lone surrogates."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, _CUT).replace(json.dumps(secret)[1:-1], _CUT).replace(repr(secret)[1:-1], _CUT)
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _cleared(value: JsonValue, secrets: frozenset[str]) -> JsonValue:
+    match value:
+        case str():
+            return cleared(value, secrets)
+        case list():
+            return [_cleared(item, secrets) for item in value]
+        case dict():
+            return {cleared(name, secrets): _cleared(item, secrets) for name, item in value.items()}
+        case _:
+            return value

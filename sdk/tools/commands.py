@@ -1,0 +1,180 @@
+"""A command to a tool as it arrives, and the two verbs that answer it: `describe` and `report` (protocol §5, §6).
+
+A report goes out as a request; where no bridge answers, or its database is away, as a durable command, which a bridge
+applies when there is one. Both are idempotent by call: a report that arrives twice is a duplicate. Only `rejected`
+refuses a report for good; a bridge that fails for a reason that nobody knows may have repaired it when asked again.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from nats.aio.msg import Msg
+from pydantic import ValidationError
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
+from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.tools import ToolCommandPayload
+from turnstile.schema.wire import headers, subjects
+from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.tools.answer import DescribedCall, ToolReport, failed, too_large
+from turnstile.sdk.tools.spec import ToolCall
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.json_messages import headers_of
+from turnstile.transport.limited_log import LimitedLog
+
+_REQUEST_SECONDS = 10.0
+_RESULT_AT_FAULT = (BadRequest.code, "result_too_large")
+_PASSED_ON = (headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH, headers.AGENT_ID, headers.TURN_ID)
+
+logger = logging.getLogger(__name__)
+
+
+class BridgeFailed(TurnstileError):
+    """A bridge answered `internal_error`: what came of the request is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallCommand:
+    """A command and the message it came in."""
+
+    project_id: ProjectId
+    channel_id: ChannelId
+    tool_call_id: ToolCallId
+    tool_name: str
+    tool_call_card_id: CardId
+    subject: str
+    headers: dict[str, str]
+    stream_seq: int
+    delivery: int
+
+    @property
+    def key(self) -> tuple[ProjectId, ToolCallId]:
+        """The call; ids of calls are unique in their project."""
+        return self.project_id, self.tool_call_id
+
+    @property
+    def fresh(self) -> bool:
+        """The call's first command, delivered for the first time: nobody else can have it."""
+        first = f"tool-{self.tool_call_id}"
+        return self.delivery == 1 and self.headers.get(headers.MSG_ID, first) == first
+
+    def under(self, traceparent: str) -> "CallCommand":
+        """The same command in another place of its trace."""
+        return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
+
+    def context(self, described: DescribedCall) -> ToolCall:
+        """The call as a function may see it."""
+        return ToolCall(
+            tool_call_id=self.tool_call_id,
+            tool_name=described.tool_name,
+            project_id=self.project_id,
+            channel_id=self.channel_id,
+            agent_id=described.agent_id,
+            agent_turn_id=described.agent_turn_id,
+            step_id=described.step_id,
+            traceparent=self.headers.get(headers.TRACEPARENT),
+            delivery=self.delivery,
+            resume_deadline=described.resume_deadline,
+        )
+
+
+def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
+    """The command in a message; raises `BadRequest` if it is none, or another project's."""
+    subject = subjects.parse(msg.subject)
+    if project is not None and subject.project_id != project:
+        raise BadRequest(f"a command of project {subject.project_id} reached the tools of {project}")
+    given = headers_of(msg)
+    try:
+        payload = ToolCommandPayload.model_validate_json(msg.data)
+    except ValidationError:
+        raise BadRequest("the payload is not exactly tool_call_card_id, tool_name and after_execution") from None
+    place = msg.metadata
+    return CallCommand(
+        project_id=subject.project_id,
+        channel_id=subject.channel_id,
+        tool_call_id=ToolCallId(token(given.get(headers.TOOL_CALL_ID, ""), headers.TOOL_CALL_ID)),
+        tool_name=payload.tool_name,
+        tool_call_card_id=payload.tool_call_card_id,
+        subject=msg.subject,
+        headers=given,
+        stream_seq=place.sequence.stream,
+        delivery=place.num_delivered,
+    )
+
+
+class CallDesk:
+    """Asks about calls and reports them."""
+
+    def __init__(self, conn: NatsConnection) -> None:
+        self._conn = conn
+        self._log = LimitedLog(logger)
+
+    async def describe(self, command: CallCommand) -> DescribedCall:
+        """The call; raises `Refused` if the project has no such call, else as `report` if nobody can tell now.
+
+        Also `Refused` where the command is not the call's own: somebody else sent it.
+        """
+        asked: JsonObject = {"tool_call_id": command.tool_call_id}
+        sent = self._headers(command)
+        reply = await self._client(command).request("describe", asked, headers=sent, timeout=_REQUEST_SECONDS)
+        _raise_unless_accepted(reply)
+        try:
+            call = DescribedCall.model_validate(reply.get("call"))
+        except ValidationError:
+            raise Refused("bad_request", "the bridge's description of the call cannot be read") from None
+        if call.content is None or call.tool_call_card_id != command.tool_call_card_id:
+            raise Refused("unknown_card", "the call has no such card")
+        if call.tool_name != command.tool_name or call.content.target_subject not in (None, command.subject):
+            raise Refused("not_your_call", "the command names another tool than the call")
+        return call
+
+    async def report(self, command: CallCommand, report: ToolReport) -> bool:
+        """Report: True if a bridge has accepted it, False if the stream has it and a bridge will.
+
+        A result that the bridge does not take is replaced by a failed one that says so. Raises `Refused` if the call
+        cannot be reported at all, `ServerUnavailable` if there is no way now, `BridgeFailed` if a bridge has failed
+        over it: then no other way is tried, since a command in the stream is given up in the end.
+        """
+        try:
+            return await self._send(command, report)
+        except Refused as error:
+            if report.result is None or error.code not in _RESULT_AT_FAULT:
+                raise
+            instead = too_large() if error.code == "result_too_large" else failed("tool_error", f"refused: {error}")
+            return await self._send(command, instead)
+        except BadRequest:  # more bytes than NATS takes in one message
+            return await self._send(command, too_large())
+
+    async def _send(self, command: CallCommand, report: ToolReport) -> bool:
+        client, sent = self._client(command), self._headers(command)
+        payload = report.payload(command.tool_call_id)
+        try:
+            _raise_unless_accepted(await client.request("report", payload, headers=sent, timeout=_REQUEST_SECONDS))
+        except ServerUnavailable as error:
+            self._log.warning("report", "a report goes out as a durable command: %s", error)
+            await client.command("report", payload, f"{command.tool_call_id}", headers=sent)
+            return False
+        return True
+
+    def _client(self, command: CallCommand) -> BridgeClient:
+        return BridgeClient(self._conn, command.project_id, command.channel_id)
+
+    def _headers(self, command: CallCommand) -> dict[str, str]:
+        """The call's own trace, depth, agent and turn, against which the ledger checks the report."""
+        kept = {name: value for name in _PASSED_ON if (value := command.headers.get(name))}
+        return kept | {headers.TOOL_CALL_ID: command.tool_call_id, headers.SENDER: f"tool.{command.tool_name}"}
+
+
+def _raise_unless_accepted(reply: JsonObject) -> None:
+    code, told = str(reply.get("error_code")), str(reply.get("error"))
+    match reply.get("status"):
+        case ReplyStatus.ACCEPTED.value:
+            return
+        case ReplyStatus.REJECTED.value:
+            raise Refused(code, told)
+        case _ if code == BridgeFailed.code:
+            raise BridgeFailed(told)
+        case _:  # busy, or a server of the bridge's is away
+            raise ServerUnavailable(told)

@@ -1,0 +1,101 @@
+"""One run of a tool's function, bounded in time, whatever the function does.
+
+An async function is a task and is cancelled at its timeout; a sync one is a daemon thread of its own, which nothing
+can cancel: its caller hears of the timeout at once, and `ended` of the thread's end. A hung thread does not keep the
+process alive. Costs one task, and one thread for a sync function.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from turnstile.sdk.tools.spec import ToolFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The function came to its end."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The function failed."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The function has not come to its end in time."""
+
+
+Finished: TypeAlias = Returned | Raised
+Outcome: TypeAlias = Finished | TimedOut
+
+
+class ToolRun:
+    """A function that has been started. Made in the running loop."""
+
+    def __init__(self, function: ToolFunction, arguments: dict[str, object]) -> None:
+        self._cancellable = inspect.iscoroutinefunction(function)
+        self._task = asyncio.create_task(_call(function, arguments), name=f"tool {function.__name__}")
+
+    async def outcome(self, timeout: float) -> Outcome:
+        """What came of it within `timeout` seconds; an async function is told to stop then."""
+        await asyncio.wait({self._task}, timeout=timeout)
+        if not self._task.done():
+            if self._cancellable:
+                self._task.cancel()
+            return TimedOut()
+        if self._task.cancelled():
+            return Raised(RuntimeError("the tool cancelled itself"))
+        return self._task.result()
+
+    async def ended(self) -> None:
+        """Returns when nothing of it runs any more; never raises."""
+        await asyncio.wait({self._task})
+
+    def cancel(self) -> None:
+        """Wait for it no longer; a thread goes on unheard."""
+        self._task.cancel()
+
+
+async def _call(function: ToolFunction, arguments: dict[str, object]) -> Finished:
+    try:
+        if inspect.iscoroutinefunction(function):
+            return Returned(await function(**arguments))
+        finished = await _in_thread(partial(function, **arguments))
+        if isinstance(finished, Returned) and inspect.isawaitable(finished.value):
+            return Returned(await finished.value)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a tool raises is its answer
+        return Raised(error)
+    return finished
+
+
+def _in_thread(work: Callable[[], object]) -> asyncio.Future[Finished]:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Finished] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(finished: Finished) -> None:
+        if not future.done():
+            future.set_result(finished)
+
+    def body() -> None:
+        try:
+            finished: Finished = Returned(context.run(work))
+        except BaseException as error:  # noqa: BLE001 -- a thread has nobody above it to tell
+            finished = Raised(error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended without it
+            loop.call_soon_threadsafe(settle, finished)
+
+    threading.Thread(target=body, name="turnstile-tool", daemon=True).start()
+    return future

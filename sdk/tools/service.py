@@ -1,0 +1,286 @@
+"""Tools in Python, in ten lines (docs/tools.md): functions that answer the calls of agents, over NATS alone.
+
+    service = ToolService()
+
+    @service.tool(target="text", suffix="count")
+    async def word_count(text: str, unit: Literal["words", "lines"] = "words") -> dict[str, int]:
+        '''Count the words or lines of a text.
+
+        text: The text to count in.
+        '''
+        ...
+
+    service.main()  # or, in a program of your own: await service.run()
+
+Every call is answered: with the function's value, or with a failed result that says why there is none. Run as many
+replicas as you like: they share one durable consumer for each tool, and one of them runs a call. At least once, if a
+replica dies in the middle of it; `ToolCall.tool_call_id` is the same then.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import TypeVar
+
+import yaml
+
+from turnstile.runtime.program import END_SECONDS, INTERRUPTED, Program
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.schema.errors import ConfigError, TurnstileError
+from turnstile.schema.ids import ProjectId, token
+from turnstile.schema.states import AfterExecution
+from turnstile.schema.tools import ToolDefinition
+from turnstile.sdk.tools.answer import Terminate, ToolFailed
+from turnstile.sdk.tools.spec import ToolCall, ToolFunction, ToolSpec, ToolTerms, read_spec
+from turnstile.sdk.tools.worker import ToolCounts, ToolWorker
+from turnstile.transport.connection import NatsConnection, connect, start_connecting
+from turnstile.transport.streams import declare_consumer
+
+__all__ = ["Terminate", "ToolCall", "ToolFailed", "ToolService"]
+
+_BEATS_PER_ACK_WAIT = 3
+_LEAST_ACK_WAIT = 2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+logger = logging.getLogger(__name__)
+Function = TypeVar("Function", bound=ToolFunction)
+
+
+class ToolService:
+    """Functions as tools of one project, or of all where `project_id` is None.
+
+    `concurrency` bounds the calls of each tool that run at once in this process. `ack_wait_seconds` is how long after a
+    replica's death its calls are run by another; all replicas of a tool must say the same. `telemetry` hears of every
+    call (docs/observability.md).
+    """
+
+    def __init__(
+        self,
+        project_id: str | None = None,
+        *,
+        concurrency: int = 16,
+        drain_seconds: float = 30.0,
+        ack_wait_seconds: int = 30,
+        heartbeat_seconds: float = 60.0,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
+        if ack_wait_seconds < _LEAST_ACK_WAIT:
+            raise ConfigError(f"ack_wait_seconds must be at least {_LEAST_ACK_WAIT}")
+        self._project = None if project_id is None else ProjectId(token(project_id, "project_id"))
+        self._concurrency = concurrency
+        self._drain_seconds = drain_seconds
+        self._ack_wait_seconds = ack_wait_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._telemetry = telemetry
+        self._specs: dict[str, ToolSpec] = {}
+        self._workers: dict[str, ToolWorker] = {}
+
+    def tool(
+        self,
+        *,
+        target: str,
+        suffix: str,
+        name: str | None = None,
+        after_execution: AfterExecution = AfterExecution.SUSPEND,
+        timeout_seconds: float = 60.0,
+        concurrency: int | None = None,
+        envs: Mapping[str, str] | None = None,
+    ) -> Callable[[Function], Function]:
+        """Make a function the tool that answers `cmd.tool.{target}.{suffix}`; the function itself stays as it is.
+
+        `envs` maps arguments to env variables of this process, which the model neither sees nor sets. Raises
+        `ConfigError` if the function cannot be a tool.
+        """
+        terms = ToolTerms(
+            target=target,
+            suffix=suffix,
+            name=name,
+            after_execution=after_execution,
+            timeout_seconds=timeout_seconds,
+            concurrency=self._concurrency if concurrency is None else concurrency,
+            envs=dict(envs or {}),
+        )
+
+        def decorate(function: Function) -> Function:
+            self._add(read_spec(function, terms))
+            return function
+
+        return decorate
+
+    def definitions(self) -> list[ToolDefinition]:
+        """The tools as `turnstile tool put` registers them."""
+        return [spec.definition for spec in self._specs.values()]
+
+    def yaml(self, tool_name: str | None = None) -> str:
+        """The file for `turnstile tool put` of one tool; raises `ConfigError` if it is not clear which."""
+        chosen = [spec for name, spec in self._specs.items() if tool_name in (None, name)]
+        if len(chosen) != 1:
+            raise ConfigError(f"name one of the tools: {', '.join(self._specs) or 'there are none'}")
+        document = chosen[0].definition.model_dump(mode="json", exclude_defaults=True)
+        return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+
+    def counts(self) -> dict[str, ToolCounts]:
+        """What became of the commands of each tool since `run` began."""
+        return {name: worker.counts for name, worker in self._workers.items()}
+
+    async def run(
+        self,
+        nats_url: str | None = None,
+        *,
+        stop: asyncio.Event | None = None,
+        ready: Callable[[], None] | None = None,
+        inbox_prefix: str | None = None,
+    ) -> None:
+        """Answer calls until `stop`, or SIGTERM or SIGINT where no `stop` is given; then drain.
+
+        Without `nats_url` it finds the NATS of a `turnstile up` in this directory or above, wherever that has moved.
+
+        Running calls have `drain_seconds` to end, then other replicas run them. Raises `ConfigError` if NATS refuses
+        this user something, `ServerUnavailable` once the connection is closed for good. End it by `stop` rather than
+        by cancelling it.
+        """
+        if not self._specs:
+            raise ConfigError("the service has no tools: decorate a function with @service.tool(…)")
+        instance = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        async with AsyncExitStack() as stack:
+            if stop is None:
+                stop = asyncio.Event()
+                stack.callback(_on_signals(stop))
+            conn = start_connecting(nats_url, name=f"turnstile-tools@{instance}", inbox_prefix=inbox_prefix)
+            stack.push_async_callback(conn.drain)
+            await unless_told(stop, conn.opened())
+            self._workers = {
+                name: ToolWorker(
+                    conn,
+                    spec,
+                    self._project,
+                    instance=instance,
+                    ack_wait_seconds=self._ack_wait_seconds,
+                    telemetry=self._telemetry,
+                )
+                for name, spec in self._specs.items()
+            }
+            for worker in self._workers.values():
+                await unless_told(stop, await_server(f"NATS at {conn.shown}", worker.check))
+            if stop.is_set():
+                return
+            logger.info("serving %s as %s", ", ".join(self._specs), instance)
+            if ready is not None:
+                ready()
+            await self._serve(conn, list(self._workers.values()), stop)
+
+    async def declare(self, nats_url: str | None = None) -> None:
+        """Make the tools' consumers, as a user who may, for a service whose own user may not."""
+        conn = await connect(nats_url, name="turnstile-tools-declare")
+        try:
+            for spec in self._specs.values():
+                wanted = spec.consumer(self._project), spec.filter(self._project)
+                await declare_consumer(conn, *wanted, ack_wait_seconds=self._ack_wait_seconds)
+        finally:
+            await conn.drain()
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """The program of a tool: serves until it is told to end; with `--yaml`, writes its definition instead."""
+        parser = argparse.ArgumentParser(description=f"Answers calls of {', '.join(self._specs)}.")
+        told = "nats://… of the kernel (default: $NATS_URL, else that of a `turnstile up` in this directory or above)"
+        parser.add_argument("--nats", metavar="URL", default=os.environ.get("NATS_URL") or None, help=told)
+        told = "write the file for `turnstile tool put` of this tool (or of the only one) and end"
+        parser.add_argument("--yaml", metavar="TOOL", nargs="?", const="", help=told)
+        told = "serve this project only, by a consumer of its own (docs/tools.md, permissions)"
+        parser.add_argument("--project", metavar="ID", default=self._project, help=told)
+        parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
+        options = parser.parse_args(argv)
+        stop, program, code = asyncio.Event(), Program(end_seconds=self._drain_seconds + END_SECONDS), 0
+        try:
+            if options.yaml is not None:
+                sys.stdout.write(self.yaml(options.yaml or None))
+                return
+            if options.project is not None:
+                self._project = ProjectId(token(options.project, "--project"))
+            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+            work = self.declare(options.nats) if options.declare else self.run(options.nats, stop=stop)
+            program.run(work, lambda task: task.cancel() if options.declare else stop.set())
+        except asyncio.CancelledError:
+            code = INTERRUPTED
+        except TurnstileError as error:
+            sys.stderr.write(f"{error}\n")
+            code = 1
+        program.leave(code)
+
+    def _add(self, spec: ToolSpec) -> None:
+        for other in self._specs.values():
+            if other.name == spec.name:
+                raise ConfigError(f"tool {spec.name} is there twice: give one another name")
+            if other.consumer(None) == spec.consumer(None):
+                raise ConfigError(f"tools {other.name} and {spec.name} have one address: change target or suffix")
+        self._specs[spec.name] = spec
+
+    async def _serve(self, conn: NatsConnection, workers: list[ToolWorker], stop: asyncio.Event) -> None:
+        ending = asyncio.Event()  # our own: one tool that fails ends the others, not the caller's event
+        watch = asyncio.create_task(_pass_on(stop, ending))
+        pulls = [asyncio.create_task(worker.run(ending)) for worker in workers]
+        beats = [asyncio.create_task(self._keep(workers)), asyncio.create_task(self._tell(conn, workers))]
+        try:
+            await asyncio.wait(pulls, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            ending.set()
+            await asyncio.wait(pulls)
+            await asyncio.gather(*(worker.drain(self._drain_seconds) for worker in workers))
+            for task in (watch, *beats):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(watch, *beats)
+            self._log_counts(conn, workers)
+        for pull in pulls:
+            pull.result()
+
+    async def _keep(self, workers: list[ToolWorker]) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait_seconds / _BEATS_PER_ACK_WAIT)
+            for worker in workers:
+                await worker.keep()
+
+    async def _tell(self, conn: NatsConnection, workers: list[ToolWorker]) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            self._log_counts(conn, workers)
+
+    def _log_counts(self, conn: NatsConnection, workers: list[ToolWorker]) -> None:
+        state = "connected" if conn.connected.is_set() else "not connected"
+        for worker in workers:
+            told = worker.counts
+            logger.info(
+                "tool %s (%s): %d running, %d succeeded, %d failed, %d duplicates, %d refused, %d deferred",
+                *(worker.spec.name, state, worker.running, told.succeeded, told.failed),
+                *(told.duplicates, told.refused, told.deferred),
+            )
+
+
+async def _pass_on(stop: asyncio.Event, ending: asyncio.Event) -> None:
+    await stop.wait()
+    ending.set()
+
+
+def _on_signals(stop: asyncio.Event) -> Callable[[], None]:
+    """The first signal sets `stop`, a second one ends the process as it always would; returns what undoes it."""
+    loop = asyncio.get_running_loop()
+
+    def undo() -> None:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+
+    def on_signal() -> None:
+        undo()
+        stop.set()
+
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, on_signal)
+    return undo

@@ -1,0 +1,180 @@
+"""What a Python function says of itself as a tool: its arguments as a model, its definition for the registry. Pure.
+
+Type hints become the JSON schema, the docstring the descriptions. A function that cannot be a tool is a `ConfigError`
+where it is decorated, naming the function and what to change.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import CoreSchema
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, ConfigError
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId, token
+from turnstile.schema.states import AfterExecution
+from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire import subjects
+
+ToolFunction = Callable[..., object]
+"""A function of keyword arguments, sync or async."""
+
+_PARAMETER = re.compile(r"(\s*)(?::param )?(\w+)(?: \([^)]*\))?:\s*(.*)")
+_HEADINGS = {"args:", "arguments:", "parameters:"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The call a function answers, for one that has a parameter of this type; the model does not see it.
+
+    `tool_call_id` is the same however often the call is run: use it as the idempotency key of what cannot be undone.
+    """
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    traceparent: str | None
+    delivery: int
+    """1, or more where the command had been delivered before."""
+    resume_deadline: datetime | None
+    """When the turn stops waiting for this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTerms:
+    """What a decorator says of a tool."""
+
+    target: str
+    suffix: str
+    name: str | None = None
+    after_execution: AfterExecution = AfterExecution.SUSPEND
+    timeout_seconds: float = 60.0
+    concurrency: int = 16
+    envs: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function as a tool. `fields` maps a parameter to its field in `arguments`."""
+
+    function: ToolFunction
+    terms: ToolTerms
+    definition: ToolDefinition
+    arguments: type[BaseModel]
+    fields: Mapping[str, str]
+    call_parameter: str | None
+    """The parameter that takes the `ToolCall`."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.definition.tool_name
+
+    def filter(self, project: ProjectId | None) -> str:
+        """The commands of this tool, of one project or of all."""
+        return subjects.tool_commands_filter(project, self.terms.target, self.terms.suffix)
+
+    def consumer(self, project: ProjectId | None) -> str:
+        """The durable consumer its replicas share; one of a single project has a name of its own."""
+        shared = f"turnstile_tool_{self.terms.target}_{self.terms.suffix}"
+        return shared if project is None else f"{shared}@{project}"
+
+
+class _Untitled(GenerateJsonSchema):
+    """Fields without a title that repeats their name: it costs the model tokens and says nothing."""
+
+    def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # pydantic's own type is a wide union
+        return False
+
+
+def read_spec(function: ToolFunction, terms: ToolTerms) -> ToolSpec:
+    """The function as a tool; raises `ConfigError` if it cannot be one."""
+    name = terms.name or getattr(function, "__name__", "")
+    try:
+        return _read(function, terms, name)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"tool {name}: {told}") from None
+    except (PydanticUserError, PydanticSchemaGenerationError) as error:
+        raise ConfigError(f"tool {name}: a type hint has no JSON schema: {str(error).splitlines()[0]}") from None
+    except (BadRequest, NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"tool {name}: {error}") from None
+
+
+def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
+    token(terms.target, "target")
+    token(terms.suffix, "suffix")
+    if terms.timeout_seconds <= 0 or terms.concurrency < 1:
+        raise ValueError("timeout_seconds is more than 0, concurrency at least 1")
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    takers = [each for each in parameters if hints.get(each) is ToolCall]
+    visible = {each: parameter for each, parameter in parameters.items() if each not in takers}
+    about, told = _docstring(function, visible)
+    # fields have names of their own, so that a parameter may be called `schema`, `json` or `_x`
+    fields = {each: f"argument_{position}" for position, each in enumerate(visible)}
+    defined: dict[str, Any] = {  # what create_model takes is not typed
+        fields[each]: _field(parameter, hints, told.get(each)) for each, parameter in visible.items()
+    }
+    arguments: type[BaseModel] = create_model(name or "tool", __config__=ConfigDict(extra="forbid"), **defined)
+    definition = ToolDefinition.model_validate(
+        {
+            "tool_name": name,
+            "description": about,
+            "parameters": _schema(arguments),
+            "target_subject": subjects.tool_target(terms.target, terms.suffix),
+            "after_execution": terms.after_execution,
+            "options": {"timeout_seconds": terms.timeout_seconds, **({"envs": dict(terms.envs)} if terms.envs else {})},
+        }
+    )
+    return ToolSpec(function, terms, definition, arguments, fields, takers[0] if takers else None)
+
+
+def _field(parameter: inspect.Parameter, hints: Mapping[str, object], description: str | None) -> tuple[object, object]:
+    if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        raise TypeError(f"parameter {parameter.name} cannot be given by name; a tool has no *args or **kwargs")
+    if parameter.name not in hints:
+        raise TypeError(f"parameter {parameter.name} has no type hint")
+    hint = hints[parameter.name]
+    if description:
+        hint = Annotated[hint, Field(description=description)]  # pyright: ignore[reportInvalidTypeForm]  # made at run time
+    default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+    return hint, Field(default, alias=parameter.name)
+
+
+def _schema(arguments: type[BaseModel]) -> JsonObject:
+    schema = arguments.model_json_schema(by_alias=True, schema_generator=_Untitled)
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _docstring(function: ToolFunction, parameters: Mapping[str, object]) -> tuple[str, dict[str, str]]:
+    """What the docstring says of the tool, and of each parameter: `name: …`, with deeper lines that go on."""
+    about: list[str] = []
+    told: dict[str, list[str]] = {}
+    current: tuple[str, int] | None = None
+    for line in (inspect.getdoc(function) or "").splitlines():
+        indent = len(line) - len(line.lstrip())
+        match = _PARAMETER.fullmatch(line)
+        if match is not None and match[2] in parameters:
+            current = match[2], indent
+            told[match[2]] = [match[3]]
+        elif current is not None and line.strip() and indent > current[1]:
+            told[current[0]].append(line.strip())
+        else:
+            current = None
+            if line.strip().lower() not in _HEADINGS:
+                about.append(line)
+    return "\n".join(about).strip(), {name: " ".join(lines).strip() for name, lines in told.items()}

@@ -1,0 +1,320 @@
+"""Runs the calls of one tool in one process: at most `concurrency` at a time, each once, each answered.
+
+A command is held, kept from redelivery, and acknowledged only after its report is with a bridge or in the stream; a
+replica that dies leaves it to the others. A command that comes again while its call runs, here or elsewhere, while its
+report waits in the stream, or after it was answered, runs nothing. Messages wait in the consumer, never here. Keeps the
+last answered calls in memory, to save a round trip; the ledger knows the others.
+"""
+
+import asyncio
+import logging
+import os
+import traceback
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from nats.aio.msg import Msg
+
+from turnstile.runtime.log_context import about
+from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable
+from turnstile.schema.ids import ProjectId, ToolCallId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.tools import ToolCallHolder
+from turnstile.schema.wire import subjects
+from turnstile.sdk.tools.answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
+from turnstile.sdk.tools.commands import BridgeFailed, CallCommand, CallDesk, read_command
+from turnstile.sdk.tools.function_run import Outcome, Raised, Returned, TimedOut, ToolRun
+from turnstile.sdk.tools.presence import Nobody, Presence, Silence
+from turnstile.sdk.tools.spec import ToolSpec
+from turnstile.sdk.tools.trace import CallTrace
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+from turnstile.transport.durable import Defer, Disposition, Done, Reject, deferred, settle
+from turnstile.transport.limited_log import LimitedLog
+from turnstile.transport.pull import ContinuousPull
+from turnstile.transport.streams import declare_consumer
+
+_REMEMBERED = 10_000
+_REPORT_PAUSE_SECONDS = (0.5, 10.0)
+_CANCEL_SECONDS = 2.0
+_LINGERING = 1_000
+"""Calls whose reports wait in the stream that this replica goes on to name as its own."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """What became of a tool's commands since the service started."""
+
+    succeeded: int = 0
+    failed: int = 0
+    duplicates: int = 0
+    """Commands whose call was running or answered already."""
+    refused: int = 0
+    """Commands that are none, or whose call or report the ledger refused."""
+    deferred: int = 0
+    """Put off because no bridge could describe them, or the service ended."""
+
+
+class ToolWorker:
+    """One tool's calls. `run` takes them until stopped, `drain` sees the running ones to their end."""
+
+    def __init__(
+        self,
+        conn: NatsConnection,
+        spec: ToolSpec,
+        project: ProjectId | None,
+        *,
+        instance: str,
+        ack_wait_seconds: int,
+        telemetry: Telemetry = SILENT,
+    ) -> None:
+        self._telemetry = telemetry
+        self.spec = spec
+        self.counts = ToolCounts()
+        self._conn = conn
+        self._project = project
+        self._desk = CallDesk(conn)
+        self._presence = Presence(conn, spec, instance)
+        self._filter = spec.filter(project)
+        self._consumer = spec.consumer(project)
+        ensure = partial(declare_consumer, conn, self._consumer, self._filter, ack_wait_seconds=ack_wait_seconds)
+        self._pull = ContinuousPull(
+            conn, subjects.CMD_STREAM, self._consumer, ensure, batch=spec.terms.concurrency, room=self._room
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lingering: set[asyncio.Task[None]] = set()
+        self._held: dict[tuple[ProjectId, ToolCallId], Msg] = {}
+        self._answered: OrderedDict[tuple[ProjectId, ToolCallId], None] = OrderedDict()
+        self._stop = asyncio.Event()
+        self._log = LimitedLog(logger)
+
+    @property
+    def running(self) -> int:
+        """Calls in hand, with functions that still run after their timeout."""
+        return len(self._tasks)
+
+    async def check(self) -> None:
+        """Raises `ConfigError` if this user may not do what a tool must, or if the consumer is another tool's."""
+        try:
+            info = await self._conn.js.consumer_info(subjects.CMD_STREAM, self._consumer)
+        except NATS_TROUBLE:  # not there yet, or nobody to tell: the pull declares it, as often as it takes
+            info = None
+        if info is not None and info.config.filter_subject != self._filter:
+            raise ConfigError(
+                f"tool {self.spec.name}: consumer {self._consumer} belongs to {info.config.filter_subject}; "
+                "choose another target or suffix"
+            )
+        await self._presence.check(self._project)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Take calls until `stop`; raises `ServerUnavailable` once the connection is closed for good."""
+        self._stop = stop
+        await self._pull.run(self._take, stop)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for what runs, at most so long; the rest is given back for others to run."""
+        for task in self._lingering:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+        if left := set(self._tasks):
+            logger.warning(
+                "tool %s: %d calls did not end in %g s and are given back", self.spec.name, len(left), seconds
+            )
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=_CANCEL_SECONDS)
+
+    async def keep(self) -> None:
+        """Tell the server that the held commands are being worked on, so that they are not delivered again."""
+        for msg in list(self._held.values()):
+            try:
+                await msg.in_progress()
+            except NATS_TROUBLE as error:
+                self._log.warning("keep", "tool %s: %s", self.spec.name, error)
+
+    def _room(self) -> int:
+        return self.spec.terms.concurrency - len(self._tasks)
+
+    async def _take(self, batch: list[Msg]) -> None:
+        for msg in batch:
+            task = asyncio.create_task(self._serve(msg))
+            self._tasks.add(task)
+            task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pull.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("tool %s: a command failed: %s", self.spec.name, type(error).__name__)
+
+    async def _serve(self, msg: Msg) -> None:
+        try:
+            command = read_command(msg, self._project)
+        except BadRequest as error:
+            self.counts.refused += 1
+            self._log.warning("command", "tool %s: a message that is no command: %s", self.spec.name, error)
+            await self._settle(msg, Reject())
+            return
+        if self._stop.is_set():
+            await self._settle(msg, Defer(2))
+        elif (holding := self._held.get(command.key)) is not None:
+            self.counts.duplicates += 1
+            if holding.metadata.sequence.stream != command.stream_seq:  # the one that is held is the call's
+                await self._settle(msg, Done())
+        elif command.key in self._answered:
+            self.counts.duplicates += 1
+            await self._settle(msg, Done())
+        else:
+            await self._hold(msg, command)
+
+    async def _hold(self, msg: Msg, command: CallCommand) -> None:
+        self._held[command.key] = msg
+        run: list[ToolRun] = []
+        try:
+            disposition = await self._dispose(command, run)
+        except asyncio.CancelledError:  # the drain is over
+            self.counts.deferred += 1
+            disposition = Defer(2)
+        finally:
+            del self._held[command.key]
+        if disposition is not None:
+            await self._settle(msg, disposition)
+        for each in run:
+            await self._outlast(each)
+
+    async def _outlast(self, run: ToolRun) -> None:
+        """A function that overran its time keeps its place until it is over, or the service is."""
+        over, stopped = asyncio.create_task(run.ended()), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({over, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        run.cancel()
+        await over
+
+    async def _dispose(self, command: CallCommand, run: list[ToolRun]) -> Disposition | None:
+        """See to the call; None leaves its message to come again if whoever has it dies."""
+        if not command.fresh:
+            match await self._presence.holder(command):
+                case ToolCallHolder(stream_seq=seq):
+                    self.counts.duplicates += 1
+                    return None if seq == command.stream_seq else Done()
+                case Silence():
+                    return None
+                case Nobody():
+                    pass
+        trace = CallTrace(self._telemetry, command)
+        try:
+            with about(project_id=command.project_id, tool_call_id=command.tool_call_id):
+                return await self._answer(command, run, trace)
+        except asyncio.CancelledError:
+            trace.error_code = "canceled"
+            raise
+        finally:
+            trace.ended()
+
+    async def _answer(self, command: CallCommand, run: list[ToolRun], trace: CallTrace) -> Disposition:
+        async with self._presence.held(command):
+            try:
+                with trace.part("describe call", "client") as asking:
+                    described = await self._desk.describe(asking)
+            except (ServerUnavailable, BridgeFailed) as error:
+                self.counts.deferred += 1
+                trace.error_code = error.code
+                self._log.warning("describe", "tool %s: a call is put off: %s", self.spec.name, error)
+                return deferred(command.delivery)
+            except Refused as error:
+                trace.error_code = error.code
+                self._refuse(command, error)
+                return Reject()
+            if not described.waits or described.content is None:
+                self.counts.duplicates += 1
+                return Done()
+            with trace.part("run tool") as running:
+                context = running.context(described)
+                try:
+                    prepared = prepare(self.spec, described.content.arguments, context, os.environ)
+                except ToolFailed as error:
+                    report = failed(error.code, str(error))
+                else:
+                    run.append(ToolRun(self.spec.function, prepared.arguments))
+                    report = self._judge(await run[0].outcome(self.spec.terms.timeout_seconds), prepared, command)
+            trace.ran(report.status.value, None if report.error is None else report.error.code)
+            with trace.part("report call", "client") as reporting:
+                await self._report(reporting, report)
+        return Done()
+
+    def _judge(self, outcome: Outcome, prepared: Prepared, command: CallCommand) -> ToolReport:
+        match outcome:
+            case Returned(value):
+                return answer(value, prepared.secrets)
+            case TimedOut():
+                told = f"the tool did not end within its {self.spec.terms.timeout_seconds:g} s"
+                return failed("tool_timeout", told)
+            case Raised(ToolFailed() as error):
+                return failed(error.code, str(error), prepared.secrets)
+            case Raised(error):
+                # the author's traceback goes to the log, without env values; the model hears one sentence
+                trace = cleared("".join(traceback.format_exception(error)), prepared.secrets)
+                logger.warning("tool %s, call %s failed:\n%s", self.spec.name, command.tool_call_id, trace.rstrip())
+                return failed("tool_error", str(error) or type(error).__name__, prepared.secrets)
+            case _:
+                assert_never(outcome)
+
+    async def _report(self, command: CallCommand, report: ToolReport) -> None:
+        """Report until a bridge or the stream has taken it, a bridge has refused it for good, or the call is over."""
+        pause, longest = _REPORT_PAUSE_SECONDS
+        while True:
+            try:
+                taken = await self._desk.report(command, report)
+            except (ServerUnavailable, BridgeFailed) as error:
+                if isinstance(error, BridgeFailed) and not await self._waits(command):
+                    self._refuse(command, Refused(error.code, f"the call waits no more; {error}"))
+                    return
+                self._log.warning("report", "tool %s: a result cannot be reported yet: %s", self.spec.name, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, longest)
+            except Refused as error:
+                self._refuse(command, error)
+                break
+            else:
+                self.counts.succeeded += report.status is TurnStatus.SUCCESS
+                self.counts.failed += report.status is TurnStatus.FAILED
+                if not taken and len(self._lingering) < _LINGERING:
+                    lingering = asyncio.create_task(self._linger(command))
+                    self._lingering.add(lingering)
+                    lingering.add_done_callback(self._lingering.discard)
+                break
+        self._answered[command.key] = None
+        if len(self._answered) > _REMEMBERED:
+            self._answered.popitem(last=False)
+
+    async def _linger(self, command: CallCommand) -> None:
+        """Until a bridge has applied the report in the stream: others would run a call that still waits."""
+        pause, longest = _REPORT_PAUSE_SECONDS
+        async with self._presence.held(command):
+            while await self._waits(command):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, longest)
+
+    async def _waits(self, command: CallCommand) -> bool:
+        """Whether the call may still be answered, as far as anybody can tell."""
+        try:
+            return (await self._desk.describe(command)).waits
+        except (ServerUnavailable, BridgeFailed):
+            return True
+        except Refused:
+            return False
+
+    def _refuse(self, command: CallCommand, error: Refused) -> None:
+        self.counts.refused += 1
+        self._log.warning(error.code, "tool %s, call %s: %s", self.spec.name, command.tool_call_id, error)
+
+    async def _settle(self, msg: Msg, disposition: Disposition) -> None:
+        try:
+            await settle(msg, disposition)
+        except NATS_TROUBLE as error:  # it comes again, and is known or described then
+            self._log.warning("settle", "tool %s: a command could not be settled: %s", self.spec.name, error)

@@ -1,0 +1,93 @@
+"""When litellm is loaded: only for a real model, once, without a connection; and it is closed without a trace."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.activities.models.asking import question
+from tests.activities.models.provider_stub import ProviderStub, Said
+from turnstile.activities.models import LitellmModel, ModelAccess
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import put_profile
+from turnstile.processes.models import warm_up
+from turnstile.schema.ids import ProjectId
+from turnstile.schema.profiles import LlmConfig, Profile
+
+_PROGRAM = """
+import json, socket, sys, time, asyncio
+def refuse(*args, **kwargs): raise AssertionError(f"a connection to {args[1:]}")
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.getaddrinfo = refuse
+import psutil
+def size(): return psutil.Process().memory_info().rss / 1e6
+def worker():
+    import turnstile.cli.app, turnstile.processes.worker_and_bridge
+    from turnstile.processes.models import real_model, route_models
+    from turnstile.settings import ModelSettings
+    real = real_model(ModelSettings())
+    return real, route_models(ModelSettings(), real)
+start = time.perf_counter()
+real, router = worker()
+seconds, megabytes = time.perf_counter() - start, size()
+assert "litellm" not in sys.modules
+asyncio.run(router.check("scripted/echo"))
+assert "litellm" not in sys.modules
+start = time.perf_counter()
+asyncio.run(real.warm_up())
+assert "litellm" in sys.modules
+print(json.dumps({
+    "worker_s": seconds, "worker_mb": megabytes,
+    "litellm_s": time.perf_counter() - start, "litellm_mb": size() - megabytes,
+}))
+"""
+
+
+def test_a_worker_loads_litellm_only_for_a_real_model(tmp_path: Path) -> None:
+    """In a process of its own, where every connection fails and a .env file must change nothing."""
+    (tmp_path / ".env").write_text("OPENAI_API_KEY=from-dotenv\n")
+    program = _PROGRAM + "import os; assert 'from-dotenv' not in os.environ.values()\n"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    figures = json.loads(done.stdout)
+    print(figures)  # noqa: T201 -- figures for `pytest -rP`
+    assert figures["litellm_mb"] < 400
+
+
+class Counted(LitellmModel):
+    """Counts its loads."""
+
+    loads = 0
+
+    async def warm_up(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Count."""
+        self.loads += 1
+        return await super().warm_up()
+
+
+@pytest.mark.parametrize(("model", "loads"), [("scripted/echo", 0), ("openai/gpt-4o", 1)])
+async def test_warming_up_depends_on_the_profiles(pool: Pool, model: str, loads: int) -> None:
+    real = Counted()
+    await put_profile(pool, ProjectId("p"), Profile(name="x", llm_config=LlmConfig(model=model)))
+    await warm_up(pool, real)
+    assert real.loads == loads
+    await real.close()
+
+
+async def test_closing_leaves_nothing(provider: type[ProviderStub], key_file: Path) -> None:
+    """No task, no open connection; closing twice is allowed, and asking again opens anew."""
+    before = asyncio.all_tasks()
+    async with provider(Said(text=("x",))) as stub:
+        model = LitellmModel(ModelAccess({stub.prefix: key_file}, {stub.prefix: stub.api_base}))
+        for _ in range(2):
+            assert (await question(model, stub.model)).said().text == "x"
+            await model.close()
+        await model.close()
+        await asyncio.sleep(0.05)
+        assert not stub._tasks
+    assert asyncio.all_tasks() <= before
+    await LitellmModel().close()

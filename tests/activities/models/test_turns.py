@@ -1,0 +1,215 @@
+"""Whole turns on a provider's stub: outcomes, recorded attempts, what a crash keeps, and where nothing may leak."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.activities.models.asking import PROMPT
+from tests.activities.models.openai_stub import OpenAIStub
+from tests.activities.models.provider_stub import API_KEY, COMPLETION_TOKENS, PROMPT_TOKENS, Fault, Said
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.support.paths import ROOT
+from tests.support.processes.process import TurnstileProcess
+from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
+from tests.support.tenants import ALICE, Ended, Tenant, new_tenant, turn_of
+from turnstile.activities.models.litellm_sdk import TESTED_VERSION
+from turnstile.doctor.examine import check_models, examine, key_files
+from turnstile.embedded import Endpoints
+from turnstile.ledger.turns.usage import Grouping, list_profile_models, sum_usage
+from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.schema.cards import CardType
+from turnstile.schema.ids import AgentTurnId, ProjectId, workflow_id
+from turnstile.schema.states import TurnStatus
+
+ANSWER = "answer-marker-2342"
+TOTAL = PROMPT_TOKENS + COMPLETION_TOKENS
+
+
+@pytest.fixture(scope="module")
+async def stub() -> AsyncIterator[OpenAIStub]:
+    """One stub for the module, whose replies each test sets."""
+    async with OpenAIStub(Said(text=("x",))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints,
+    databases: Databases,
+    migrated: str,
+    stub: OpenAIStub,
+    key_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Stack]:
+    """A stack whose models of OpenAI are the stub's."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    own = {"api_key_files.openai": str(key_file), "api_bases.openai": stub.api_base, "timeout_seconds": 10.0}
+    config = {**QUICK, "model": {**QUICK["model"], **own}}
+    async with open_stack(endpoints, tmp_path_factory.mktemp("models"), config) as opened:
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture
+async def tenant(stack: Stack, stub: OpenAIStub) -> AsyncIterator[Tenant]:
+    """A project of the test alone, with worker and bridge in this process."""
+    stub.requests.clear()
+    async with running_here(stack):
+        yield new_tenant(stack)
+
+
+async def _turn(tenant: Tenant, stub: OpenAIStub, *replies: Said | Fault) -> Ended:
+    stub.replies = list(replies)
+    agent = await tenant.agent("x", llm={"model": stub.model}, system_prompt_template=PROMPT, max_steps=3)
+    return await tenant.turn(agent, PROMPT)
+
+
+def _attempts(ended: Ended) -> list[tuple[object, object, object]]:
+    found: list[tuple[object, object, object]] = []
+    for step in ended.steps:
+        records = step.metadata["attempts"]
+        assert isinstance(records, list)
+        for record in records:
+            assert isinstance(record, dict)
+            found.append((record["attempt"], record.get("error_code"), record["usage_kind"]))
+    return found
+
+
+async def test_a_turn_that_passes_a_rate_limit(tenant: Tenant, stub: OpenAIStub) -> None:
+    ended = await _turn(tenant, stub, Fault(429, headers={"retry-after": "0.01"}), Said(text=(ANSWER,)))
+    assert (ended.view.status, ended.deliverable()) == (TurnStatus.SUCCESS, ANSWER)
+    assert _attempts(ended) == [(1, "rate_limited", "unknown"), (2, None, "exact")]
+    [step] = ended.steps
+    assert step.metadata["llm_usage"] == {
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": COMPLETION_TOKENS,
+        "total_tokens": TOTAL,
+    }
+    assert step.metadata["llm_response_cost"] == pytest.approx(9.75e-05)
+    await _assert_usage(tenant)
+
+
+async def _assert_usage(tenant: Tenant) -> None:
+    groupings: dict[Grouping, str | None] = {"agent": ALICE, "model": "openai/gpt-4o", "day": None}
+    for grouping, name in groupings.items():
+        line, total = await tenant.pool.run(lambda conn, by=grouping: sum_usage(conn, tenant.project, by))
+        assert name is None or line.name == name
+        assert total.name is None
+        assert line.model_dump(exclude={"name"}) == total.model_dump(exclude={"name"})
+        assert (total.turns, total.steps, total.attempts, total.failed_attempts) == (1, 1, 2, 1)
+        assert (total.total_tokens, total.response_cost) == (TOTAL, pytest.approx(9.75e-05))
+        assert (total.estimated_attempts, total.unknown_attempts) == (0, 1)
+    [none] = await tenant.pool.run(lambda conn: sum_usage(conn, ProjectId("nobody"), "agent"))
+    assert (none.attempts, none.total_tokens, none.response_cost) == (0, 0, None)
+    models = await tenant.pool.run(lambda conn: list_profile_models(conn, tenant.project))
+    assert [(each.profile_name, each.model) for each in models] == [("alice-profile", "openai/gpt-4o")]
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "attempts"),
+    [
+        (Fault(401, PROMPT), "auth_failed", 1),
+        (Fault(503, PROMPT), "model_overloaded", 4),
+        (Fault(400, f"maximum context length {PROMPT}"), "context_window_exceeded", 1),
+        (Said(text=(ANSWER,), finish="content_filter"), "content_filtered", 1),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_turn_that_fails(
+    tenant: Tenant, stub: OpenAIStub, reply: Said | Fault, code: str, attempts: int
+) -> None:
+    ended = await _turn(tenant, stub, reply)
+    assert (ended.view.status, ended.view.error_code) == (TurnStatus.FAILED, code)
+    assert [record[1] for record in _attempts(ended)] == [code] * attempts
+    assert PROMPT not in str(ended.view.error)
+    fallback = ended.deliverable()
+    assert isinstance(fallback, dict)
+    assert PROMPT not in json.dumps(fallback)
+
+
+async def test_nothing_leaks(tenant: Tenant, stub: OpenAIStub, caplog: pytest.LogCaptureFixture) -> None:
+    """Logs of every level, rows that are not cards, events and histories hold no key, prompt or answer."""
+    caplog.set_level(logging.DEBUG)
+    replies = (Fault(500, f"{PROMPT} {API_KEY}"), Said(text=(ANSWER,), events=2, ending="cut"), Said(text=(ANSWER,)))
+    ended = [await _turn(tenant, stub, *replies)]
+    failing = new_tenant(tenant.stack)
+    ended.append(await _turn(failing, stub, Fault(400, f"{PROMPT} {API_KEY}")))
+    told = [caplog.text]
+    for own, done in ((tenant, ended[0]), (failing, ended[1])):
+        told += [json.dumps(event.payload) + str(event.headers) for event in await own.events()]
+        told.append((await own.stack.history(done.view.agent_turn_id)).to_json())
+    tables = await tenant.rows(
+        "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables"
+        " WHERE schemaname IN ('state', 'resource', 'public') AND tablename NOT IN ('cards', 'profiles')"
+    )
+    for table in tables:
+        told += [str(row) for row in await tenant.rows(f"SELECT to_jsonb(t)::text FROM {table['name']} t")]  # noqa: S608 -- names of our tables
+    for marker in (API_KEY, PROMPT, ANSWER):
+        assert [text[:300] for text in told if marker in text] == []
+    assert any(card.type == CardType.THOUGHT for card in ended[0].cards)
+
+
+async def test_a_crash_keeps_the_attempts(stack: Stack, stub: OpenAIStub, tmp_path: Path) -> None:
+    """The worker is killed in the middle of an answer; its attempts are in the step all the same."""
+    tenant = new_tenant(stack)
+    second = tmp_path / "config.toml"
+    second.write_bytes(stack.config.read_bytes())
+    doomed, other = TurnstileProcess("worker", stack.config), TurnstileProcess("worker", second)
+    stub.replies = [Fault(500), Said(text=("Hel",), events=2, ending="stall"), Said(text=(ANSWER,))]
+    stub.stalled.clear()
+    stop = asyncio.Event()
+    bridge = asyncio.create_task(run_bridge(stack.settings, stack.endpoints, stop))
+    try:
+        await doomed.start()
+        reply = await tenant.enqueue(await tenant.agent("x", llm={"model": stub.model}))
+        await stub.stalled.wait()
+        await asyncio.gather(other.start(), _until_told(stack, turn_of(reply)))
+        await doomed.kill()
+        ended = await tenant.ended(turn_of(reply), timeout=30)
+    finally:
+        await doomed.remove()
+        await other.remove()
+        stop.set()
+        await bridge
+    assert ended.deliverable() == ANSWER
+    assert [record[1] for record in _attempts(ended)] == ["model_server_error", "attempt_lost", None]
+
+
+async def _until_told(stack: Stack, turn: AgentTurnId) -> None:
+    """Returns when the engine has been told of both attempts."""
+
+    async def told() -> bool:
+        handle = stack.temporal.get_workflow_handle(workflow_id(turn))
+        pending = (await handle.describe()).raw_description.pending_activities
+        details = [payload.data for each in pending for payload in each.heartbeat_details.payloads]
+        return any(b"model_server_error" in each and b"attempt_lost" in each for each in details)
+
+    await until(told, 15, "a heartbeat told the attempts", pause=0.1)
+
+
+async def test_the_doctor(stack: Stack) -> None:
+    checks = await examine(stack.settings, None, ["openai/gpt-4o", "mistral/x"])
+    found = {check.name: check.status for check in checks}
+    assert {found[name] for name in ("Python", "litellm", "PostgreSQL", "NATS", "Temporal", "openai/gpt-4o")} == {"ok"}
+    assert found["mistral/x"] == "fail"
+    assert any("MISTRAL_API_KEY" in check.says for check in checks)
+    assert API_KEY not in str(checks)
+    assert [check.status for check in await check_models(stack.settings, ["scripted/nosuch"])] == ["fail"]
+
+
+def test_a_key_file_that_others_may_read(stack: Stack, key_file: Path) -> None:
+    key_file.chmod(0o644)
+    assert [check.status for check in key_files(stack.settings)] == ["warn"]
+    key_file.chmod(0o600)
+    assert [check.status for check in key_files(stack.settings)] == ["ok"]
+
+
+def test_the_tested_version_is_the_pinned_one() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'"litellm=={TESTED_VERSION}"' in text

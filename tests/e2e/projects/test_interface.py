@@ -1,0 +1,215 @@
+"""Everything that the real stack says on NATS fits the interface documents, and nothing is said that they lack."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+from pydantic import BaseModel
+
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.support.ledger.actions import allowed, done
+from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.pump.pump import calling_in, pump_config
+from tests.support.tenants import CHANNEL, new_tenant
+from tests.support.tools import Hand, calling, hand_of
+from turnstile.embedded import Endpoints
+from turnstile.ledger.turns.roster import add_agent
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, ProjectId, uuid7
+from turnstile.schema.interface.catalog import ENTRIES, VERBS, find
+from turnstile.schema.interface.entries import Transport
+from turnstile.schema.interface.json_schemas import schemas
+from turnstile.schema.wire import subjects
+from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.tools.service import ToolService
+from turnstile.transport.json_messages import decode_object
+
+AMONG_TOOLS = {"req.tool", "req.tool.reply"}
+VALIDATORS: dict[str, Any] = {name: Draft202012Validator(made) for name, made in schemas().items()}
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """One with the listeners of `tests.support.pump.organism`."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    config = pump_config({**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
+        yield opened
+    await databases.drop(name)
+
+
+@dataclass
+class Wiretap:
+    """Every message of one project, and of all reply inboxes."""
+
+    said: list[Msg] = field(default_factory=list[Msg])
+    replies: dict[str, list[Msg]] = field(default_factory=dict[str, list[Msg]])
+
+    async def on_message(self, msg: Msg) -> None:
+        self.said.append(msg)
+
+    async def on_reply(self, msg: Msg) -> None:
+        self.replies.setdefault(msg.subject, []).append(msg)
+
+    def seen(self) -> set[str]:
+        """The names of what was said, and of requests that were answered."""
+        found: set[str] = set()
+        for msg in self.said:
+            entry = find(msg.subject)
+            assert entry is not None, f"{msg.subject} is not in schema/interface/catalog.py"
+            found.add(entry.name)
+            check(entry.payload, msg.data, msg.subject)
+            if entry.headers is not None:
+                check(entry.headers, json.dumps(dict(msg.headers or {})).encode(), f"headers of {msg.subject}")
+            if entry.reply is not None:
+                for reply in self.replies.get(msg.reply, []):
+                    check(entry.reply, reply.data, f"reply to {msg.subject}")
+                    found.add(f"{entry.name}.reply")
+        return found
+
+
+def check(model: type[BaseModel] | None, data: bytes, what: str) -> None:
+    """Raises `AssertionError` naming what does not fit its schema."""
+    if model is None:
+        assert not data, what
+        return
+    faults = [error.message for error in VALIDATORS[model.__name__].iter_errors(decode_object(data))]
+    assert not faults, f"{what} is no {model.__name__}: {faults}: {data.decode()}"
+
+
+@asynccontextmanager
+async def tapped(stack: Stack, project: ProjectId) -> AsyncGenerator[Wiretap]:
+    """What is said meanwhile."""
+    tap = Wiretap()
+    heard = [
+        await stack.conn.subscribe(f"cg.{subjects.VERSION}.{project}.>", tap.on_message),
+        await stack.conn.subscribe("_INBOX.>", tap.on_reply),
+    ]
+    try:
+        yield tap
+    finally:
+        for each in heard:
+            await stack.conn.unsubscribe(each)
+
+
+def expected() -> set[str]:
+    """All that there is."""
+    return {entry.name for entry in ENTRIES} | {f"{entry.name}.reply" for entry in ENTRIES if entry.reply}
+
+
+async def acked(client: BridgeClient, tap: Wiretap, verb: str, payload: JsonObject) -> JsonObject:
+    """The answer to a durable command."""
+    request = uuid7()
+    await client.command(verb, payload, request)
+
+    async def answer() -> JsonObject | None:
+        acks = [decode_object(msg.data) for msg in tap.said if msg.subject.endswith(f".{verb}_ack")]
+        return next((each for each in acks if each.get("request_id") == request), None)
+
+    return await until(answer, 10, f"{verb} is answered")
+
+
+async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
+    async with calling_in(here) as caller:
+        tenant, client = caller.tenant, caller.tenant.client
+        async with tapped(here, tenant.project) as tap, hand_of(tenant, allowed()) as hand:
+            await speak_of_a_turn(tap, hand, client)
+            await done(hand)  # an action of a UI
+            # a conversation, and one that is refused
+            answer = await client.send("shouter", {"text": "hi"})
+            refused = await client.request("send", {"to": "shouter", "payload": {"text": "hi"}, "thread_id": "none"})
+            assert refused["status"] == "rejected"
+            await client.request("thread.describe", {"thread_id": answer.thread_id})
+            sent = await acked(client, tap, "send", {"to": "shouter", "payload": "<shout><text>hi</text></shout>"})
+            await caller.heard(str(sent["message_id"]))
+
+            async def complete() -> bool:
+                return tap.seen() >= expected() - AMONG_TOOLS
+
+            await until(complete, 10, "all of it is said")
+        assert tap.seen() | AMONG_TOOLS == expected()
+
+
+async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> None:
+    """A turn that streams, calls a tool and ends; one that is stopped, and whose tool answers too late."""
+    turn = await hand.suspended(calling("search", text="let me see", chunks=2))
+    [command] = await hand.heard()
+    call = command.call
+    described: Any = await client.request("describe", {"tool_call_id": call})
+    await client.request("describe", {"card_id": described["call"]["tool_call_card_id"]})
+    await hand.report(call)
+    box = (await hand.ended(turn)).view.output_box_id
+    memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
+    await client.request("describe", {"agent_turn_id": turn})
+    await client.request("box_fork", {"box_id": box})
+    await client.request("box_replace", memory)
+    for verb, payload in (
+        ("box_fork", {"box_id": box, "correlation_id": "fork"}),
+        ("box_replace", memory),
+        ("describe", {"agent_turn_id": turn}),
+        ("report", {"tool_call_id": call, "status": "success", "result": 1}),
+        ("stop", {"agent_turn_id": turn}),
+        ("enqueue", {"agent_id": "nobody", "instruction": "hi"}),
+    ):
+        await acked(client, tap, verb, dict(payload))
+    # another bridge's agent, so that a doorbell leaves this one's process
+    await add_agent(hand.tenant.pool, hand.tenant.project, AgentId("away"), "alice-profile", worker_target="elsewhere")
+    await hand.tenant.enqueue(AgentId("away"))
+    late = await hand.suspended(calling("search"))
+    await client.request("stop", {"agent_turn_id": late, "reason": "enough"})
+    await hand.ended(late)
+    [*_, command] = await hand.heard(2)
+    await hand.answer(command.call)
+
+
+async def test_what_replicas_of_a_tool_ask_each_other_fits_its_schema(here: Stack) -> None:
+    tenant = new_tenant(here)
+    service = ToolService(project_id=tenant.project)
+    release, stop, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @service.tool(target="interface", suffix="hold")
+    async def hold() -> str:
+        """Wait."""
+        await release.wait()
+        return "done"
+
+    serving = asyncio.create_task(service.run(here.endpoints.nats_url, stop=stop, ready=ready.set))
+    await ready.wait()
+    async with tapped(here, tenant.project) as tap, hand_of(tenant, *service.definitions()) as hand:
+        turn = await hand.suspended(calling(("hold", {})))
+        [command] = await hand.heard()
+        asked = subjects.tool_presence(tenant.project, CHANNEL, "interface", "hold", command.call)
+
+        async def held() -> bool:
+            try:
+                await here.conn.request(asked, b"", timeout=2)
+            except NoRespondersError:  # the replica has not begun it
+                return False
+            return True
+
+        await until(held, 10, "the replica runs the call")
+        release.set()
+        await hand.ended(turn)
+    stop.set()
+    await serving
+    assert tap.seen() >= AMONG_TOOLS
+
+
+async def test_the_verbs_that_are_served_are_those_of_the_catalog(here: Stack) -> None:
+    told = decode_object((await here.conn.request("$SRV.INFO.turnstile", b"", timeout=5)).data)
+    endpoints: Any = told["endpoints"]
+    served = {each["name"]: each["subject"] for each in endpoints}
+    assert set(served) == {verb.name for verb in VERBS}, "add a line to VERBS of schema/interface/catalog.py"
+    micro = {entry.subject for entry in ENTRIES if entry.transport is Transport.MICRO}
+    assert {subject.split(".", 4)[4] for subject in served.values()} == micro

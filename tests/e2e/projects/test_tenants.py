@@ -1,0 +1,530 @@
+"""Nothing that a client of one project sends reads or changes anything of another (protocol §5, §6).
+
+The matrix: every verb, over both ways, with an id of the other project in every field and header that takes one. Each
+is answered like an id that nobody has, the other project's rows, events and commands stay as they are, and no word of
+it comes out. What NATS itself refuses a client is in `tests/roles`.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.support.ledger.actions import allowed
+from tests.support.processes.net import STILL, unheard
+from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.pump.pump import pump_config
+from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
+from tests.support.tools import call_of, calling, definition, hand_of
+from turnstile.embedded import Endpoints
+from turnstile.ledger.turns.roster import add_agent, put_tool
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.box_requests import BoxForkRequest, BoxReplaceRequest
+from turnstile.schema.wire.inbox import (
+    DescribeRequest,
+    EnqueueRequest,
+    ReportRequest,
+    SendRequest,
+    StopRequest,
+    ThreadDescribeRequest,
+)
+from turnstile.schema.wire.ui_actions import UiAction
+from turnstile.transport.json_messages import decode_object, encode
+
+SECRET = "the secret of another project"
+MALLORY, BOB = AgentId("mallory"), AgentId("bob")
+BUTTON = "button"
+WORD = re.compile(r"call_[0-9a-f]{26}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}")
+DONE: JsonObject = {"text": "done"}
+
+OWNED = """
+SELECT c.table_schema || '.' || c.table_name AS relation, c.column_name AS owner FROM information_schema.columns c
+JOIN information_schema.tables t USING (table_schema, table_name)
+WHERE c.table_schema IN ('public', 'resource', 'state') AND c.column_name IN ('project_id', 'tenant_id')
+  AND t.table_type = 'BASE TABLE' ORDER BY 1
+"""
+BY_THEIR_OWNER = {
+    "public.box_cards": "box_id IN (SELECT box_id FROM public.boxes WHERE tenant_id = $1)",
+    "state.thread_segments": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
+    "state.thread_replies": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
+}
+EMPTY = {"state.pmo_batches", "state.pmo_batch_tasks", "state.identity_edges", "state.rejections"}
+"""Tables in which nothing that is tried here leaves a row of the other project."""
+NO_PROJECTS = {"state.migrations", "state.workers", "state.duties", "state.repairs"}
+
+
+@dataclass(frozen=True)
+class Ids:
+    """An id of each kind."""
+
+    agent: str
+    profile: str
+    context_box: str
+    output_box: str
+    card: str
+    result_card: str
+    asleep: str
+    asleep_box: str
+    action: str
+    message: str
+    named: str
+    queued: str
+    due: str
+    ended: str
+    call: str
+    thread: str
+    correlation: str
+    project: str
+    channel: str = "u_other"
+
+
+def of_nobody() -> Ids:
+    """Ids that are drawn and not used, in the forms of those that are."""
+    turn = AgentTurnId(uuid7())
+    agent, profile, project = f"agent-{uuid7()}", f"profile-{uuid7()}", f"p-{uuid7()}"
+    return Ids(
+        *(agent, profile, new_box_id(), new_box_id(), f"{turn}-deliverable", f"{call_of(turn)}-result"),
+        *(turn, new_box_id(), f"a-{uuid7()}", f"m-{uuid7()}", f"t-{uuid7()}", uuid7(), uuid7(), uuid7()),
+        *(call_of(AgentTurnId(uuid7())), uuid7(), f"c-{uuid7()}", project),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with a foreign id: its arguments and headers."""
+
+    verb: str
+    arguments: JsonObject
+    told: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Make = Callable[[Ids, Ids], Case]
+"""Of the sender's own ids and the foreign ones."""
+
+
+def enqueue(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """An enqueue that would be accepted."""
+    return Case("enqueue", {"agent_id": MALLORY, "instruction": json.dumps({"steps": [DONE]}), **fields}, told or {})
+
+
+def send(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A message that would be accepted; threads are joined under the name of who began them."""
+    return Case(
+        "send", {"to": "shouter", "payload": {"text": "hi"}, **fields}, {headers.SENDER: "client", **(told or {})}
+    )
+
+
+def report(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A result of a call."""
+    inline = {} if "tool_result_card_id" in fields else {"result": "forged"}
+    return Case("report", {"tool_call_id": call, "status": "success", **inline, **fields}, told or {})
+
+
+def replaced(memory: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A box for an agent's memory."""
+    return Case("box_replace", {"agent_id": MALLORY, "memory_context_box_id": memory, **fields}, told or {})
+
+
+def action(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A UI action that would be accepted."""
+    asked: JsonObject = {"action_id": f"a-{uuid7()}", "agent_id": MALLORY, "tool_name": BUTTON, "args": {"q": "it"}}
+    return Case("ui_action", {**asked, **fields}, told or {})
+
+
+MATRIX: dict[str, Make] = {
+    "enqueue agent_id": lambda _, its: enqueue(agent_id=its.agent),
+    "enqueue context_box_id": lambda _, its: enqueue(context_box_id=its.context_box),
+    "enqueue context_box_id, an output box": lambda _, its: enqueue(context_box_id=its.output_box),
+    "enqueue output_box_id": lambda _, its: enqueue(output_box_id=its.output_box),
+    "enqueue profile_name": lambda _, its: enqueue(profile_name=its.profile),
+    "enqueue correlation_id": lambda _, its: enqueue(correlation_id=its.correlation),
+    "enqueue under a parent": lambda _, its: enqueue(
+        {
+            headers.PARENT_TURN_ID: its.asleep,
+            headers.PARENT_AGENT_ID: its.agent,
+            headers.PARENT_STEP_ID: f"{its.asleep}-s1",
+        }
+    ),
+    "enqueue for a thread": lambda _, its: enqueue({headers.THREAD_ID: its.thread}),
+    "enqueue, turn in the header": lambda _, its: enqueue({headers.TURN_ID: its.asleep, headers.TURN_EPOCH: "1"}),
+    "enqueue, agent in the header": lambda _, its: enqueue({headers.AGENT_ID: its.agent}),
+    "enqueue, project in the header": lambda _, its: enqueue({headers.PROJECT_ID: its.project}),
+    "stop agent_turn_id, asleep": lambda _, its: Case("stop", {"agent_turn_id": its.asleep}),
+    "stop agent_turn_id, queued": lambda _, its: Case("stop", {"agent_turn_id": its.queued}),
+    "stop agent_turn_id, dispatched": lambda _, its: Case("stop", {"agent_turn_id": its.due}),
+    "stop agent_turn_id, ended": lambda _, its: Case("stop", {"agent_turn_id": its.ended}),
+    "stop, turn in the header": lambda own, its: Case(
+        "stop", {"agent_turn_id": own.ended}, {headers.TURN_ID: its.asleep}
+    ),
+    "stop, project in the header": lambda _, its: Case(
+        "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
+    ),
+    "report tool_call_id": lambda _, its: report(its.call),
+    "report tool_call_id, with its turn": lambda _, its: report(
+        its.call, {headers.TURN_ID: its.asleep, headers.AGENT_ID: its.agent, headers.TOOL_CALL_ID: its.call}
+    ),
+    "report tool_result_card_id": lambda own, its: report(own.call, tool_result_card_id=its.result_card),
+    "report both": lambda _, its: report(its.call, tool_result_card_id=its.result_card),
+    "report, call in the header": lambda own, its: report(own.call, {headers.TOOL_CALL_ID: its.call}),
+    "report, project in the header": lambda _, its: report(its.call, {headers.PROJECT_ID: its.project}),
+    "describe agent_turn_id, asleep": lambda _, its: Case("describe", {"agent_turn_id": its.asleep}),
+    "describe agent_turn_id, ended": lambda _, its: Case("describe", {"agent_turn_id": its.ended}),
+    "describe card_id": lambda _, its: Case("describe", {"card_id": its.card}),
+    "describe tool_call_id": lambda _, its: Case("describe", {"tool_call_id": its.call}),
+    "describe, project in the header": lambda _, its: Case(
+        "describe", {"card_id": its.card}, {headers.PROJECT_ID: its.project}
+    ),
+    "box_fork box_id, a context": lambda _, its: Case("box_fork", {"box_id": its.context_box}),
+    "box_fork box_id, an output box": lambda _, its: Case("box_fork", {"box_id": its.output_box}),
+    "box_fork correlation_id": lambda own, its: Case(
+        "box_fork", {"box_id": own.context_box, "correlation_id": its.correlation}
+    ),
+    "box_fork, project in the header": lambda _, its: Case(
+        "box_fork", {"box_id": its.context_box}, {headers.PROJECT_ID: its.project}
+    ),
+    "box_replace agent_id": lambda own, its: replaced(own.context_box, agent_id=its.agent),
+    "box_replace memory_context_box_id": lambda _, its: replaced(its.context_box),
+    "box_replace memory_context_box_id, an output box": lambda _, its: replaced(its.output_box),
+    "box_replace last_output_box_id": lambda own, its: replaced(own.context_box, last_output_box_id=its.output_box),
+    "box_replace last_output_box_id, being written": lambda own, its: replaced(
+        own.context_box, last_output_box_id=its.asleep_box
+    ),
+    "box_replace, agent in the header": lambda own, its: replaced(own.context_box, {headers.AGENT_ID: its.agent}),
+    "box_replace, project in the header": lambda _, its: replaced(its.context_box, {headers.PROJECT_ID: its.project}),
+    "send thread_id": lambda _, its: send(thread_id=its.thread),
+    "send correlation_id": lambda _, its: send(correlation_id=its.correlation),
+    "send under a parent": lambda _, its: send(
+        {headers.PARENT_TURN_ID: its.asleep, headers.PARENT_AGENT_ID: its.agent}
+    ),
+    "send for a thread": lambda _, its: send({headers.THREAD_ID: its.thread}),
+    "send, project in the header": lambda _, its: send({headers.PROJECT_ID: its.project}),
+    "thread.describe thread_id": lambda _, its: Case("thread.describe", {"thread_id": its.thread}),
+}
+ACTIONS: dict[str, Make] = {
+    "agent_id": lambda _, its: action(agent_id=its.agent),
+    "agent_id in the header": lambda _, its: action({headers.AGENT_ID: its.agent}),
+    "tool_name": lambda _, its: action(tool_name=f"button-{its.project}"),
+    "action_id": lambda _, its: action(action_id=its.action),
+    "message_id": lambda _, its: action(message_id=its.message),
+    "message_id, a turn's": lambda _, its: action(message_id=its.named),
+    "parent_step_id": lambda _, its: action(parent_step_id=f"{its.asleep}-s1"),
+    "metadata": lambda _, its: action(
+        metadata={"agent_turn_id": its.asleep, "agent_id": its.agent, "box_id": its.output_box, "card_id": its.card}
+    ),
+    "under a parent": lambda _, its: action({headers.PARENT_TURN_ID: its.asleep, headers.PARENT_AGENT_ID: its.agent}),
+    "for a thread": lambda _, its: action({headers.THREAD_ID: its.thread}),
+    "turn in the header": lambda _, its: action({headers.TURN_ID: its.asleep, headers.TURN_EPOCH: "1"}),
+    "project in the header": lambda _, its: action({headers.PROJECT_ID: its.project}),
+}
+"""The same for UI actions, which are commands without a verb."""
+REQUESTS: dict[str, type[BaseModel]] = {
+    "enqueue": EnqueueRequest,
+    "stop": StopRequest,
+    "report": ReportRequest,
+    "describe": DescribeRequest,
+    "box_fork": BoxForkRequest,
+    "box_replace": BoxReplaceRequest,
+    "send": SendRequest,
+    "thread.describe": ThreadDescribeRequest,
+}
+NAMES_NOTHING = {
+    *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
+    *("result", "error", "reason", "payload"),
+    "to",  # a listener: those of a worker are every project's
+    "reply_to",  # an inbox: whose it is, only NATS knows
+}
+"""Arguments that name nothing of a project."""
+
+
+@dataclass(frozen=True)
+class Both:
+    """Two projects of one stack, with something of everything in each; one more that sends commands."""
+
+    own: Tenant
+    ids: Ids
+    commander: Tenant
+    commands: Ids
+    other: Tenant
+    its: Ids
+
+    def sender(self, way: str) -> tuple[Tenant, Ids]:
+        """Who tries it this way: a correlation that was used is not new a second time."""
+        return (self.own, self.ids) if way == "request" else (self.commander, self.commands)
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """Worker and bridge, whose net does not look: what a project has in hand stays as it is."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    directory = tmp_path_factory.mktemp("stack")
+    config = pump_config({**STILL, "bridge": {**STILL["bridge"], "ui_actions": True}})
+    async with open_stack(endpoints, directory, config) as opened, running_here(opened):
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture(scope="module")
+async def both(stack: Stack) -> Both:
+    """All lived in."""
+    own, commander, other = (new_tenant(stack) for _ in range(3))
+    ids, commands, its = await asyncio.gather(live(own), live(commander), live(other))
+    return Both(own, ids, commander, commands, other, its)
+
+
+async def live(tenant: Tenant) -> Ids:
+    """A turn that ended, one asleep, one queued, one that nobody was told of, and a conversation."""
+    mine = f"only-{tenant.project}"
+    words = secret(tenant)
+    long = definition(options={"suspend_timeout_seconds": 600})
+    async with hand_of(tenant, long) as hand:
+        ended = await hand.suspended(calling(("search", {"q": words})), {"text": words}, correlation_id=mine)
+        await hand.report(call_of(ended), words)
+        view = (await hand.ended(ended)).view
+        asked: JsonObject = {"agent_id": ALICE, "instruction": json.dumps({"steps": [calling("search")]})}
+        asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
+        await hand.called(call_of(asleep))
+        queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
+    await put_tool(tenant.pool, tenant.project, definition(f"vault-{tenant.project}"[:60]))
+    await tenant.agent("player", AgentId(mine))
+    for agent in (MALLORY, BOB):
+        await add_agent(tenant.pool, tenant.project, agent, f"{mine}-profile")
+    for name in (BUTTON, f"button-{tenant.project}"):
+        await put_tool(tenant.pool, tenant.project, allowed(name, options={"suspend_timeout_seconds": 600}))
+    for pressed in (action(agent_id=mine, action_id=f"a-{mine}"), action(agent_id=mine, message_id=f"m-{mine}")):
+        told = await by_action(tenant, pressed)
+        assert told["status"] == "done", told
+    fork: JsonObject = {"box_id": view.context_box_id, "correlation_id": mine}
+    forked = await tenant.client.request("box_fork", fork)
+    await tenant.client.request("box_replace", {"agent_id": mine, "memory_context_box_id": forked["box_id"]})
+    due = await unheard(tenant, BOB, json.dumps({"steps": [{"text": words}]}))
+    answer = await tenant.client.send("shouter", {"text": words}, correlation_id=mine)
+    return Ids(
+        agent=mine,
+        profile=f"{mine}-profile",
+        context_box=str(view.context_box_id),
+        output_box=str(view.output_box_id),
+        card=str(view.deliverable_card_id),
+        result_card=f"{call_of(ended)}-result",
+        asleep=asleep,
+        asleep_box=await held_box(tenant, asleep),
+        action=f"a-{mine}",
+        message=f"m-{mine}",
+        named=f"t-{mine}",
+        queued=queued,
+        due=due,
+        ended=ended,
+        call=call_of(asleep),
+        thread=str(answer.thread_id),
+        correlation=mine,
+        project=tenant.project,
+    )
+
+
+def secret(tenant: Tenant) -> str:
+    """What only this project may read."""
+    return f"{SECRET}: {hashlib.sha256(tenant.project.encode()).hexdigest()[:12]}"
+
+
+async def held_box(tenant: Tenant, turn: str) -> str:
+    """The box that a turn in hand writes."""
+    statement = "SELECT output_box_id::text AS box FROM state.agent_state_head WHERE active_agent_turn_id = $1"
+    [row] = await tenant.rows(statement, turn)
+    return row["box"]
+
+
+async def rows_of(tenant: Tenant) -> dict[str, str]:
+    """A digest of each table's rows of a project."""
+    owned = {row["relation"]: f"{row['owner']} = $1" for row in await tenant.rows(OWNED)} | BY_THEIR_OWNER
+    found: dict[str, str] = {}
+    for relation, condition in owned.items():
+        digest = "count(*) || coalesce(md5(string_agg(t::text, '|' ORDER BY t::text)), '')"
+        text = f"SELECT {digest} AS digest FROM {relation} t WHERE {condition}"  # noqa: S608 -- words of tests
+        [row] = await tenant.rows(text, tenant.project)
+        found[relation] = row["digest"]
+    return found
+
+
+async def messages_of(tenant: Tenant) -> dict[str, int]:
+    """How many messages the streams hold on each subject of a project."""
+    found: dict[str, int] = {}
+    for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
+        info = await tenant.stack.conn.js.stream_info(stream, subjects_filter=f"cg.v1r4.{tenant.project}.>")
+        found |= info.state.subjects or {}
+    return found
+
+
+async def by_request(tenant: Tenant, case: Case) -> JsonObject:
+    """The reply to a request."""
+    subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb)
+    answer = await tenant.stack.conn.request(subject, encode(case.arguments), timeout=10, headers=dict(case.told))
+    return decode_object(answer.data)
+
+
+async def by_command(tenant: Tenant, case: Case) -> JsonObject:
+    """The ack of a durable command."""
+    subject, request_id = subjects.bridge_command(tenant.project, CHANNEL, case.verb), uuid7()
+    async with tenant.client.watching() as events:
+        payload = encode({**case.arguments, "request_id": request_id})
+        await tenant.stack.conn.store(subject, payload, headers=dict(case.told))
+        return await anext(event.payload async for event in events if event.payload.get("request_id") == request_id)
+
+
+async def by_action(tenant: Tenant, case: Case) -> JsonObject:
+    """The last ack of a UI action, whose call is answered if it comes to one, and what its turn was."""
+    subject, sent = subjects.ui_action(tenant.project, CHANNEL), {headers.MSG_ID: uuid7(), **case.told}
+    async with tenant.client.watching() as events:
+        await tenant.stack.conn.store(subject, encode(case.arguments), headers=sent)
+        acks = (event async for event in events if event.payload.get("action_id") == case.arguments["action_id"])
+        while (ack := await anext(acks)).payload["status"] == "accepted":
+            await answered(tenant, call_of(AgentTurnId(ack.headers[headers.TURN_ID])))
+    done = ack.payload["status"] == "done"
+    return ack.payload | (await seen(tenant, AgentTurnId(ack.headers[headers.TURN_ID])) if done else {})
+
+
+async def answered(tenant: Tenant, call: str) -> None:
+    """A call that is answered, now or before."""
+    report: JsonObject = {"tool_call_id": call, "status": "success", "result": {"hits": 1}}
+
+    async def taken() -> bool:
+        return (await tenant.client.request("report", report))["error_code"] != "unknown_call"
+
+    await until(taken, 10, f"{call} is out")
+
+
+async def seen(tenant: Tenant, turn: AgentTurnId) -> JsonObject:
+    """What a turn delivered, and how deep it was."""
+    ended = await tenant.ended(turn)
+    [row] = await tenant.rows(
+        "SELECT context_headers ->> 'CG-Recursion-Depth' AS depth FROM state.agent_inbox WHERE agent_turn_id = $1"
+        " AND message_type IN ('turn', 'ui_action')",
+        turn,
+    )
+    return {"deliverable": ended.deliverable(), "depth": row["depth"]}
+
+
+WAYS = {"request": by_request, "command": by_command, "action": by_action}
+
+
+async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject:
+    """What a request comes to, without what is drawn anew each time."""
+    reply = await WAYS[way](tenant, case)
+    if reply["status"] == "accepted" and case.verb == "enqueue":
+        reply |= await seen(tenant, AgentTurnId(str(reply["agent_turn_id"])))
+    for drawn in ("turn_epoch", "inbox_status", "request_id"):
+        reply.pop(drawn, None)
+    text = json.dumps(reply)
+    for each in sorted(vars(used).values(), key=len, reverse=True):
+        text = text.replace(each, "ID")
+    return decode_object(WORD.sub("ID", text).encode())
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    # a durable command has one token for its verb
+    [
+        *(("request", case) for case in MATRIX),
+        *(("command", case) for case in MATRIX if not case.startswith("thread.describe")),
+        *(("action", case) for case in ACTIONS),
+    ],
+)
+async def test_an_id_of_another_project_is_an_id_of_nobody(both: Both, way: str, case: str) -> None:
+    make, nobody = (ACTIONS if way == "action" else MATRIX)[case], of_nobody()
+    tenant, ids = both.sender(way)
+    asked = make(ids, both.its)
+    before = await rows_of(both.other), await messages_of(both.other)
+    told = await outcome(tenant, way, asked, both.its)
+    assert told == await outcome(tenant, way, make(ids, nobody), nobody)
+    assert secret(both.other) not in json.dumps(told)
+    assert (await rows_of(both.other), await messages_of(both.other)) == before
+
+
+async def test_its_own_project_knows_each_of_them(both: Both) -> None:
+    """Else the matrix would prove nothing."""
+    its = both.its
+    turns = [Case("describe", {"agent_turn_id": turn}) for turn in (its.asleep, its.queued, its.due, its.ended)]
+    cards = [Case("describe", {"card_id": card}) for card in (its.card, its.result_card)]
+    rest = [Case("describe", {"tool_call_id": its.call}), Case("thread.describe", {"thread_id": its.thread})]
+    fork = Case("box_fork", {"box_id": its.context_box, "correlation_id": its.correlation})
+    boxes = [fork, replaced(its.output_box, agent_id=its.agent), replaced(its.context_box, agent_id=its.agent)]
+    replies = [await by_request(both.other, case) for case in (*turns, *cards, *rest, *boxes)]
+    assert [reply["status"] for reply in replies] == ["accepted"] * 11
+    assert replies[8]["duplicate"]
+    busy = await by_request(both.other, replaced(its.asleep_box))
+    assert busy["error_code"] == "output_box_busy"
+    pressed = [await by_action(both.other, action(agent_id=its.agent, action_id=its.action))]
+    pressed.append(await by_action(both.other, action(agent_id=its.agent, message_id=its.named)))
+    assert [each.get("error_code") for each in pressed] == [None, "correlation_conflict"]
+    assert secret(both.other) in json.dumps(replies)
+    there = "SELECT box_id FROM public.boxes WHERE tenant_id = $1 AND box_id = ANY ($2::text[]::uuid[])"
+    assert len(await both.other.rows(there, its.project, [its.context_box, its.output_box])) == 2
+    for name, rows in (await rows_of(both.other)).items():
+        assert rows != "0" or name in EMPTY, name
+
+
+async def test_the_matrix_has_every_verb_and_every_argument(both: Both) -> None:
+    told = await both.own.stack.conn.request("$SRV.INFO.turnstile", b"", timeout=5)
+    endpoints = json.loads(told.data)["endpoints"]
+    made = [make(both.ids, both.its) for make in MATRIX.values()]
+    assert {each["name"] for each in endpoints} == {case.verb for case in made} == set(REQUESTS)
+    for verb, model in REQUESTS.items():
+        tried = {name for case in made if case.verb == verb for name in case.arguments}
+        assert model.model_fields.keys() - tried <= NAMES_NOTHING, verb
+    pressed = [make(both.ids, both.its) for make in ACTIONS.values()]
+    assert {name for case in pressed for name in case.arguments} == UiAction.model_fields.keys()
+
+
+async def test_the_digests_are_of_every_table(both: Both) -> None:
+    tables = await both.own.rows(
+        "SELECT table_schema || '.' || table_name AS name FROM information_schema.tables"
+        " WHERE table_schema IN ('public', 'resource', 'state') AND table_type = 'BASE TABLE'"
+    )
+    assert {row["name"] for row in tables} == (await rows_of(both.other)).keys() | NO_PROJECTS
+
+
+async def test_a_doorbell_rings_for_its_own_project_only(both: Both) -> None:
+    """Both have a turn of `bob` that nobody was told of; the sender's is the proof that the doorbell was heard."""
+    before = await rows_of(both.other)
+    [target] = both.own.stack.settings.worker.worker_targets
+    payload = encode({"agent_id": BOB, "inbox_id": both.its.due, "reason": "forged"})
+    await both.own.stack.conn.store(subjects.wakeup(both.own.project, CHANNEL, target), payload)
+    await both.own.ended(AgentTurnId(both.ids.due))
+    assert await rows_of(both.other) == before
+
+
+async def test_a_tool_of_another_project_is_no_tool(both: Both) -> None:
+    """A profile may name it and a model may call it: nothing is sent."""
+    before = await rows_of(both.other), await messages_of(both.other)
+    vault = f"vault-{both.other.project}"[:60]
+    agent = await both.own.agent("player", AgentId("thief"), allowed_tools=[vault])
+    ended = await both.own.turn(agent, json.dumps({"steps": [calling(vault), DONE]}))
+    assert [(status, code) for status, code, _ in ended.results()] == [("failed", "unknown_tool")]
+    assert (await rows_of(both.other), await messages_of(both.other)) == before
+
+
+async def test_an_acknowledgement_sent_elsewhere_is_no_request_there(both: Both) -> None:
+    """JetStream acknowledges wherever it is asked to, other projects' commands too: what lands there is refused."""
+    before = await rows_of(both.other)
+    subject = subjects.bridge_command(both.own.project, CHANNEL, "stop")
+    async with both.other.client.watching() as events:
+        for verb in REQUESTS:
+            if "." not in verb:
+                forged = subjects.bridge_command(both.other.project, CHANNEL, verb)
+                await both.own.stack.conn.send(subject, b"{}", reply=forged)
+                ack = await anext(event async for event in events if event.suffix == f"{verb}_ack")
+                assert (ack.payload["status"], ack.payload["error_code"]) == ("rejected", "bad_request")
+    del before["state.rejections"]  # a report that cannot be read is noted
+    after = await rows_of(both.other)
+    assert {name: after[name] for name in before} == before

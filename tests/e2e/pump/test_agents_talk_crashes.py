@@ -1,0 +1,107 @@
+"""A conversation of two agents, twenty turns long, whose worker and bridge are killed (-9) at random moments.
+
+Each turn is made once, and its agents remember each message once, so that the reply is the one of a quiet day.
+`--talk-seeds 10` plays it with ten seeds.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.faults import HASTY
+from tests.support.processes.process import Processes, TurnstileProcess
+from tests.support.processes.stack import Stack, open_stack
+from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
+from tests.support.pump.troupe import ACTORS, TROUPE, Brief, asked, hire, play, send, think, verdict
+from turnstile.embedded import Endpoints
+from turnstile.schema.wire.inbox import SendReply
+
+log = logging.getLogger(__name__)
+TURNS = 20
+KILLS = 4
+PATIENCE_SECONDS = 150.0
+ASKS = range(1, TURNS // 2)
+BRIEF = Brief(
+    play=play(*(send("bob", play=play(verdict(f"answer {number}", number))) for number in ASKS), think("all"))
+)
+
+
+def remembered() -> list[tuple[str, str]]:
+    """All that the agent is asked with in its last turn."""
+    said = [
+        ("bob", f"<verdict><said>answer {number}</said><score>{number}</score></verdict>", number) for number in ASKS
+    ]
+    told = [("external:client", BRIEF.to_xml().decode()), *((sender, payload) for sender, payload, _ in said)]
+    told.append(("alice", "<thought><reasoning>all</reasoning></thought>"))
+    heard = [("user", f"Message from {sender}:\n{payload}") for sender, payload in told]
+    done = [("assistant", ""), ("tool", '{"status":"success","result":{"accepted":true}}')]
+    return [each for message in heard[:-1] for each in (message, *done)] + heard[-1:]
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """One that mends soon what was broken."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    config = pump_config(HASTY, listeners=[ORGANISM, TROUPE])
+    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config, ACTORS) as opened:
+        yield opened
+    await databases.drop(name)
+
+
+async def kill_on_the_way(caller: Caller, sent: SendReply, processes: Processes, random: Random) -> int:
+    """Kill one of them, or both, soon after each of a few messages; returns how many died."""
+    killed = 0
+    for number in sorted(random.sample(range(1, TURNS), KILLS)):
+
+        async def there(number: int = number) -> bool:
+            return len(await caller.messages(sent)) >= number
+
+        await until(there, PATIENCE_SECONDS, f"message {number} is there")
+        await asyncio.sleep(random.uniform(0, 0.2))  # somewhere in its handling
+        victims: list[TurnstileProcess] = random.choice(
+            [[processes.worker], [processes.bridge], [processes.worker, processes.bridge]]
+        )
+        for victim in victims:
+            await victim.kill()
+            await victim.launch()
+            killed += 1
+    return killed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """As many seeds as the command line says."""
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(1, int(str(metafunc.config.getoption("--talk-seeds"))) + 1))
+
+
+async def test_a_conversation_outlives_its_processes(stack: Stack, processes: Processes, seed: int) -> None:
+    began = time.monotonic()
+    async with calling_in(stack) as caller:
+        await hire(caller.tenant, "alice", "bob")
+        sent = await caller.send("alice", BRIEF)
+        killed = await kill_on_the_way(caller, sent, processes, Random(seed))  # noqa: S311 -- a seed is what is wanted
+        heard = await caller.heard(sent, PATIENCE_SECONDS)
+        assert asked(heard) == remembered()
+        lines = await caller.messages(sent)
+        turns = [line.agent_turn_id for line in lines]
+        assert len(set(turns) - {None}) == len(turns) == TURNS
+        ended = [await caller.tenant.ended(turn, PATIENCE_SECONDS) for turn in turns if turn is not None]
+        assert {each.view.status for each in ended} == {"success"}
+        assert [len(each.steps) for each in ended] == [1] * TURNS
+        assert await caller.tenant.count("state.agent_inbox", "message_type = 'turn'") == TURNS
+        assert await caller.tenant.task_events() == dict.fromkeys(turns, 1)
+        assert await caller.stored() == [sent.message_id]
+        async with stack.pool.connection() as conn:
+            await assert_threads(conn)
+            await assert_invariants(conn)
+    log.info("seed %s: %s kills, %.1f s", seed, killed, time.monotonic() - began)

@@ -1,0 +1,79 @@
+"""A handler that holds up the only worker: the log names it, and what it returns is not lost (protocol §9)."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
+from tests.support.pump.organism import Order
+from tests.support.pump.pump import assert_threads, calling_in, pump_config
+from turnstile.embedded import Endpoints
+from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+
+HEARTBEAT_SECONDS = 1.0
+CONFIG = {**QUICK, "worker": {**QUICK["worker"], "activity_heartbeat_timeout_seconds": HEARTBEAT_SECONDS}}
+
+
+@pytest.fixture
+async def stack(servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path) -> AsyncIterator[Stack]:
+    """One that soon takes a worker for dead."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path, pump_config(CONFIG)) as opened:
+        yield opened
+    await databases.drop(name)
+
+
+@asynccontextmanager
+async def worker_beside(stack: Stack) -> AsyncGenerator[None]:
+    """A worker on a loop of its own, in a thread of its own: who holds it up does not hold up the test."""
+    here = asyncio.get_running_loop()
+    ready, told = asyncio.Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+
+    def is_ready() -> None:
+        here.call_soon_threadsafe(ready.set)
+
+    async def work() -> None:
+        stop = asyncio.Event()
+        told.append((asyncio.get_running_loop(), stop))
+        await run_worker(stack.settings, stack.endpoints, stop, ready=is_ready)
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    try:
+        await ready.wait()
+        yield
+    finally:
+        [(loop, stop)] = told
+        loop.call_soon_threadsafe(stop.set)
+        await asyncio.to_thread(thread.join)
+
+
+async def test_what_a_handler_returns_that_held_up_its_worker_is_its_answer(
+    stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine has taken the worker for dead meanwhile, and offered the message again: to the same worker."""
+    release = tmp_path / "release"
+    async with running_here(stack, run_bridge), worker_beside(stack), calling_in(stack) as caller:
+        sent = await caller.send("worker", Order(do="ask", what=f"clerk/block/{release}"))
+
+        async def is_told() -> bool:
+            return any("event loop" in each.getMessage() for each in caplog.records)
+
+        await until(is_told, 20, "the log tells of it, after more than two heartbeat timeouts")
+        release.touch()
+        assert (await caller.heard(sent)).said == 'clerk said {"said":"too late"}'
+        assert [each.attempt for each in await caller.messages(sent)] == [1, 1, 1]
+        async with stack.pool.connection() as conn:
+            await assert_threads(conn)
+    lines = [each.getMessage() for each in caplog.records if "event loop" in each.getMessage()]
+    holder = "the handler of clerk at block (organism.py:"
+    assert lines[0].startswith("the event loop has been held up for "), lines
+    assert f" s by {holder}" in lines[0], lines
+    assert any(each.startswith(f"the event loop goes on: {holder}") for each in lines), lines

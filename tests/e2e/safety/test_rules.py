@@ -1,0 +1,250 @@
+"""Every rule of the safety net by name: what it finds, what it mends, and that it counts (protocol §8).
+
+The stack's own net does not look; each test does, when something was left behind. What the engine lost (the rules
+*engine*, *engine_over* and both reaps) is in `test_reconciler.py`.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.support.ledger import agents
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.net import (
+    STILL,
+    Net,
+    claim,
+    claimed_report,
+    net_of,
+    pass_time,
+    repairs,
+    sign_on,
+    terminate,
+    unheard,
+)
+from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
+from tests.support.tools import call_of, calling, hand_of
+from turnstile.bridge.safety.watchdog import Swept
+from turnstile.embedded import Endpoints
+from turnstile.ledger.turns.waiting import request_stop
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, uuid7
+
+BOB = AgentId("bob")
+TEXT: JsonObject = {"text": "done"}
+SAID = json.dumps({"steps": [TEXT]})
+HERE = {"claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"}
+ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}
+THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
+"""Of the message pump: in its own tests."""
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """Worker and bridge in this process, whose own net does not look."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), STILL) as opened, running_here(opened):
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture
+async def tenant(stack: Stack) -> AsyncIterator[Tenant]:
+    """A project of this test alone; what protocol §2 says holds when it ends."""
+    yield new_tenant(stack)
+    async with stack.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@pytest.fixture
+def net(stack: Stack) -> Net:
+    """The net of a bridge more."""
+    return net_of(stack)
+
+
+async def unannounced(tenant: Tenant) -> AgentTurnId:
+    """A turn that ended in the ledger alone."""
+    turn = await unheard(tenant, instruction=SAID)
+    [claimed] = await claim(tenant)
+    await agents.begin(tenant.pool, claimed.turn())
+    await agents.finish(tenant.pool, claimed.turn())
+    return turn
+
+
+async def mends(net: Net, rule: str, *found: str) -> None:
+    """The rule finds these, twice where the first was a dry run, mends each of them, and counts that."""
+    before = await repairs(net.rules.pool)
+    assert await net.look(rule, dry_run=True) == Swept(rule, [*found])
+    assert await repairs(net.rules.pool) == before
+    assert await net.look(rule) == Swept(rule, [*found], len(found))
+    assert await repairs(net.rules.pool) == {**before, rule: before.get(rule, 0) + len(found)}
+
+
+def agent(tenant: Tenant, name: AgentId = ALICE) -> str:
+    """An agent as a rule names it."""
+    return f"{tenant.project}/{name}"
+
+
+def test_every_rule_has_its_test(net: Net) -> None:
+    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE | THREADS
+
+
+@pytest.mark.parametrize("rule", ["claims", "dispatched_retry"])
+async def test_a_turn_that_a_bridge_claimed_and_did_not_start(tenant: Tenant, net: Net, rule: str) -> None:
+    await tenant.agent("player")
+    turn = await unheard(tenant, instruction=SAID)
+    assert [each.verdict for each in await claim(tenant)] == ["start"]
+    await mends(net, rule, agent(tenant))
+    assert (await tenant.ended(turn)).view.status == "success"
+    assert (await net.look(rule)).found == []
+
+
+async def test_a_turn_whose_doorbell_was_lost(tenant: Tenant, net: Net) -> None:
+    await tenant.agent("player")
+    turn = await unheard(tenant, instruction=SAID)
+    await mends(net, "doorbell", agent(tenant))
+    assert (await tenant.ended(turn)).view.status == "success"
+    assert (await net.look("doorbell")).found == []
+
+
+async def test_a_report_that_a_bridge_claimed_and_did_not_pass_on(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        await claimed_report(tenant, call_of(turn))
+        await sign_on(tenant.stack)
+        await mends(net, "resume", agent(tenant))
+        assert (await hand.ended(turn)).view.status == "success"
+        assert (await net.look("resume")).found == []
+
+
+async def test_a_deadline_that_the_turns_own_timer_did_not_see_to(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        await terminate(tenant.stack, turn)
+        assert (await net.look("suspended")).found == []
+        await tenant.rows(
+            "UPDATE state.agent_state_head SET resume_deadline = now() WHERE project_id = $1", tenant.project
+        )
+        await mends(net, "suspended", f"agent_turn_id={turn}")
+        [row] = await hand.inbox(call_of(turn), "timeout")
+        assert (row["status"], (await hand.head())["resume_deadline"]) == ("pending", None)
+        await pass_time(tenant)
+        assert (await net.look("engine")).mended == 1
+
+        async def over() -> bool:
+            await net.look("doorbell")  # it was given back for a second: nobody was there to hear it
+            return await tenant.count("state.turn_outcomes", "announced_at IS NOT NULL") == 1
+
+        await until(over, 10, "the turn ended")
+        ended = await hand.ended(turn)
+    assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
+
+
+async def test_a_turn_that_does_not_stop(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        await terminate(tenant.stack, turn)
+        await tenant.pool.run(lambda conn: request_stop(conn, tenant.project, turn, "enough", InboxId(uuid7())))
+        await mends(net, "stop", f"agent_turn_id={turn}")
+        ended = await hand.ended(turn)
+        assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
+        assert (await net.look("stop")).found == []
+    assert await tenant.task_events() == {turn: 1}
+
+
+async def test_a_call_that_nobody_answers(tenant: Tenant, net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        call = call_of(turn)
+        with caplog.at_level("INFO", "turnstile.bridge.safety.watchdog"):
+            await mends(net, "command", f"tool_call_id={call}")
+        of = f"(call {call}, turn {turn} of {agent(tenant, ALICE)})"
+        assert f"safety net: search has not answered for 0 s; sent again {of}" in caplog.messages
+        first, second = await hand.called(call, times=2)
+        assert first.payload == second.payload
+        await hand.report(call)
+        assert (await hand.ended(turn)).view.status == "success"
+        assert (await net.look("command")).found == []
+
+
+async def test_an_agent_whose_box_became_free(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        box = str((await hand.head())["output_box_id"])
+        waiting = turn_of(await tenant.enqueue(await tenant.agent("plain", BOB), output_box_id=box))
+        assert (await net.look("stranded")).found == []
+        await hand.report(call_of(turn))
+        await hand.ended(turn)
+        await mends(net, "stranded", agent(tenant, BOB))
+        assert (await tenant.ended(waiting)).view.status == "success"
+        assert (await net.look("stranded")).found == []
+
+
+async def test_an_end_that_nobody_was_told_of(tenant: Tenant, net: Net) -> None:
+    await tenant.agent("player")
+    turn = await unannounced(tenant)
+    assert await tenant.task_events() == {}
+    await mends(net, "unannounced", f"agent_turn_id={turn}")
+    assert await tenant.task_events() == {turn: 1}
+    assert (await net.look("unannounced")).found == []
+
+
+async def test_a_rule_with_a_bug_leaves_the_others_running(
+    tenant: Tenant, stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises, and wherever: the first two cannot be asked whose turn they are, the third raises at once."""
+    await tenant.agent("player")
+    turn = await unannounced(tenant)
+    watchdog = net_of(stack).watchdog()
+
+    async def buggy(_: object) -> int:
+        raise RuntimeError("a bug")
+
+    watchdog._rules = [replace(rule, find=buggy) if rule.name == "claims" else rule for rule in watchdog._rules]
+    async with stack.pool.connection() as conn:
+        await conn.execute("ALTER TABLE state.duties RENAME TO duties_of_before")
+        try:
+            await watchdog.tick()
+        finally:
+            await conn.execute("ALTER TABLE state.duties_of_before RENAME TO duties")
+    assert watchdog.repairs == {"unannounced": 1}
+    assert await tenant.task_events() == {turn: 1}
+    failed = [record.args[0] for record in caplog.records if "failed" in record.msg and isinstance(record.args, tuple)]
+    assert failed == [
+        "claims",
+        "engine",
+        "engine_over",
+        "dispatched_reap",
+        "running_reap",
+        "thread_turn",
+        "thread_engine",
+    ]
+
+
+async def test_an_engine_that_is_slow_keeps_no_other_rule_waiting(tenant: Tenant, net: Net) -> None:
+    await tenant.agent("player")
+    stop, asked = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: object) -> list[object]:
+        asked.set()
+        await stop.wait()
+        return []
+
+    watchdog = net.watchdog("engine", "unannounced")
+    watchdog._rules = [replace(rule, find=slow) if rule.name == "engine" else rule for rule in watchdog._rules]
+    running = asyncio.create_task(watchdog.run(stop))
+    await asyncio.wait_for(asked.wait(), 10)
+    turn = await unannounced(tenant)
+    await tenant.ended(turn)
+    assert watchdog.repairs == {"unannounced": 1}
+    stop.set()
+    await running

@@ -1,0 +1,105 @@
+"""What Temporal is told of turns: ids and codes, as much for a long context as for a short one, and it replays."""
+
+import logging
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from pydantic import JsonValue
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import WorkflowHistory
+
+from tests.e2e.scripts.python import BUG
+from tests.support.processes.stack import Stack, script_names
+from tests.support.tenants import Ended, Tenant, new_tenant
+from tests.workflows.recordings import replay
+from turnstile.schema.ids import AgentId, AgentTurnId
+
+log = logging.getLogger(__name__)
+MARKER = "xyzzy-marker"
+SPREAD_BYTES = 24
+"""Times and sizes are numbers of variable length; nothing else may differ."""
+
+
+def sizes(history: WorkflowHistory) -> list[int]:
+    """Bytes of the whole, then of each step from its beginning to the next one's; a try begins like a step."""
+    kinds = (EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED, EventType.EVENT_TYPE_MARKER_RECORDED)
+    starts = [index for index, event in enumerate(history.events) if event.event_type in kinds]
+    parts = [history.events, *(history.events[first:last] for first, last in pairwise(starts))]
+    return [sum(event.ByteSize() for event in part) for part in parts]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+async def test_history_bytes_do_not_depend_on_the_context(tenant: Tenant, quick: bool) -> None:
+    found: dict[int, list[int]] = {}
+    for size in (1_000, 500_000):
+        agent = await tenant.agent(
+            "three_steps", AgentId(f"agent-{size}"), system_prompt_template="You are {agent_id}."
+        )
+        for _ in range(2 * quick):  # then its model is known
+            await tenant.turn(agent)
+        ended = await tenant.turn(agent, "x" * size)
+        assert len(ended.steps) == 3
+        assert sum(len(str(card.content)) for card in ended.cards) > 3 * size
+        history = await tenant.stack.history(ended.view.agent_turn_id)
+        found[size] = sizes(history)
+        log.info("%d bytes of context: %d bytes of history, steps %s", size, found[size][0], found[size][1:])
+    small, large = found.values()
+    assert len(small) == len(large) == (3 if quick else 4)
+    assert all(abs(a - b) <= SPREAD_BYTES for a, b in zip(small, large, strict=True)), found
+    assert max(large[1:]) < 1_500
+
+
+async def test_no_history_holds_content(tenant: Tenant, caplog: pytest.LogCaptureFixture) -> None:
+    """No card text, prompt, answer, argument or error of any scripted turn; not even of an exception."""
+    prompt = f"The prompt says {MARKER}."
+    fields = [{"name": "answer", "description": f"the field says {MARKER}"}]
+    ended: dict[str, Ended] = {}
+    for name in [*script_names(), "buggy", "three_steps", "nosuch"]:
+        own = new_tenant(tenant.stack)
+        agent = await own.agent(name, system_prompt_template=prompt, max_steps=3)
+        metadata = {"note": f"metadata says {MARKER}"}
+        ended[name] = await own.turn(agent, f"do as {MARKER} says", result_fields=fields, metadata=metadata)
+    texts = {MARKER, BUG, "come back later", "the script says so"}
+    for each in ended.values():
+        for card in each.cards:
+            texts |= set(prose(card.content))
+            texts |= {call.arguments for call in card.tool_calls or [] if " " in call.arguments}
+        texts |= {each.view.error} if each.view.error else set()
+    assert len(texts) > 30
+    for name, each in ended.items():
+        raw = await raw_history(tenant.stack, each.view.agent_turn_id)
+        assert {text for text in texts if text.encode() in raw} == set(), name
+        assert (b"RuntimeError" in raw) == (name == "buggy")  # the failure is there, by its type
+    assert BUG not in caplog.text
+
+
+async def raw_history(stack: Stack, turn: AgentTurnId) -> bytes:
+    """All events of a turn as they are stored."""
+    history = await stack.history(turn)
+    return b"".join(event.SerializeToString() for event in history.events)
+
+
+def prose(value: JsonValue) -> Iterator[str]:
+    """The strings in a card's content that are sentences, not ids or codes."""
+    match value:
+        case str() if re.search(r"\w \w", value):
+            yield value
+        case list():
+            for item in value:
+                yield from prose(item)
+        case dict():
+            for item in value.values():
+                yield from prose(item)
+        case _:
+            return
+
+
+async def test_histories_of_this_run_replay(tenant: Tenant) -> None:
+    histories: list[WorkflowHistory] = []
+    for name in [*script_names(), "buggy", "three_steps"]:
+        ended = await new_tenant(tenant.stack).run(name, max_steps=3)
+        histories.append(await tenant.stack.history(ended.view.agent_turn_id))
+    assert len(histories) > 15
+    assert await replay(histories) == {}

@@ -1,0 +1,198 @@
+"""Each scenario at a tiny size on the suite's servers: it runs, counts what it should, and leaves nothing running."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lab.bench import run
+from lab.bench.bars import Bars, drawn_bars
+from lab.bench.children import BenchError, child
+from lab.bench.figures import Result
+from lab.bench.place import Place, open_place
+from lab.bench.plan import Plan, Scenario
+from lab.bench.run import RUNNERS
+from tests.conftest import Databases
+from tests.support.conditions import until
+from tests.turnstile.support import launch, processes_of, read_until, turnstile, until_gone
+from turnstile.embedded import Endpoints
+from turnstile.settings import Settings, load_settings
+
+TINY = Plan(
+    rounds=1,
+    turns=6,
+    alone=2,
+    tool_turns=4,
+    queue=4,
+    asleep=4,
+    wake=2,
+    streams=2,
+    stream_seconds=0.5,
+    stops=2,
+    stop_streams=2,
+    load_seconds=0.3,
+    old_rows=200,
+    growth_turns=3,
+    tpcb_scale=1,
+    tpcb_seconds=0.2,
+    nats_messages=100,
+    warm=1,
+    idle_seconds=0.2,
+)
+
+
+def settings_of(directory: Path, servers: Endpoints) -> Settings:
+    """The settings of somebody who has servers."""
+    lines = (
+        f'[database]\nurl = "{servers.database_url}"\n[nats]\nservers = ["{servers.nats_url}"]\n'
+        f'[temporal]\naddress = "{servers.temporal_address}"\n'
+    )
+    path = directory / "config.toml"
+    path.write_text(lines)
+    return load_settings(path)
+
+
+@pytest.fixture(scope="module")
+async def place(
+    servers: Endpoints, databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Place]:
+    """Where it is measured."""
+    directory = tmp_path_factory.mktemp("bench")
+    async with open_place(settings_of(directory, servers), TINY, directory) as opened:
+        yield opened
+    assert await processes_of(directory) == []
+
+
+@pytest.fixture
+def bars() -> Bars:
+    """Which nobody sees."""
+    with drawn_bars() as drawn:
+        return drawn
+
+
+def check_turns(result: Result, prefix: str = "") -> None:
+    """What every scenario with turns tells."""
+    for name in ("queue_delay_ms p50", "step_ms p95", "e2e_ms p99", "rows read a turn", "rows written a turn"):
+        assert (result.value(prefix + name) or -1) >= 0, name
+    assert 20 < (result.value(f"{prefix}peak memory") or 0) < 1000
+
+
+async def test_plain_turns_and_yardsticks(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.TURN](place, bars)
+    check_turns(result)
+    for name in ("turns", "bare workflows, one activity", "bare workflows, no activity", "TPC-B", "NATS core"):
+        assert (result.value(name) or 0) > 0, name
+    assert 3 <= (result.value("database round trips a turn") or 0) <= 8  # a claim is shared by few here
+    assert 5 < (result.value("history events a turn") or 0) < 20  # a quick step's, or an activity's
+    assert {figure.name for figure in result.figures if figure.goal} == {
+        "engine share",
+        "CPU ratio",
+        "p50 alone above the bare workflow's",
+        "database round trips a turn",
+    }
+
+
+async def test_tool_turns_have_histories_that_know_no_content(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.TOOL](place, bars)
+    check_turns(result)
+    assert (result.value("history slope, 1 to 500 kB of context") or 0) < 0.2
+    assert (result.value("database round trips a turn") or 0) > 0
+
+
+async def test_a_queue_and_many_agents(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.FANOUT](place, bars)
+    for prefix in ("one agent's queue: ", "4 agents: "):
+        check_turns(result, prefix)
+        assert (result.value(f"{prefix}turns") or 0) > 0
+
+
+async def test_streams_take_as_long_as_their_models(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.STREAM](place, bars)
+    check_turns(result)
+    assert 1 <= (result.value("step p99 ÷ the model's own time") or 0) < 10
+    assert (result.value("chunks heard of one stream") or 0) >= 3
+
+
+async def test_stops_are_timed(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.STOP](place, bars)
+    check_turns(result)
+    assert 0 < (result.value("stop p50") or 0) <= (result.value("stop p99") or 0)
+
+
+async def test_load_is_offered_at_several_rates(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.LOAD](place, bars)
+    check_turns(result)
+    points = result.details["points"]
+    assert isinstance(points, list)
+    assert len(points) == 6
+
+
+async def test_growth_compares_two_ledgers(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.GROWTH](place, bars)
+    for name in ("enqueue", "claim"):
+        assert (result.value(f"{name}: old ÷ empty") or 0) > 0
+
+
+async def test_turns_sleep_and_some_are_woken(place: Place, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.SUSPENDED](place, bars)
+    check_turns(result)
+    assert (result.value("report to task event p50") or 0) > 0
+
+
+async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    words = ("-c", "import sys; sys.exit('it cannot')")
+    async with child("program", words, tmp_path / "log") as started:
+        with pytest.raises(BenchError, match=r"program ended with code 1:\nit cannot"):
+            await started.until_it_says("it serves")
+
+
+async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, place: Place) -> None:
+    arguments = (
+        "--old-rows",
+        "50",
+        "--turns",
+        "5",
+        "--config",
+        str(place.directory / "config.toml"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    ran = await turnstile("bench", "growth", *arguments, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "claim: old ÷ empty" in ran.out
+    assert "goals met" in ran.out
+    assert len(list((tmp_path / "out").glob("*.json"))) == 1
+
+
+async def test_a_scenario_that_fails_takes_no_other_with_it(
+    tmp_path: Path, servers: Endpoints, bars: Bars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_: Place, __: Bars) -> Result:
+        raise BenchError("it cannot be measured")
+
+    async def measures(_: Place, __: Bars) -> Result:
+        return Result(scenario="tool", figures=())
+
+    monkeypatch.setattr(run, "RUNNERS", {Scenario.TURN: fails, Scenario.TOOL: measures})
+    report = await run.run_bench(settings_of(tmp_path, servers), TINY, [Scenario.TURN, Scenario.TOOL], bars)
+    assert report.failures == {"turn": "it cannot be measured"}
+    assert [result.scenario for result in report.results] == ["tool"]
+
+
+async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, place: Place) -> None:
+    process = await launch(
+        *("bench", "stop", "--config", str(place.directory / "config.toml")), cwd=tmp_path, TMPDIR=str(tmp_path)
+    )
+
+    async def serving() -> bool:
+        return any(" up " in command for _, command in await processes_of(tmp_path))
+
+    await read_until(process.stderr, "stop")
+    await until(serving, 30, "a worker is there", pause=0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = await process.communicate()
+    assert process.returncode == 130, told.decode()
+    await until_gone(tmp_path)
+    assert [*os.scandir(tmp_path)] == []

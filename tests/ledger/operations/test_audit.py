@@ -1,0 +1,653 @@
+"""The audit: a healthy ledger breaks no rule, and each way of breaking one is told by that rule, with its ids."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from string import Template
+from typing import Any
+
+import asyncpg
+import pytest
+
+from lab.benchmarks.audit import fill
+from tests.conftest import Databases
+from tests.support.ledger.agents import ALICE, PROJECT, add_agents, ask
+from tests.support.ledger.healthy import make_healthy
+from tests.support.ledger.invariants import violations
+from tests.support.paths import ROOT
+from tests.support.waiting import until_waiting
+from turnstile.bridge.safety.engine_audit import LOST, OVER
+from turnstile.ledger.operations.audit import (
+    Bounds,
+    Finding,
+    Scope,
+    Violation,
+    arguments,
+    audit,
+    check_rules,
+    rules,
+    violation,
+)
+from turnstile.ledger.pool import Pool, Session
+from turnstile.ledger.queries import query
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import ProjectId, uuid7
+
+HOURS = 3600.0
+BOUNDS = Bounds(grace_seconds=HOURS, claim_seconds=HOURS, stranded_seconds=0, silent_seconds=HOURS)
+LATE = "now() - interval '3 hours'"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A statement that breaks a rule, the ids that it is then told with, and the rules that must follow."""
+
+    rule: str
+    sql: str
+    ids: dict[str, str]
+    others: set[str] = field(default_factory=set[str])
+
+
+OUTCOME = "UPDATE state.turn_outcomes SET {} WHERE agent_turn_id = '$plain'"
+COPY = (
+    "INSERT INTO state.agent_inbox (inbox_id, correlation_id, project_id, agent_id, message_type, agent_turn_id,"
+    " turn_epoch, context_headers, payload, status, next_retry_at, processed_at, archived_at, created_at,"
+    " request_digest, enqueue_mode) SELECT 'copy', {} FROM state.agent_inbox WHERE inbox_id = '$plain_row'"
+)
+CARD = (
+    "INSERT INTO cards (card_id, tenant_id, content, tool_call_id, metadata)"
+    " VALUES ('$plain-x', 'p1', '{{}}', {}, '{}');"
+)
+ROW = "UPDATE state.agent_inbox SET {} WHERE {};"
+PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
+
+
+def head(agent: str, change: str) -> str:
+    return f"UPDATE state.agent_state_head SET {change} WHERE agent_id = '{agent}'"  # noqa: S608 -- constants of this test
+
+
+def place(box: str, card: str) -> str:
+    return PLACE.format(box, card, box)
+
+
+DAMAGES = [
+    Damage("one_active_turn", head("alice", "turn_epoch = 9"), {"agent_id": "alice", "agent_turn_id": "$running"}),
+    Damage(
+        "one_active_turn",
+        head("dave", "active_agent_turn_id = '$running'"),
+        {"agent_id": "dave", "agent_turn_id": "$running"},
+        {"every_turn_is_somewhere", "heads_count_their_steps"},
+    ),
+    Damage(
+        "one_head_a_box",
+        "DROP INDEX state.head_output_box;" + head("dave", "output_box_id = '$running_box'"),
+        {"box_id": "$running_box", "agent_id": "alice", "other_agent_id": "dave"},
+        {"head_agrees_with_its_row"},
+    ),
+    Damage("head_agrees_with_its_row", head("alice", "trace_id = 'x'"), {"agent_turn_id": "$running"}),
+    Damage(
+        "begun_rows_are_final",
+        "UPDATE state.agent_inbox SET status = 'pending', archived_at = NULL WHERE inbox_id = '$running_row'",
+        {"agent_turn_id": "$running", "inbox_id": "$running_row"},
+    ),
+    Damage("idle_heads_hold_nothing", head("carol", "step_count = 1"), {"agent_id": "carol"}),
+    Damage("restarts_are_bounded", head("alice", "restart_count = 4"), {"agent_turn_id": "$running"}),
+    Damage(
+        "no_outcome_in_hand",
+        "INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id,"
+        " status, deliverable_card_id, output_box_id, trace_id, started_at, announced_at)"
+        " SELECT active_agent_turn_id, project_id, agent_id, 'public', turn_epoch, active_inbox_id, 'success', 'x',"
+        " output_box_id, trace_id, now(), now() FROM state.agent_state_head WHERE agent_id = 'alice'",
+        {"agent_turn_id": "$running"},
+        {"every_turn_is_somewhere", "deliverable_in_its_box", "pointers_name_the_last_box"},
+    ),
+    Damage(
+        "every_turn_is_somewhere",
+        "DELETE FROM state.turn_outcomes WHERE agent_turn_id = '$plain'",
+        {"agent_id": "alice", "agent_turn_id": "$plain"},
+        {"an_ending_step_is_the_last"},
+    ),
+    Damage(
+        "every_turn_is_somewhere",
+        head(
+            "dave",
+            "status = 'idle', active_agent_turn_id = NULL, active_inbox_id = NULL, active_channel_id = NULL,"
+            " context_box_id = NULL, output_box_id = NULL, profile_box_id = NULL, trace_id = NULL",
+        ),
+        {"agent_id": "dave", "agent_turn_id": "$leased"},
+    ),
+    Damage(
+        "one_turn_a_row",
+        COPY.format(
+            "'copy', project_id, agent_id, message_type, agent_turn_id, 0, context_headers, payload, status,"
+            " next_retry_at, processed_at, archived_at, created_at, 'x', 'call'"
+        ),
+        {"agent_turn_id": "$plain", "inbox_id": "copy", "other_inbox_id": "$plain_row"},
+        {"turns_have_their_edge", "outcome_agrees_with_its_row"},
+    ),
+    Damage(
+        "epoch_of_two_turns",
+        ROW.format("turn_epoch = 3", "inbox_id = '$plain_row'") + OUTCOME.format("turn_epoch = 3"),
+        {"agent_id": "alice", "agent_turn_id": "$plain", "other_agent_turn_id": "$running"},
+        {"first_come_first_served", "pointers_name_the_last_box"},
+    ),
+    Damage("epoch_beyond_its_head", head("carol", "turn_epoch = 0"), {"agent_id": "carol", "agent_turn_id": "$child"}),
+    Damage(
+        "first_come_first_served",
+        "UPDATE state.agent_inbox SET created_at = created_at - interval '1 minute' WHERE inbox_id = '$called_row'",
+        {"agent_id": "alice", "agent_turn_id": "$plain"},
+    ),
+    Damage(
+        "no_idle_head_with_a_free_turn",
+        "UPDATE state.agent_inbox SET agent_id = 'eve' WHERE agent_turn_id = '$queued';"
+        "UPDATE state.execution_edges SET target_agent_id = 'eve' WHERE target_agent_turn_id = '$queued'",
+        {"agent_id": "eve", "agent_turn_id": "$queued"},
+    ),
+    Damage(
+        "queued_turns_can_be_leased",
+        "DELETE FROM resource.project_agents WHERE agent_id = 'alice'",
+        {"agent_id": "alice", "agent_turn_id": "$queued"},
+    ),
+    Damage("outcome_without_a_turn", OUTCOME.format("inbox_id = 'x'"), {"agent_turn_id": "$plain", "inbox_id": "x"}),
+    Damage("outcome_agrees_with_its_row", OUTCOME.format("channel_id = 'x'"), {"agent_turn_id": "$plain"}),
+    Damage("outcome_agrees_with_its_row", OUTCOME.format("started_at = NULL"), {"agent_turn_id": "$plain"}),
+    Damage("unannounced", OUTCOME.format(f"announced_at = NULL, ended_at = {LATE}"), {"agent_turn_id": "$plain"}),
+    Damage(
+        "pointers_name_the_last_box",
+        "UPDATE state.agent_state_pointers SET last_output_box_id = '$plain_box' WHERE agent_id = 'alice'",
+        {"agent_id": "alice", "agent_turn_id": "$called", "box_id": "$plain_box"},
+    ),
+    Damage(
+        "named_boxes_exist",
+        "UPDATE state.agent_state_pointers SET memory_context_box_id = '$plain' WHERE agent_id = 'alice'",
+        {"agent_id": "alice", "box_id": "$plain"},
+    ),
+    Damage(
+        "final_rows_are_archived",
+        "ALTER TABLE state.agent_inbox DROP CONSTRAINT final_is_archived;"
+        "UPDATE state.agent_inbox SET archived_at = NULL WHERE inbox_id = '$plain_row'",
+        {"inbox_id": "$plain_row"},
+        {"outcome_agrees_with_its_row"},
+    ),
+    Damage(
+        "final_rows_are_archived",
+        "UPDATE state.agent_inbox SET next_retry_at = 'infinity' WHERE inbox_id = '$leased_row'",
+        {"inbox_id": "$leased_row"},
+    ),
+    Damage(
+        "retries_are_bounded",
+        "UPDATE state.agent_inbox SET retry_count = 4 WHERE correlation_id = 'told'",
+        {"agent_id": "bob", "tool_call_id": "told"},
+    ),
+    Damage(
+        "retries_are_bounded",
+        "UPDATE state.agent_inbox SET status = 'deferred', defer_reason = 'x', next_retry_at = now() + interval '1 day'"
+        " WHERE correlation_id = 'told'",
+        {"agent_id": "bob", "tool_call_id": "told"},
+    ),
+    Damage(
+        "stops_came_true",
+        "UPDATE state.turn_outcomes SET error_code = 'x' WHERE agent_turn_id = '$stopped'",
+        {"agent_turn_id": "$stopped"},
+    ),
+    Damage(
+        "claims_are_short",
+        f"UPDATE state.agent_inbox SET processed_at = {LATE} WHERE inbox_id = '$leased_row'",  # noqa: S608
+        {"inbox_id": "$leased_row", "agent_turn_id": "$leased"},
+    ),
+    Damage(
+        "due_rows_are_taken",
+        f"UPDATE state.agent_inbox SET next_retry_at = {LATE} WHERE correlation_id = 'told'",  # noqa: S608
+        {"agent_id": "bob", "agent_turn_id": "$asleep"},
+    ),
+    Damage("deadlines_are_kept", head("bob", f"resume_deadline = {LATE}"), {"agent_turn_id": "$asleep"}),
+    Damage(
+        "deadlines_are_kept", head("bob", f"resume_deadline = NULL, updated_at = {LATE}"), {"agent_turn_id": "$asleep"}
+    ),
+    Damage(
+        "stops_are_obeyed",
+        COPY.format(
+            "'$running', project_id, agent_id, 'stop', '$running', 1, context_headers, payload, 'processing', now(),"
+            f" now(), NULL, {LATE}, NULL, 'report'"
+        ),
+        {"agent_id": "alice", "agent_turn_id": "$running"},
+    ),
+    Damage(
+        "steps_in_order",
+        "UPDATE state.agent_steps SET step_id = '$plain-s2' WHERE step_id = '$plain-s1'",
+        {"agent_turn_id": "$plain"},
+    ),
+    Damage("heads_count_their_steps", head("alice", "step_count = 5"), {"agent_turn_id": "$running"}),
+    Damage(
+        "step_agrees_with_its_turn",
+        "UPDATE state.agent_steps SET channel_id = 'x' WHERE step_id = '$plain-s1'",
+        {"agent_turn_id": "$plain", "step_id": "$plain-s1"},
+    ),
+    Damage(
+        "step_agrees_with_its_turn",
+        "UPDATE state.agent_steps SET status = 'running' WHERE step_id = '$plain-s1'",
+        {"agent_turn_id": "$plain", "step_id": "$plain-s1"},
+    ),
+    Damage(
+        "step_agrees_with_its_turn",
+        "UPDATE state.agent_steps SET agent_id = 'bob' WHERE step_id = '$plain-s1'",
+        {"agent_turn_id": "$plain", "step_id": "$plain-s1"},
+    ),
+    Damage(
+        "an_ending_step_is_the_last",
+        "UPDATE state.agent_steps SET status = 'failed' WHERE step_id = '$plain-s1'",
+        {"agent_turn_id": "$plain", "step_id": "$plain-s1"},
+    ),
+    Damage(
+        "an_ending_step_is_the_last",
+        "UPDATE state.agent_steps SET metadata = '{\"next\": \"end\"}' WHERE step_id = '$called-s1'",
+        {"agent_turn_id": "$called", "step_id": "$called-s1"},
+    ),
+    Damage(
+        "calls_of_a_step",
+        "UPDATE state.agent_steps SET tool_call_ids = '[\"ghost\"]' WHERE step_id = '$plain-s1'",
+        {"step_id": "$plain-s1", "tool_call_id": "ghost"},
+    ),
+    Damage(
+        "an_action_is_one_call",
+        "UPDATE state.agent_steps SET metadata = metadata || '{\"attempts\": [{}]}' WHERE step_id = '$acted-s1'",
+        {"agent_id": "frank", "agent_turn_id": "$acted"},
+    ),
+    Damage(
+        "an_action_is_one_call",
+        "UPDATE state.agent_inbox SET payload = jsonb_set(payload, '{ui_action,tool_name}', '\"other\"')"
+        " WHERE inbox_id = '$acted_row'",
+        {"agent_id": "frank", "agent_turn_id": "$acted"},
+    ),
+    Damage(
+        "an_action_is_one_call",
+        "UPDATE state.turn_outcomes SET tool_result_card_id = NULL WHERE agent_turn_id = '$acted'",
+        {"agent_id": "frank", "agent_turn_id": "$acted"},
+    ),
+    Damage(
+        "call_agrees_with_its_step",
+        "UPDATE state.turn_waiting_tools SET turn_epoch = 9 WHERE tool_call_id = 'answered'",
+        {"agent_turn_id": "$called", "tool_call_id": "answered"},
+    ),
+    Damage(
+        "waiting_counts_agree", head("bob", "waiting_tool_count = 5"), {"agent_id": "bob", "agent_turn_id": "$asleep"}
+    ),
+    Damage("waiting_counts_agree", head("alice", "resume_deadline = now()"), {"agent_turn_id": "$running"}),
+    Damage(
+        "nobody_waits_for_an_ended_turn",
+        "UPDATE state.turn_waiting_tools SET wait_status = 'waiting' WHERE tool_call_id = 'dropped'",
+        {"agent_turn_id": "$stopped", "tool_call_id": "dropped"},
+        {"one_result_a_call"},
+    ),
+    Damage(
+        "a_received_call_has_a_live_report",
+        "DELETE FROM state.agent_inbox WHERE correlation_id = 'told'",
+        {"agent_turn_id": "$asleep", "tool_call_id": "told"},
+    ),
+    Damage(
+        "a_consumed_report_has_a_settled_call",
+        "UPDATE state.agent_inbox SET status = 'consumed', archived_at = now() WHERE correlation_id = 'told'",
+        {"agent_turn_id": "$asleep", "tool_call_id": "told"},
+        {"a_received_call_has_a_live_report"},
+    ),
+    Damage(
+        "one_winner_a_call",
+        "UPDATE state.agent_inbox SET last_error = 'x' WHERE correlation_id = 'answered'",
+        {"agent_turn_id": "$called", "tool_call_id": "answered"},
+    ),
+    Damage(
+        "a_losing_report_changed_nothing",
+        COPY.format(
+            "'dropped', project_id, agent_id, 'tool_result', '$stopped', 1, context_headers, '{}', 'consumed', now(),"
+            " now(), now(), now(), NULL, 'report'"
+        ),
+        {"tool_call_id": "dropped", "inbox_id": "copy"},
+    ),
+    Damage(
+        "one_result_a_call",
+        CARD.format("'answered'", '{"type": "tool.result"}') + place("$called_box", "$plain-x"),
+        {"agent_turn_id": "$called", "tool_call_id": "answered", "box_id": "$called_box"},
+    ),
+    Damage(
+        "one_result_a_call",
+        "UPDATE cards SET tool_call_id = 'x' WHERE card_id = 'late-timeout'",
+        {"agent_turn_id": "$called", "tool_call_id": "late"},
+        {"results_are_their_calls"},
+    ),
+    Damage(
+        "results_are_their_calls",
+        "UPDATE cards SET metadata = metadata || '{\"author_id\": \"alice\"}' WHERE card_id = 'answered-result'",
+        {"tool_call_id": "answered", "card_id": "answered-result"},
+    ),
+    Damage(
+        "results_are_their_calls",
+        "UPDATE state.turn_waiting_tools SET applied_at = NULL WHERE tool_call_id = 'answered'",
+        {"tool_call_id": "answered", "card_id": "answered-result"},
+    ),
+    Damage(
+        "turns_have_their_edge",
+        "UPDATE state.execution_edges SET recursion_depth = 7 WHERE edge_id = 'enqueue-$plain'",
+        {"agent_turn_id": "$plain"},
+    ),
+    Damage(
+        "edges_have_their_turn",
+        "INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, target_agent_id,"
+        " target_agent_turn_id) VALUES ('enqueue-$plain-x', 'p1', 'enqueue', 'request', 'alice', '$plain-x')",
+        {"agent_turn_id": "$plain-x", "edge_id": "enqueue-$plain-x"},
+    ),
+    Damage(
+        "calls_have_their_edges",
+        "DELETE FROM state.execution_edges WHERE edge_id = 'report-answered'",
+        {"agent_turn_id": "$called", "tool_call_id": "answered"},
+    ),
+    Damage(
+        "calls_have_their_edges",
+        "UPDATE state.execution_edges SET source_step_id = 'x' WHERE edge_id = 'tool-call-answered'",
+        {"agent_turn_id": "$called", "tool_call_id": "answered"},
+    ),
+    Damage(
+        "edges_have_their_call",
+        "INSERT INTO state.execution_edges (edge_id, project_id, primitive, edge_phase, correlation_id)"
+        " VALUES ('x', 'p1', 'tool_call', 'request', 'ghost')",
+        {"edge_id": "x", "tool_call_id": "ghost"},
+    ),
+    Damage(
+        "one_depth_a_call",
+        "UPDATE state.execution_edges SET recursion_depth = 7 WHERE edge_id = 'report-answered'",
+        {"tool_call_id": "answered"},
+    ),
+    Damage(
+        "one_depth_a_call",
+        'UPDATE state.agent_inbox SET context_headers = context_headers || \'{"CG-Recursion-Depth": "7"}\''
+        " WHERE correlation_id = 'late'",
+        {"tool_call_id": "late"},
+    ),
+    Damage(
+        "children_are_deeper",
+        'UPDATE state.agent_inbox SET context_headers = context_headers || \'{"CG-Recursion-Depth": "0"}\''
+        " WHERE agent_turn_id = '$child' OR correlation_id = 'ends';"
+        "UPDATE state.execution_edges SET recursion_depth = 0 WHERE target_agent_turn_id = '$child'",
+        {"agent_turn_id": "$child", "parent_turn_id": "$called"},
+    ),
+    Damage(
+        "children_are_deeper",
+        'UPDATE state.agent_inbox SET context_headers = context_headers || \'{"CG-Recursion-Depth": "20"}\''
+        " WHERE agent_turn_id = '$plain';"
+        "UPDATE state.execution_edges SET recursion_depth = 20 WHERE target_agent_turn_id = '$plain'",
+        {"agent_turn_id": "$plain"},
+    ),
+    Damage(
+        "deliverable_in_its_box",
+        OUTCOME.format("deliverable_card_id = '$plain-s1-thought'"),
+        {"agent_turn_id": "$plain", "box_id": "$plain_box", "card_id": "$plain-s1-thought"},
+    ),
+    Damage(
+        "deliverable_in_its_box",
+        CARD.format("NULL", '{"type": "task.deliverable", "agent_turn_id": "$plain"}')
+        + ";"
+        + place("$plain_box", "$plain-x"),
+        {"agent_turn_id": "$plain", "box_id": "$plain_box"},
+    ),
+    Damage(
+        "deliverable_in_its_box",
+        CARD.format("NULL", '{"type": "agent.thought", "agent_turn_id": "$plain"}')
+        + ";"
+        + place("$plain_box", "$plain-x"),
+        {"agent_turn_id": "$plain", "box_id": "$plain_box"},
+    ),
+    Damage(
+        "deliverable_in_its_box",
+        "DELETE FROM box_cards WHERE card_id = '$plain-s1-deliverable'",
+        {"agent_turn_id": "$plain", "card_id": "$plain-s1-deliverable"},
+        {"cards_are_in_their_boxes"},
+    ),
+    Damage(
+        "named_result_in_its_box",
+        "UPDATE state.turn_outcomes SET tool_result_card_id = 'answered-result' WHERE agent_turn_id = '$child'",
+        {"agent_turn_id": "$child", "card_id": "answered-result"},
+    ),
+    Damage(
+        "box_without_a_row",
+        ROW.format('payload = payload || \'{"context_box_id": "$plain"}\'', "agent_turn_id = '$queued'"),
+        {"agent_turn_id": "$queued", "box_id": "$plain"},
+    ),
+    Damage(
+        "positions_without_gaps",
+        "UPDATE box_cards SET position = 9 WHERE card_id = '$plain-s1-deliverable'",
+        {"box_id": "$plain_box"},
+    ),
+    Damage(
+        "no_card_twice_in_a_box",
+        place("$running_box", "$running-s1-thought"),
+        {"agent_turn_id": "$running", "box_id": "$running_box", "card_id": "$running-s1-thought"},
+    ),
+    Damage(
+        "places_are_whole",
+        "UPDATE cards SET tenant_id = 'p2' WHERE card_id = '$plain-s1-thought'",
+        {"box_id": "$plain_box", "card_id": "$plain-s1-thought"},
+    ),
+    Damage(
+        "places_are_whole",
+        "DELETE FROM cards WHERE card_id = '$plain-s1-thought'",
+        {"box_id": "$plain_box", "card_id": "$plain-s1-thought"},
+    ),
+    Damage(
+        "places_are_whole",
+        "DELETE FROM boxes WHERE box_id = '$plain_box'",
+        {"box_id": "$plain_box", "card_id": "$plain-s1-thought"},
+        {"box_without_a_row"},
+    ),
+    Damage(
+        "cards_are_in_their_boxes",
+        "DELETE FROM box_cards WHERE card_id = '$running-s1-thought'",
+        {"agent_turn_id": "$running", "card_id": "$running-s1-thought"},
+    ),
+    Damage(
+        "cards_are_in_their_boxes",
+        place("$running_context", "$running-s1-thought"),
+        {"agent_turn_id": "$running", "card_id": "$running-s1-thought", "box_id": "$running_context"},
+        {"context_boxes_never_change"},
+    ),
+    Damage(
+        "cards_are_in_their_boxes",
+        "UPDATE boxes SET created_at = created_at - interval '3 hours' WHERE box_id = '$child_box';"  # noqa: S608 -- constants
+        + place("$child_box", "$running-s1-thought"),
+        {"agent_turn_id": "$running", "card_id": "$running-s1-thought", "box_id": "$child_box"},
+    ),
+    Damage(
+        "context_boxes_never_change",
+        CARD.format("NULL", "{}") + place("$plain_context", "$plain-x"),
+        {"box_id": "$plain_context", "card_id": "$plain-x"},
+    ),
+]
+
+
+class _Undone(Exception):
+    """The end of a transaction that is rolled back."""
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A connection to the healthy ledger, and the names of what is in it."""
+
+    conn: Session
+    pool: Pool
+    names: dict[str, str]
+
+    @asynccontextmanager
+    async def undone(self) -> AsyncGenerator[None]:
+        """A transaction that is rolled back."""
+        with suppress(_Undone):
+            async with self.conn.transaction():
+                yield
+                raise _Undone
+
+    async def broken(self, damage: Damage) -> list[Violation]:
+        """What is wrong once the damage is done, in the transaction of the connection."""
+        await self.conn.execute("SET LOCAL session_replication_role = replica")
+        await self.conn.execute(Template(damage.sql).substitute(self.names))
+        return await violations(self.conn, BOUNDS)
+
+    async def found(self, rule: str, scope: Scope) -> list[dict[str, str]]:
+        """The ids that one rule gives for a scope."""
+        asked, values = rules()[rule], arguments(scope, BOUNDS, 20)
+        rows = await asked.query.many(self.conn, **{name: values[name] for name in asked.query.parameters})
+        return [violation(asked, Finding.model_validate(dict(row))).ids for row in rows]
+
+
+@pytest.fixture(scope="module")
+async def healthy(databases: Databases, migrated: str) -> AsyncIterator[Healthy]:
+    """One ledger for all tests here, which undo what they do."""
+    name = await databases.create(migrated)
+    pool = Pool(databases.url(name), size=3, name="test")
+    names = await make_healthy(pool)
+    async with pool.connection() as conn:
+        yield Healthy(conn, pool, names)
+    await pool.close()
+    await databases.drop(name)
+
+
+def contains(found: dict[str, str], wanted: dict[str, str]) -> bool:
+    return wanted.items() <= found.items()
+
+
+@pytest.mark.parametrize("damage", [pytest.param(each, id=f"{each.rule}-{n}") for n, each in enumerate(DAMAGES)])
+async def test_a_broken_rule_is_told_with_its_ids(healthy: Healthy, damage: Damage) -> None:
+    ids = {name: Template(value).substitute(healthy.names) for name, value in damage.ids.items()}
+    lately = datetime.now(UTC) - timedelta(hours=1)
+    async with healthy.undone():
+        found = await healthy.broken(damage)
+        told = [each for each in found if each.rule == damage.rule]
+        assert {each.rule for each in found} == {damage.rule} | damage.others, found
+        assert any(contains(each.ids, ids) for each in told), told
+        assert all(each.detail and each.section == rules()[damage.rule].section for each in told)
+        for scope in (Scope(PROJECT), Scope(since=lately), Scope(PROJECT, lately)):
+            assert any(contains(each, ids) for each in await healthy.found(damage.rule, scope)), scope
+        assert await healthy.found(damage.rule, Scope(ProjectId("other"))) == []
+
+
+def test_every_rule_is_broken_here() -> None:
+    assert {damage.rule for damage in DAMAGES} == rules().keys()
+
+
+def test_every_rule_is_in_the_manual() -> None:
+    manual = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert [name for name in [*rules(), LOST, OVER] if f"`{name}`" not in manual] == []
+
+
+async def test_a_healthy_ledger_breaks_no_rule(healthy: Healthy) -> None:
+    assert await violations(healthy.conn, BOUNDS) == []
+    for scope in (Scope(), Scope(PROJECT), Scope(since=datetime.now(UTC) - timedelta(hours=1))):
+        done = await audit(healthy.pool, scope, Bounds(), row_limit=9)
+        assert (list(done.violations), [each.rule for each in done.rules]) == ([], list(rules()))
+
+
+IN_TIME = ("claims_are_short", "due_rows_are_taken", "deadlines_are_kept", "stops_are_obeyed")
+
+
+@pytest.mark.parametrize("damage", [pytest.param(each, id=each.rule) for each in DAMAGES if each.rule in IN_TIME])
+async def test_what_nobody_serves_may_be_late(healthy: Healthy, damage: Damage) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute("UPDATE state.workers SET last_seen_at = now() - interval '2 hours'")
+        assert await healthy.broken(damage) == []
+
+
+STRANGERS = (
+    "inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id, turn_epoch, status, archived_at"
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["'stranger', 1, 'pending', NULL", "'stranger', 1, 'skipped', now()", "'stranger', 1, 'error', now()"],
+)
+async def test_a_row_that_a_stranger_wrote_is_no_turn(healthy: Healthy, row: str) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute(
+            f"INSERT INTO state.agent_inbox ({STRANGERS}) VALUES ('x', 'p1', 'alice', 'turn', 'x', {row})"  # noqa: S608
+        )
+        assert await violations(healthy.conn, BOUNDS) == []
+
+
+async def test_a_copy_of_a_box_is_no_second_place(healthy: Healthy) -> None:
+    """An instruction on top of another turn's output box: enqueue copies its cards."""
+    async with healthy.undone():
+        await ask(_Pinned(healthy.conn), ALICE, context_box_id=healthy.names["called_box"])
+        copied = await healthy.conn.fetch("SELECT FROM box_cards WHERE card_id = 'answered-result'")
+        assert len(copied) == 2
+        assert await violations(healthy.conn, BOUNDS) == []
+
+
+class _Pinned(Pool):
+    """One connection, in its transaction, as a pool."""
+
+    def __init__(self, conn: Session) -> None:
+        super().__init__("postgresql://")
+        self.conn = conn
+
+    async def run(self, transition: Any) -> Any:
+        return await transition(self.conn)
+
+
+async def test_an_audit_sees_one_moment_and_cannot_write(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await query("begin_audit").many(healthy.conn)
+        before = await healthy.conn.fetch("SELECT max(profile_box_id) FROM resource.profiles")
+        await add_agents(healthy.pool, project=PROJECT)  # puts the profile anew
+        assert await healthy.conn.fetch("SELECT max(profile_box_id) FROM resource.profiles") == before
+        with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+            await query("make_head").many(healthy.conn, project_id="p1", agent_id="x")
+
+
+async def test_a_server_that_goes_away_is_named(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute("LOCK TABLE state.turn_outcomes IN ACCESS EXCLUSIVE MODE")
+        auditing = asyncio.create_task(audit(healthy.pool, Scope(), Bounds(), row_limit=9))
+        await until_waiting(healthy.pool)
+        await healthy.conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database()"
+        )
+        with pytest.raises(ServerUnavailable, match="no answer from"):
+            await auditing
+
+
+async def test_a_rule_gives_so_many_violations_and_says_that_there_are_more(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute("UPDATE state.turn_outcomes SET channel_id = 'x'")
+        done = await check_rules(healthy.conn, Scope(), BOUNDS, row_limit=2)
+        [told] = [each for each in done.rules if each.violations]
+        assert (told.rule, told.violations, told.cut) == ("outcome_agrees_with_its_row", 2, True)
+        assert len(done.violations) == 2
+        assert not any(each.cut for each in done.rules if each is not told)
+
+
+async def test_a_window_leaves_out_what_was_enqueued_before(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute("UPDATE state.turn_outcomes SET channel_id = 'x'")
+        later = Scope(since=datetime.now(UTC) + timedelta(hours=1))
+        assert await healthy.found("outcome_agrees_with_its_row", later) == []
+        assert await healthy.found("outcome_agrees_with_its_row", Scope()) != []
+
+
+def test_ids_of_turns_since_a_moment_sort_after_it() -> None:
+    second = timedelta(seconds=1)
+    before, after = Scope(since=datetime.now(UTC) - second), Scope(since=datetime.now(UTC) + second)
+    assert before.since_id is not None
+    assert after.since_id is not None
+    assert before.since_id < uuid7() < after.since_id
+    assert (Scope().since_id, Scope().whole, Scope(PROJECT).whole, before.whole) == (None, True, False, False)
+
+
+async def test_ended_turns_of_the_benchmark_break_no_rule(database_url: str) -> None:
+    await fill(database_url, 600)
+    pool = Pool(database_url, size=1, name="test")
+    for scope in (Scope(), Scope(ProjectId("p1")), Scope(since=datetime.now(UTC) - timedelta(days=30))):
+        done = await audit(pool, scope, Bounds(), row_limit=9)
+        assert list(done.violations) == []
+    async with pool.connection() as conn:
+        [counted] = await conn.fetch("SELECT count(*) AS turns FROM state.turn_outcomes")
+    assert counted["turns"] == 600
+    await pool.close()

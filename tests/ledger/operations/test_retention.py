@@ -1,0 +1,434 @@
+"""Retention: what is over and old goes, whole; what is live, or used by what stays, does not; the audit is clean."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from lab.benchmarks.audit import fill
+from tests.conftest import Databases
+from tests.ledger.plans.test_plans import literal, nodes
+from tests.support.ledger.agents import (
+    ALICE,
+    BOB,
+    PROJECT,
+    add_agents,
+    announce,
+    ask,
+    begin,
+    finish,
+    lease,
+    play,
+    profile,
+    rows,
+    value,
+)
+from tests.support.ledger.healthy import make_healthy
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.pump.threads import RESPONSE, talk
+from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
+from turnstile.ledger.operations.audit import Bounds, Scope, audit
+from turnstile.ledger.operations.retention import Limits, Pruned, RetentionBusy, prune, sole
+from turnstile.ledger.operations.sweep import reject
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import mark_replied
+from turnstile.ledger.queries import query
+from turnstile.ledger.turns.cards import make_box
+from turnstile.ledger.turns.roster import put_profile
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId, BoxId, ProjectId, new_box_id
+from turnstile.schema.turns import TurnRef
+
+LATER = timedelta(minutes=1)
+TABLES = (
+    *("state.agent_inbox", "state.turn_outcomes", "state.agent_steps", "state.turn_waiting_tools"),
+    *("state.execution_edges", "state.threads", "state.thread_messages", "state.thread_replies", "state.rejections"),
+    *("public.cards", "public.boxes", "public.box_cards", "state.agent_state_head", "state.agent_state_pointers"),
+)
+
+
+def everything(**fields: Any) -> Limits:
+    """All that is over may go."""
+    return Limits(datetime.now(UTC) + LATER, **fields)
+
+
+async def counts(pool: Pool) -> dict[str, int]:
+    """The rows of each table."""
+    return {table: await value(pool, f"SELECT count(*) FROM {table}") for table in TABLES}  # noqa: S608 -- above
+
+
+async def pruned(pool: Pool, limits: Limits | None = None) -> Pruned:
+    """What a run removed, which is what a dry one says; nothing is left for a second one, and the audit is clean."""
+    limits = limits or everything()
+    before = await counts(pool)
+    planned = await prune(pool, limits, dry_run=True)
+    assert await counts(pool) == before
+    done = await prune(pool, limits)
+    assert removed(done) == removed(planned)
+    assert sum(removed(await prune(pool, limits)).values()) == 0
+    await sound(pool)
+    after = await counts(pool)
+    for table, name in (("state.turn_outcomes", "turns"), ("public.boxes", "boxes"), ("public.cards", "cards")):
+        assert before[table] - after[table] == removed(done)[name]
+    return done
+
+
+def removed(done: Pruned) -> dict[str, int]:
+    """Its sums of rows."""
+    return done.model_dump(exclude={"batches", "longest_ms"})
+
+
+async def sound(pool: Pool) -> None:
+    """No rule of the audit is broken."""
+    async with pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+async def ended(pool: Pool, agent: AgentId = ALICE, **fields: Any) -> TurnRef:
+    """A turn that is over and announced."""
+    await ask(pool, agent, **fields)
+    turn = await play(pool, agent)
+    await announce(pool, [turn.agent_turn_id])
+    return turn
+
+
+async def known(pool: Pool, *turns: TurnRef) -> list[bool]:
+    """Whether each turn still has its outcome."""
+    found = await rows(pool, "SELECT agent_turn_id FROM state.turn_outcomes")
+    return [turn.agent_turn_id in {row["agent_turn_id"] for row in found} for turn in turns]
+
+
+async def has_box(pool: Pool, box: BoxId) -> bool:
+    """Whether the box is there."""
+    return await value(pool, "SELECT count(*) FROM public.boxes WHERE box_id = $1::text::uuid", box) == 1
+
+
+async def test_of_a_ledger_in_every_state_only_what_is_over_goes(pool: Pool) -> None:
+    names = await make_healthy(pool)
+    assert (await pruned(pool)).turns == 2
+    left = {row["agent_turn_id"] for row in await rows(pool, "SELECT agent_turn_id FROM state.agent_inbox")}
+    turns = {name: turn for name, turn in names.items() if "_" not in name or name == "given_up"}
+    assert {name for name, turn in turns.items() if turn not in left} == {"plain", "given_up"}
+    assert not await has_box(pool, BoxId(names["plain_box"]))
+    assert not await has_box(pool, BoxId(names["plain_context"]))
+    edges = await rows(pool, "SELECT FROM state.execution_edges WHERE target_agent_turn_id = $1", names["plain"])
+    assert edges == []
+
+
+async def test_what_ended_after_the_moment_stays(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    old, moment = await ended(pool), datetime.now(UTC)
+    young, last = await ended(pool), await ended(pool)
+    assert (await pruned(pool, Limits(moment))).turns == 1
+    assert await known(pool, old, young, last) == [False, True, True]
+
+
+async def test_what_was_not_announced_stays(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    await ask(pool)
+    quiet = await play(pool)
+    told, last = await ended(pool), await ended(pool)
+    await prune(pool, everything())
+    assert await known(pool, quiet, told, last) == [True, False, True]
+
+
+async def test_another_projects_turns_stay(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    turns = [await ended(pool), await ended(pool)]
+    assert removed(await pruned(pool, everything(project_id=ProjectId("p2"))))["turns"] == 0
+    assert (await pruned(pool, everything(project_id=PROJECT))).turns == 1
+    assert await known(pool, *turns) == [False, True]
+
+
+async def test_memory_that_goes_on_stays_whole(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    first = await ended(pool)
+    later = [await ended(pool, output_box_id=first.output_box_id) for _ in range(3)]
+    held = await value(pool, "SELECT count(*) FROM box_cards WHERE box_id = $1::text::uuid", first.output_box_id)
+    assert (await pruned(pool)).turns == 3
+    assert await known(pool, first, *later) == [False, False, False, True]
+    left = await value(pool, "SELECT count(*) FROM box_cards WHERE box_id = $1::text::uuid", first.output_box_id)
+    assert (left, held > 4) == (held, True)
+
+
+async def test_a_card_goes_with_the_last_box_that_has_it(pool: Pool) -> None:
+    await add_agents(pool, ALICE, BOB)
+    first = await ended(pool)
+    copied = await ended(pool, context_box_id=first.context_box_id)  # a box of its own: the first's card and another
+    await ended(pool)
+    waits = await lease(pool, BOB, context_box_id=copied.context_box_id)
+    assert (await pruned(pool)).turns == 2
+    for box, stays in ((first.context_box_id, False), (copied.context_box_id, False), (waits.context_box_id, True)):
+        assert await has_box(pool, box) is stays
+    await begin(pool, waits)
+    await finish(pool, waits)
+    await announce(pool, [waits.agent_turn_id])
+    await ended(pool, BOB)
+    done = await pruned(pool)
+    assert (done.turns, await has_box(pool, waits.context_box_id)) == (1, False)
+    assert await value(pool, "SELECT count(*) FROM cards WHERE card_id LIKE $1", f"{first.agent_turn_id}%") == 0
+
+
+async def test_the_box_of_a_replaced_profile_goes_once_nothing_names_it(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    old = await ended(pool)
+    await put_profile(pool, PROJECT, profile())
+    moment = datetime.now(UTC)
+    await ended(pool)
+    assert (await pruned(pool, Limits(moment))).turns == 1
+    assert not await has_box(pool, old.profile_box_id)
+    [kept] = await rows(pool, "SELECT profile_box_id::text AS box_id FROM resource.project_agents")
+    assert await has_box(pool, kept["box_id"])
+
+
+async def test_a_box_that_nobody_has_named_yet_goes_only_when_it_is_old(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    moment, packed = datetime.now(UTC), new_box_id()
+    await pool.run(lambda conn: make_box(conn, PROJECT, packed, []))
+    await pruned(pool, Limits(moment))
+    assert await has_box(pool, packed)
+    await pruned(pool)
+    assert not await has_box(pool, packed)
+
+
+async def test_memory_that_a_pointer_names_stays(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    first = await ended(pool)
+    await ended(pool)
+    change = "UPDATE state.agent_state_pointers SET memory_context_box_id = $1::text::uuid"
+    await rows(pool, change, first.context_box_id)
+    await pruned(pool)
+    assert await has_box(pool, first.context_box_id)
+
+
+async def test_ended_threads_go_with_their_cards_and_open_ones_stay(pool: Pool) -> None:
+    over, quiet, live = await talk(pool), await talk(pool), await talk(pool)
+    for each in (over, quiet):
+        await each.do(RESPONSE)
+    await pool.run(lambda conn: mark_replied(conn, [over.first]))
+    done = await pruned(pool)
+    assert (done.threads, done.cards) == (1, 2)
+    left = {row["thread_id"] for row in await rows(pool, "SELECT thread_id FROM state.threads")}
+    assert left == {quiet.ref.thread_id, live.ref.thread_id}
+    assert await value(pool, "SELECT count(*) FROM state.thread_messages m LEFT JOIN state.threads t USING (thread_id)"
+                             " WHERE t.thread_id IS NULL") == 0  # fmt: skip
+    assert await over.begin(over.first) is None
+
+
+async def test_a_turn_stays_with_its_thread(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    works = await ended(pool)
+    await ended(pool)
+    thread = await talk(pool)
+    await thread.begun(thread.first)
+    await thread.wait(thread.first, turn=works.agent_turn_id, box=works.output_box_id)
+    assert (await pruned(pool)).turns == 0
+    await thread.do(RESPONSE, thread.first)
+    await pool.run(lambda conn: mark_replied(conn, [thread.first]))
+    done = await pruned(pool)
+    assert (done.threads, done.turns) == (1, 1)
+
+
+async def test_a_thread_stays_while_a_turn_of_it_is_live(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    thread = await talk(pool)
+    asked = await ask(pool, correlation_id=thread.first)
+    await thread.do(RESPONSE, thread.first)
+    await pool.run(lambda conn: mark_replied(conn, [thread.first]))
+    assert (await pruned(pool)).threads == 0
+    turn = await play(pool)
+    assert turn.agent_turn_id == asked.reply.agent_turn_id
+    await announce(pool, [turn.agent_turn_id])
+    assert (await pruned(pool)).threads == 1
+
+
+async def test_rows_of_no_turn_and_rejections_go(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    strange = (
+        "INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, agent_turn_id, correlation_id,"
+        " status, archived_at, created_at) SELECT n, 'p1', 'alice', 'tool_result', 'none', n, 'error', now(), now()"
+        " FROM unnest(ARRAY['a', 'inb_1', 'zz']) n"
+    )
+    await rows(pool, strange)
+    for _ in range(3):
+        await pool.run(lambda conn: reject(conn, PROJECT, "verb", "x", "no", {}))
+    done = await pruned(pool, everything(batch_rows=2))
+    assert (done.inbox_rows, done.rejections) == (3, 3)
+
+
+async def test_a_repeated_correlation_is_a_new_turn_once_the_first_has_gone(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    first = await ended(pool, correlation_id="once")
+    await ended(pool)
+    assert (await ask(pool, correlation_id="once")).reply.duplicate
+    await pruned(pool)
+    again = (await ask(pool, correlation_id="once")).reply
+    assert (again.duplicate, again.agent_turn_id != first.agent_turn_id) == (False, True)
+
+
+async def test_an_enqueue_that_names_a_box_keeps_it(pool: Pool, open_pool: Any) -> None:
+    await add_agents(pool, ALICE, BOB)
+    first = await ended(pool)
+    await ended(pool)
+
+    async def enqueued(conn: Any) -> object:
+        return await conn.fetch(
+            "SELECT FROM public.boxes WHERE box_id = $1::text::uuid FOR KEY SHARE", first.context_box_id
+        )
+
+    async with in_flight(pool, enqueued):  # as far as the statement's first part
+        await prune(open_pool(size=2), everything())
+        assert await has_box(pool, first.context_box_id)
+    await ask(pool, BOB, context_box_id=first.context_box_id)
+    await pruned(pool)
+    assert await known(pool, first) == [False]
+
+
+async def test_an_enqueue_that_comes_too_late_does_not_find_its_box(pool: Pool) -> None:
+    await add_agents(pool, ALICE, BOB)
+    first = await ended(pool)
+    await ended(pool)
+    await prune(pool, Limits(datetime.now(UTC) - timedelta(days=1)))
+
+    async def removing(conn: Any) -> None:
+        await query("begin_retention").one(conn)
+        await query("remove_turns").many(conn, ids=[first.agent_turn_id])
+        await query("lock_boxes").many(conn, ids=[first.context_box_id])
+        await query("remove_boxes").one(conn, ids=[first.context_box_id])
+
+    with pytest.raises(Refused, match="context_box_id") as refused:
+        await overtaken(pool, removing, ask(pool, BOB, context_box_id=first.context_box_id))
+    assert refused.value.code == "unknown_context_box"
+
+
+async def test_only_one_removes(pool: Pool) -> None:
+    async with sole(pool):
+        with pytest.raises(RetentionBusy):
+            await prune(pool, everything())
+    await prune(pool, everything())
+
+
+async def test_a_batch_that_is_killed_leaves_nothing_half(pool: Pool, open_pool: Any) -> None:
+    await add_agents(pool, ALICE)
+    turns = [await ended(pool) for _ in range(6)]
+    holder = "SELECT FROM state.agent_steps WHERE agent_turn_id = $1 FOR UPDATE"
+
+    async def held(conn: Any) -> object:
+        return await conn.fetch(holder, turns[3].agent_turn_id)
+
+    other: Pool = open_pool(size=2, name="killed")
+    async with in_flight(pool, held):  # so that its second batch of turns stands in the middle of its statement
+        running = asyncio.create_task(prune(other, everything(batch_rows=2)))
+        await until_waiting(pool)
+        killed = await rows(
+            pool,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'killed'"
+            " AND wait_event_type = 'Lock'",
+        )
+        assert len(killed) == 1
+        await until_waiting(pool)  # it is tried again
+        running.cancel()
+        await asyncio.wait([running])
+    await other.close()
+    assert await known(pool, *turns) == [False, False, True, True, True, True]
+    await sound(pool)
+    assert (await pruned(pool)).turns == 3
+
+
+async def test_turns_go_on_beside_it(open_pool: Any, database_url: str) -> None:
+    pool = Counting(database_url, size=8, name="turns")
+    agents = [AgentId(f"agent-{n}") for n in range(4)]
+    await add_agents(pool, *agents)
+    box = {agent: await ended(pool, agent) for agent in agents}
+    done = asyncio.Event()
+
+    async def turning(agent: AgentId) -> None:
+        n = 0
+        while not done.is_set():
+            n += 1
+            own: dict[str, Any] = {"output_box_id": box[agent].output_box_id} if n % 3 else {}
+            try:
+                await ask(pool, agent, **own)
+            except Refused:  # its box went while another box was the agent's memory
+                await ask(pool, agent)
+            box[agent] = await play(pool, agent)
+            await announce(pool, [box[agent].agent_turn_id])
+
+    async def pruning() -> None:
+        other, turns = open_pool(size=2), 0
+        while turns < 30:
+            turns += (await prune(other, everything(batch_rows=7))).turns
+        done.set()
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(pruning(), *(turning(agent) for agent in agents))
+    assert pool.deadlocks == 0
+    await pruned(pool)
+    assert await value(pool, "SELECT count(*) FROM state.turn_outcomes") == len(agents)
+    await pool.close()
+
+
+@pytest.fixture(scope="module")
+async def past(databases: Databases, migrated: str) -> AsyncIterator[Pool]:
+    """A ledger of ended turns of the last 90 days."""
+    name = await databases.create(migrated)
+    await fill(databases.url(name), 4_000)
+    pool = Pool(databases.url(name), size=3)
+    yield pool
+    await pool.close()
+    await databases.drop(name)
+
+
+PAGE = 50
+ROWS = 40 * PAGE
+"""Rows that one node of a plan may see: some for each turn of the page, and none for the past."""
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("list_prunable_turns", {}),
+        ("list_prunable_boxes", {"planned": False}),
+        ("list_prunable_boxes", {"planned": True}),
+        ("list_loose_rows", {}),
+        ("list_prunable_threads", {}),
+        ("remove_turns", {"of": "SELECT agent_turn_id FROM state.turn_outcomes ORDER BY 1 LIMIT 50"}),
+        ("confirm_boxes", {"of": "SELECT box_id::text FROM public.boxes ORDER BY 1 LIMIT 50"}),
+        ("remove_boxes", {"of": "SELECT box_id::text FROM public.boxes ORDER BY 1 LIMIT 50"}),
+    ],
+)
+async def test_a_batch_reads_its_page_and_not_the_past(past: Pool, name: str, extra: dict[str, Any]) -> None:
+    wanted = query(name)
+    ids = [row[0] for row in await rows_of(past, extra["of"])] if "of" in extra else []
+    nil = "00000000-0000-0000-0000-000000000000" if "boxes" in name else ""
+    before = datetime.now(UTC) - timedelta(days=30)
+    values = {"after": nil, "until": None, "row_limit": PAGE, "before": before, "project_id": None, "ids": ids, **extra}
+    given = ", ".join(literal(values[each]) for each in wanted.parameters)
+    async with past.connection() as conn:
+        await conn.execute("BEGIN")
+        await query("begin_retention").one(conn)
+        await conn.execute(f"PREPARE batch AS {wanted.sql}")
+        [row] = await conn.fetch(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE batch ({given})")
+        await conn.execute("ROLLBACK; DEALLOCATE batch")
+    for node in nodes(json.loads(row["QUERY PLAN"])[0]["Plan"]):
+        seen = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Join Filter", 0)
+        assert node["Node Type"] != "Seq Scan", node
+        assert seen * node["Actual Loops"] <= ROWS, (node["Node Type"], node.get("Index Name"), seen)
+
+
+async def rows_of(pool: Pool, statement: str) -> list[Any]:
+    """Rows by position."""
+    async with pool.connection() as conn:
+        return await conn.fetch(statement)
+
+
+async def test_a_long_past_is_pruned_and_the_rest_is_sound(past: Pool) -> None:
+    limits = Limits(datetime.now(UTC) - timedelta(days=30), batch_rows=300)
+    planned = await prune(past, limits, dry_run=True)
+    done = await prune(past, limits)
+    assert removed(done) == removed(planned)
+    assert 2_600 < done.turns < 2_700
+    assert (await audit(past, Scope(), Bounds(), row_limit=10)).violations == []

@@ -1,0 +1,204 @@
+"""Boxes that callers fork, and those that they put into an agent's pointers (protocol §6)."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.ledger.operations.test_retention import ended, has_box, pruned
+from tests.ledger.turns.test_enqueue import packed, texts
+from tests.support.ledger.agents import (
+    ALICE,
+    BOB,
+    PROJECT,
+    ask,
+    begin,
+    finish,
+    finish_on,
+    lease,
+    play,
+    rows,
+    value,
+)
+from tests.support.waiting import in_flight, overtaken
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.boxes import agent_boxes, fork_box, replace_boxes
+from turnstile.ledger.turns.cards import box_cards
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import AgentId, BoxId, ProjectId, first_id, forked_box_id, new_box_id
+from turnstile.schema.wire.box_requests import AgentBoxes, BoxReplaceRequest
+
+LOCK = "SELECT FROM boxes WHERE box_id = $1::text::uuid FOR UPDATE"
+
+
+async def fork(pool: Pool, source: BoxId, new_box: BoxId | None = None, project: ProjectId = PROJECT) -> bool:
+    return await pool.run(lambda conn: fork_box(conn, project, source, new_box or new_box_id()))
+
+
+async def replace(pool: Pool, agent: AgentId = ALICE, **boxes: Any) -> AgentBoxes:
+    wanted = BoxReplaceRequest.model_validate({"agent_id": agent, **boxes})
+    return await pool.run(lambda conn: replace_boxes(conn, PROJECT, wanted))
+
+
+def refused(code: str) -> Any:
+    return pytest.raises(Refused, check=lambda error: error.code == code)
+
+
+async def test_a_fork_is_the_list_as_it_is(agents: Pool) -> None:
+    """Of a box that a turn is writing: what it writes later is not in the fork, and the fork is closed."""
+    turn = await lease(agents)
+    await begin(agents, turn)
+    before, after = new_box_id(), new_box_id()
+    assert await fork(agents, turn.output_box_id, before)
+    await finish(agents, turn)
+    assert await fork(agents, turn.output_box_id, after)
+    listed = await agents.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id))
+    assert await agents.run(lambda conn: box_cards(conn, PROJECT, before)) == []
+    assert await agents.run(lambda conn: box_cards(conn, PROJECT, after)) == listed != []
+    parents = await value(agents, "SELECT parent_ids::text FROM boxes WHERE box_id = $1::text::uuid", after)
+    assert parents == f"{{{turn.output_box_id}}}"
+
+
+async def test_concurrent_turns_go_on_from_forks_of_one_box(agents: Pool) -> None:
+    """Two may not share an output box (protocol §2.1): with forks neither waits, and each has the memory."""
+    memory = await packed(agents, "said before")
+    forks = [new_box_id(), new_box_id()]
+    for agent, box in zip((ALICE, BOB), forks, strict=True):
+        await fork(agents, memory, box)
+        asked = await ask(agents, agent, output_box_id=box)
+        assert asked.reply.inbox_status == "pending"
+    for agent in (ALICE, BOB):
+        await play(agents, agent)
+    assert [(await texts(agents, box))[0] for box in forks] == ["said before"] * 2
+
+
+async def test_a_repeated_fork_is_found(agents: Pool) -> None:
+    source, other = await packed(agents, "a"), await packed(agents, "b")
+    named = forked_box_id(PROJECT, "c")
+    assert [await fork(agents, source, named) for _ in range(3)] == [True, False, False]
+    assert await texts(agents, named) == ["a"]
+    with refused("correlation_conflict"):
+        await fork(agents, other, named)
+
+
+async def test_a_fork_that_waited_for_its_twin_finds_the_twins(agents: Pool) -> None:
+    source, named = await packed(agents, "a"), forked_box_id(PROJECT, "c")
+    twin = overtaken(agents, lambda conn: fork_box(conn, PROJECT, source, named), fork(agents, source, named))
+    assert await twin is False
+    assert await texts(agents, named) == ["a"]
+
+
+async def test_what_is_not_there_cannot_be_forked(agents: Pool) -> None:
+    source = await packed(agents, "a")
+    for box, project in ((new_box_id(), PROJECT), (source, ProjectId("other"))):
+        with refused("unknown_box"):
+            await fork(agents, box, project=project)
+    assert await value(agents, "SELECT count(*) FROM boxes WHERE parent_ids <> '{}'") == 0
+
+
+def test_the_id_of_a_named_fork_tells_no_time() -> None:
+    """It sorts after today's, so that no window of the audit and no walk of retention leaves it out."""
+    named = [forked_box_id(PROJECT, str(number)) for number in range(50)]
+    assert min(named) > first_id(datetime.now(UTC) + timedelta(days=36_500))
+    assert {each[14] for each in named} == {"8"}
+    assert len({*named, forked_box_id(ProjectId("other"), "0")}) == 51
+
+
+async def test_a_fork_waits_for_retention_and_retention_passes_by_a_fork(agents: Pool) -> None:
+    source = await packed(agents, "a")
+    async with in_flight(agents, lambda conn: fork_box(conn, PROJECT, source, new_box_id())):
+        locked = await rows(agents, f"{LOCK} SKIP LOCKED", source)
+    assert locked == []
+    with refused("unknown_box"):
+        await overtaken(agents, lambda conn: _removed(conn, source), fork(agents, source))
+
+
+async def _removed(conn: Any, box: BoxId) -> None:
+    await conn.execute("SET LOCAL turnstile.retention = 'on'")
+    await conn.fetch(LOCK, box)
+    await conn.execute("DELETE FROM box_cards WHERE box_id = $1::text::uuid", box)
+    await conn.execute("DELETE FROM boxes WHERE box_id = $1::text::uuid", box)
+
+
+async def test_forks_that_nobody_uses_go_and_those_in_use_keep_their_cards(agents: Pool) -> None:
+    source = await packed(agents, "a")
+    spare, named, kept = new_box_id(), forked_box_id(PROJECT, "c"), forked_box_id(PROJECT, "d")
+    for box in (spare, named, kept):
+        await fork(agents, source, box)
+    await replace(agents, memory_context_box_id=kept)
+    assert (await pruned(agents)).boxes == 3
+    assert [await has_box(agents, box) for box in (source, spare, named, kept)] == [False, False, False, True]
+    assert await texts(agents, kept) == ["a"]
+
+
+async def test_a_memory_that_was_put_is_read_and_can_be_taken_away(agents: Pool) -> None:
+    memory = await packed(agents, "remember")
+    assert await replace(agents, memory_context_box_id=memory) == AgentBoxes(memory_context_box_id=memory)
+    turn = await lease(agents, instruction=None)
+    assert turn.context_box_id == memory
+    await begin(agents, turn)
+    await finish(agents, turn)
+    both = AgentBoxes(memory_context_box_id=memory, last_output_box_id=turn.output_box_id)
+    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == both
+    assert await replace(agents, memory_context_box_id=None) == AgentBoxes(last_output_box_id=turn.output_box_id)
+    with pytest.raises(BadRequest, match="no memory box"):
+        await ask(agents, instruction=None)
+
+
+async def test_a_last_output_box_that_was_put_stays_until_a_turn_ends(agents: Pool) -> None:
+    """Through retention too, which otherwise knows a last output box by its turn."""
+    first, put = await ended(agents), await packed(agents, "put")
+    assert await replace(agents, last_output_box_id=put) == AgentBoxes(last_output_box_id=put)
+    await pruned(agents)
+    assert (await has_box(agents, put), await has_box(agents, first.output_box_id)) == (True, False)
+    second = await ended(agents)
+    last = AgentBoxes(last_output_box_id=second.output_box_id)
+    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == last
+    await pruned(agents)
+    assert not await has_box(agents, put)
+
+
+async def test_a_box_that_another_agents_turn_writes_is_busy(agents: Pool) -> None:
+    turn = await lease(agents, BOB)
+    for pointer in ("memory_context_box_id", "last_output_box_id"):
+        with refused("output_box_busy"):
+            await replace(agents, ALICE, **{pointer: turn.output_box_id})
+    assert await value(agents, "SELECT count(*) FROM state.agent_state_pointers") == 0
+    assert (await replace(agents, BOB, memory_context_box_id=turn.output_box_id)).memory_context_box_id
+    await begin(agents, turn)
+    await finish(agents, turn)
+    assert (await replace(agents, memory_context_box_id=turn.output_box_id)).memory_context_box_id
+
+
+async def test_what_replaces_nothing_says_why_in_order(agents: Pool) -> None:
+    busy, nothing = (await lease(agents, BOB)).output_box_id, new_box_id()
+    given = {"memory_context_box_id": nothing, "last_output_box_id": nothing}
+    with refused("unknown_agent"):
+        await replace(agents, AgentId("nobody"), **given)
+    with refused("unknown_context_box"):
+        await replace(agents, ALICE, **given)
+    with refused("unknown_output_box"):
+        await replace(agents, ALICE, **given | {"memory_context_box_id": busy})
+    with refused("output_box_busy"):
+        await replace(agents, ALICE, **dict.fromkeys(given, busy))
+    for nothing_named in ({}, {"last_output_box_id": None}):
+        with pytest.raises(ValidationError, match="is needed"):
+            BoxReplaceRequest.model_validate({"agent_id": ALICE, **nothing_named})
+    assert await agents.run(lambda conn: agent_boxes(conn, PROJECT, ALICE)) == AgentBoxes()
+    with refused("unknown_agent"):
+        await agents.run(lambda conn: agent_boxes(conn, PROJECT, AgentId("nobody")))
+
+
+async def test_a_replace_passes_by_no_box_that_retention_takes(agents: Pool) -> None:
+    memory = await packed(agents, "a")
+    with refused("unknown_context_box"):
+        await overtaken(agents, lambda conn: _removed(conn, memory), replace(agents, memory_context_box_id=memory))
+
+
+async def test_a_replace_and_the_end_of_a_turn_wait_for_each_other(agents: Pool) -> None:
+    """Both write the pointer: the later one has its way, and neither loses what the other does not name."""
+    memory, turn = await packed(agents, "a"), await lease(agents)
+    await begin(agents, turn)
+    done = await overtaken(agents, lambda conn: finish_on(conn, turn), replace(agents, memory_context_box_id=memory))
+    assert done == AgentBoxes(memory_context_box_id=memory, last_output_box_id=turn.output_box_id)

@@ -1,0 +1,119 @@
+"""A small ledger in which nothing is wrong, with a turn in every state, for tests that break it.
+
+Alice runs a turn and has one queued behind it; of hers have ended a plain one, one with calls that were answered and
+timed out, and one in the queue. Bob sleeps, with a call that waits and one that is reported; one of his was stopped in
+its sleep. Carol is idle after a child of Alice's turn, which a tool's result ended. Dave's turn is leased and claimed,
+and one of his has failed. Eve has done nothing. Frank is idle after a button that was pressed.
+"""
+
+from tests.support.ledger.agents import (
+    ALICE,
+    BOB,
+    CAROL,
+    STARTED,
+    TARGET,
+    act,
+    add_agents,
+    announce,
+    ask,
+    begin,
+    card,
+    commit,
+    finish,
+    lease,
+    play,
+    rows,
+    start,
+    stop,
+)
+from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.transitions import Ending, StepRecord, finish_turn
+from turnstile.schema.cards import CardType
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId
+from turnstile.schema.states import StepStatus, TurnStatus
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+
+DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
+
+
+async def make_healthy(pool: Pool) -> dict[str, str]:
+    """Build it; returns the turns by name, and under `{name}_box`, `{name}_context` and `{name}_row` what they name."""
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK)
+    await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
+    await ask(pool, ALICE)
+    turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
+    turns["stopped"] = await sleeper(pool, "dropped", agent=BOB)
+    await ask_to_stop(pool, turns["stopped"].agent_turn_id)
+    await end(pool, turns["stopped"])
+    turns["child"] = await _child(pool, turns["called"])
+    turns["failed"] = await _failed(pool)
+    turns["acted"] = await _acted(pool)
+    turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
+    await told(pool, "told")
+    turns["running"] = await lease(pool, ALICE)
+    await begin(pool, turns["running"])
+    await commit(pool, turns["running"])
+    given_up, waiting = await ask(pool, ALICE), await ask(pool, ALICE)
+    await stop(pool, ALICE, given_up)
+    turns["leased"] = await lease(pool, DAVE)
+    ended = await rows(pool, "SELECT agent_turn_id FROM state.turn_outcomes")
+    await announce(pool, [AgentTurnId(row["agent_turn_id"]) for row in ended])
+    names = {"given_up": str(given_up.reply.agent_turn_id), "queued": str(waiting.reply.agent_turn_id)}
+    for name, turn in turns.items():
+        names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
+        names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
+    return names
+
+
+async def _called(pool: Pool) -> TurnRef:
+    """Two calls, of which one was answered."""
+    turn = await sleeper(pool, "answered", "late", wait_seconds=0)
+    reported = await told(pool, "answered")
+    rings = await expire(pool, turn)
+    await settle(pool, turn, reported, *(ring.inbox_id for ring in rings))
+    await begin(pool, turn, 2)
+    await finish(pool, turn, 2)
+    return turn
+
+
+async def _child(pool: Pool, parent: TurnRef) -> TurnRef:
+    """A turn that another one asked for, ended by the result of its call."""
+    lineage = {headers.PARENT_TURN_ID: parent.agent_turn_id, headers.PARENT_AGENT_ID: parent.agent_id}
+    turn = await sleeper(pool, "ends", agent=CAROL, incoming=lineage)
+    reported = await tell(pool, "ends")
+    assert reported.reply.inbox_id is not None
+    await settle(pool, turn, reported.reply.inbox_id)
+    await begin(pool, turn, 2)
+    made = card(turn, 2, "deliverable", CardType.DELIVERABLE)
+    how = Ending(TurnStatus.SUCCESS, made.card_id, tool_result_card_id=CardId("ends-result"))
+    await pool.run(lambda conn: finish_turn(conn, turn, how, cards=[made]))
+    return turn
+
+
+async def _acted(pool: Pool) -> TurnRef:
+    """A UI action whose call was answered."""
+    await act(pool, FRANK)
+    turn = await start(pool, FRANK)
+    await begin(pool, turn)
+    await suspend(pool, turn, "pressed")
+    reported = await told(pool, "pressed")
+    await settle(pool, turn, reported)
+    await begin(pool, turn, 2)
+    made = card(turn, 1, "deliverable", CardType.DELIVERABLE)
+    how = Ending(TurnStatus.SUCCESS, made.card_id, tool_result_card_id=CardId("pressed-result"))
+    await pool.run(lambda conn: finish_turn(conn, turn, how, cards=[made]))
+    return turn
+
+
+async def _failed(pool: Pool) -> TurnRef:
+    """A turn whose model failed in its first step."""
+    turn = await lease(pool, DAVE)
+    await begin(pool, turn)
+    made = card(turn, 1, "deliverable", CardType.DELIVERABLE)
+    record = StepRecord(1, {"next": "end", "error_code": "x"}, [made], [], STARTED, status=StepStatus.FAILED)
+    how = Ending(TurnStatus.FAILED, made.card_id, "x")
+    await pool.run(lambda conn: finish_turn(conn, turn, how, record=record))
+    return turn

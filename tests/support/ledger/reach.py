@@ -1,0 +1,93 @@
+"""Which named queries a process runs: read out of the source, from its own modules down through the ledger's functions.
+
+A name stands for everything of that name in the ledger, so a process is told to run at most too much, never too little.
+"""
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from turnstile.ledger.queries import all_queries
+
+WORKER = ("activities", "turnstile/processes/models.py")
+BRIDGE = ("bridge", "turnstile/telemetry/setup.py")
+PROCESSES = tuple(
+    f"turnstile/processes/{name}.py" for name in ("worker_and_bridge", "connections", "presence", "exclusive_targets")
+)
+SHARED = {
+    "touch_worker": "worker",
+    "pending": "both",
+    "Pool": "both",
+    "Hold": "both",
+    "Held": "both",
+    "PACE": "both",
+    "try_hold": "both",
+}
+"""What the modules of `turnstile` that make up both processes use of the ledger by themselves."""
+_ROOMS = {"turnstile.ledger", "turnstile.ledger.turns", "turnstile.ledger.pump", "turnstile.ledger.operations"}
+_ELSEWHERE = {"bridge/safety/engine_audit.py", "bridge/verbs/project_removal.py"}
+"""Parts of `turnstile audit` and `turnstile project remove`, not of a bridge."""
+
+
+def queries_of(process: str) -> set[str]:
+    """The queries that `worker` or `bridge` runs."""
+    paths = {"worker": WORKER, "bridge": BRIDGE}[process]
+    named = {name for path in _files(paths) for name in _imported(path)}
+    named |= {name for name, of in SHARED.items() if of in (process, "both")}
+    calls = _ledger()
+    reached: set[str] = set()
+    while named:
+        name = named.pop()
+        if name not in reached and name in calls:
+            reached.add(name)
+            named |= calls[name][0]
+    return {query for name in reached for query in calls[name][1]}
+
+
+def used_by_processes() -> set[str]:
+    """What the modules of `PROCESSES` use of the ledger; `SHARED` and `migrate` have to name all of it."""
+    return {name for path in PROCESSES for name in _imported(ROOT / path)}
+
+
+def _files(paths: Iterable[str]) -> list[Path]:
+    found = [
+        file for path in paths for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))
+    ]
+    return [file for file in found if str(file.relative_to(ROOT)) not in _ELSEWHERE]
+
+
+def _imported(path: Path) -> set[str]:
+    """Names that a module takes from the ledger; of a module of it, the attributes it uses."""
+    names: set[str] = set()
+    modules: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in _ROOMS:
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("turnstile.ledger."):
+            names |= {alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            names.add(node.attr)
+    return names
+
+
+def _ledger() -> dict[str, tuple[set[str], set[str]]]:
+    """Every function and class of the ledger: the names that it mentions, and the queries."""
+    known = all_queries().keys()
+    found: dict[str, tuple[set[str], set[str]]] = {}
+
+    def named(name: str, path: Path) -> str:
+        return f"{path.stem}.{name}" if name.startswith("_") else name  # what is private is its module's own
+
+    for path in _files(["ledger"]):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names, queries = found.setdefault(named(node.name, path), (set(), set()))
+                for each in ast.walk(node):
+                    if isinstance(each, ast.Name):
+                        names.add(named(each.id, path))
+                    elif isinstance(each, ast.Constant) and each.value in known:
+                        queries.add(str(each.value))
+    return found

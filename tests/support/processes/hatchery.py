@@ -1,0 +1,192 @@
+"""`turnstile` as processes that start at once: forked from one that has everything imported, and has started nothing.
+
+Starting Python and importing is three quarters of what a life costs that ends a second later. What is forked is a
+process like any other: its own pid, environment, signals, connections and death. The parent is one thread that holds
+no connection and no loop; it ends, and its children with it, when the test's end of the pipe is closed.
+"""
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from temporalio.worker import _worker
+
+from tests.support.paths import ROOT
+
+_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.worker_and_bridge")
+
+
+class Hatched:
+    """A process that was forked, with the words of `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended: asyncio.Future[int] = asyncio.Future()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait(self) -> int:
+        """The exit code, once it has one."""
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: int) -> None:
+        """To the process, while it runs."""
+        if not self._ended.done():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def end(self, code: int) -> None:
+        """It was seen to end."""
+        self._ended.set_result(code)
+
+
+class Hatchery:
+    """The parent, as a test speaks with it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._asked: list[asyncio.Future[Hatched]] = []
+        self._living: dict[int, Hatched] = {}
+        self._listener = asyncio.create_task(self._listen())
+
+    async def spawn(self, words: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> Hatched:
+        """`turnstile` with these words, its output at the end of the log."""
+        assert self._process.stdin is not None
+        asked: asyncio.Future[Hatched] = asyncio.Future()
+        self._asked.append(asked)
+        command = {"words": [str(word) for word in words], "environment": dict(environment), "log": str(log)}
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        return await asked
+
+    async def close(self) -> None:
+        """Gone, with all that was forked."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert await self._process.wait() == 0
+        await self._listener
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            told = json.loads(line)
+            if "code" in told:
+                self._living.pop(told["pid"]).end(told["code"])
+            else:
+                self._living[told["pid"]] = hatched = Hatched(told["pid"])
+                self._asked.pop(0).set_result(hatched)
+
+
+@asynccontextmanager
+async def hatchery() -> AsyncGenerator[Hatchery]:
+    """One that is ready for the first life."""
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", __name__)
+    root = ROOT
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=root)
+    opened = Hatchery(process)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+def _serve() -> None:
+    for name in _EVERYTHING:
+        importlib.import_module(name)
+    _worker.load_default_build_id()  # a third of a second of every worker's start: it reads the code of all modules
+    gc.collect()
+    gc.freeze()
+    awake, waker = os.pipe()
+    for descriptor in (awake, waker):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _only_wake)
+    living: set[int] = set()
+    received, open_pipe = b"", True
+    while open_pipe or living:
+        ready, _, _ = select.select([awake, *([0] if open_pipe else [])], [], [])
+        if awake in ready:
+            os.read(awake, 4096)
+            _bury(living)
+        if 0 in ready:
+            chunk = os.read(0, 1 << 16)
+            open_pipe = bool(chunk)
+            *lines, received = (received + chunk).split(b"\n")
+            for line in lines:
+                living.add(_fork(json.loads(line), awake, waker))
+        if not open_pipe:
+            for pid in living:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _only_wake(_number: int, _frame: FrameType | None) -> None:
+    """The descriptor wakes."""
+
+
+def _bury(living: set[int]) -> None:
+    while living:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        living.discard(pid)
+        _tell(pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _fork(command: dict[str, Any], awake: int, waker: int) -> int:
+    if (pid := os.fork()) == 0:
+        _live(command, awake, waker)
+    _tell(pid=pid)
+    return pid
+
+
+def _live(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
+    """The child: `turnstile` from its first line to its exit code."""
+    from turnstile.cli import main  # noqa: PLC0415 -- imported above
+
+    code: object = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(awake)
+        os.close(waker)
+        log = os.open(command["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        os.environ.clear()
+        os.environ.update(command["environment"])
+        sys.argv = ["turnstile", *command["words"]]
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:  # noqa: BLE001 -- the last one to tell; a child must never go on as its parent
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _tell(**event: int) -> None:
+    os.write(1, json.dumps(event).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    _serve()

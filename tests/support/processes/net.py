@@ -1,0 +1,200 @@
+"""The safety net in a test's hand: it looks when it is told to, and nothing is too young for it.
+
+`STILL` keeps the net of the stack's own bridge from looking, so that what a test has lost stays lost until it looks.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
+
+from tests.support.conditions import until
+from tests.support.processes.stack import QUICK, Config, Stack
+from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
+from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.bridge.safety.rules import Rules, WatchdogTimes
+from turnstile.bridge.safety.watchdog import Swept, Watchdog
+from turnstile.ledger.operations.recovery import list_repairs
+from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.intake import enqueue
+from turnstile.ledger.turns.lease import Claim, TurnInHand, claim_inbox
+from turnstile.ledger.turns.views import locate_turn
+from turnstile.ledger.turns.waiting import report
+from turnstile.processes.worker_and_bridge import safety_rules
+from turnstile.schema.ids import AgentId, AgentTurnId, ToolCallId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.inbox import EnqueueRequest, ReportRequest
+from turnstile.workflows.options import turn_workflow_id
+
+STILL: Config = {**QUICK, "bridge": {**QUICK["bridge"], "poll_interval_seconds": 3600}}
+AT_ONCE = WatchdogTimes(
+    poll_interval=0.1,
+    engine_interval=0.1,
+    inbox_processing_timeout=0,
+    pending_wakeup=0,
+    dispatched_retry=0,
+    dispatched_timeout=0.001,
+    active_reap=0,
+    unannounced=0,
+    overdue=0,
+    stop_grace=0,
+    command_retry=0,
+)
+AGO = timedelta(hours=1)
+OPEN, COMPLETED, FAILED, TERMINATED = (
+    WorkflowExecutionStatus.RUNNING,
+    WorkflowExecutionStatus.COMPLETED,
+    WorkflowExecutionStatus.FAILED,
+    WorkflowExecutionStatus.TERMINATED,
+)
+
+
+@dataclass(frozen=True)
+class Net:
+    """The rules of one bridge."""
+
+    rules: Rules
+
+    async def look(self, name: str, *, dry_run: bool = False) -> Swept:
+        """What this rule found and mended now."""
+        [swept] = await self.watchdog(name).once(dry_run=dry_run)
+        return swept
+
+    def watchdog(self, *names: str) -> Watchdog:
+        """One that has these rules, or all."""
+        watchdog = Watchdog(self.rules.pool, self.rules)
+        watchdog._rules = [rule for rule in watchdog._rules if not names or rule.name in names]
+        return watchdog
+
+    async def finds(self, name: str, turn: AgentTurnId) -> Swept:
+        """What it mended once it found this turn: visibility may lag."""
+
+        async def found() -> bool:
+            return f"agent_turn_id={turn}" in (await self.look(name, dry_run=True)).found
+
+        await until(found, 10, f"{name} finds {turn}")
+        return await self.look(name)
+
+
+def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE) -> Net:
+    """The net of a bridge more."""
+    targets = stack.settings.worker.worker_targets
+    rules = safety_rules(stack.settings, targets, stack.pool, NatsPublisher(stack.conn), stack.temporal)
+    return Net(replace(rules, times=times))
+
+
+async def pass_time(tenant: Tenant, by: timedelta = AGO) -> None:
+    """Everything of this project, and every worker's first sign, happened so much earlier; deadlines stay."""
+    for statement in (
+        "UPDATE state.agent_state_head SET updated_at = updated_at - $1::interval WHERE project_id = $2",
+        "UPDATE state.turn_outcomes SET ended_at = ended_at - $1::interval WHERE project_id = $2",
+        "UPDATE state.workers SET started_at = started_at - $1::interval WHERE $2::text IS NOT NULL",
+    ):
+        await tenant.rows(statement, by, tenant.project)
+
+
+async def sign_on(stack: Stack, instance: str = "somebody") -> None:
+    """A worker says that it is there."""
+    await stack.pool.run(lambda conn: touch_worker(conn, instance, stack.settings.worker.worker_targets))
+
+
+async def nobody_serves(stack: Stack) -> None:
+    """No worker has ever said that it is there."""
+    async with stack.pool.connection() as conn:
+        await conn.fetch("DELETE FROM state.workers")
+
+
+async def repairs(pool: Pool) -> dict[str, int]:
+    """How often each rule has mended something, by what the ledger says."""
+    return {each.rule: each.repaired for each in await pool.run(list_repairs)}
+
+
+async def in_hand(tenant: Tenant, turn: AgentTurnId) -> TurnInHand:
+    """The turn as its agent has it."""
+    found = await tenant.pool.run(lambda conn: locate_turn(conn, tenant.project, turn))
+    assert found is not None
+    return found
+
+
+def workflow(stack: Stack, turn: AgentTurnId, run: str | None = None) -> WorkflowHandle[Any, Any]:
+    """The workflow of a turn, or one run of it."""
+    return stack.temporal.get_workflow_handle(turn_workflow_id(turn), run_id=run)
+
+
+async def status_of(stack: Stack, turn: AgentTurnId, run: str | None = None) -> WorkflowExecutionStatus | None:
+    """What the engine says of the turn's workflow; None if it knows none."""
+    try:
+        return (await workflow(stack, turn, run).describe()).status
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+
+
+async def until_status(stack: Stack, turn: AgentTurnId, *wanted: WorkflowExecutionStatus | None) -> None:
+    """Returns when the turn's workflow is there, or gone, as wanted."""
+
+    async def there() -> bool:
+        return await status_of(stack, turn) in wanted
+
+    await until(there, 10, f"the workflow of {turn} is {wanted}")
+
+
+async def terminate(stack: Stack, *turns: AgentTurnId) -> None:
+    """Their workflows are closed from outside, and are not visible any more."""
+    await asyncio.gather(*(workflow(stack, turn).terminate() for turn in turns))
+    await until_invisible(stack, *turns)
+
+
+async def until_invisible(stack: Stack, *turns: AgentTurnId) -> None:
+    """Returns when visibility, which lags, does not call their workflows open."""
+    reconciler = net_of(stack).rules.reconciler
+
+    async def gone() -> bool:
+        return not set(turns) & set(await reconciler._visible())
+
+    await until(gone, 10, "the workflows are not visible")
+
+
+async def delete(stack: Stack, turn: AgentTurnId) -> None:
+    """The engine forgets the turn's workflow."""
+    execution = WorkflowExecution(workflow_id=turn_workflow_id(turn))
+    request = DeleteWorkflowExecutionRequest(namespace=stack.temporal.namespace, workflow_execution=execution)
+    await stack.temporal.workflow_service.delete_workflow_execution(request)
+    await until_status(stack, turn, None)
+    await until_invisible(stack, turn)
+
+
+async def restarts(tenant: Tenant, turns: Sequence[AgentTurnId]) -> list[int]:
+    """How often each turn in hand was started again."""
+    return [(await in_hand(tenant, turn)).restart_count for turn in turns]
+
+
+async def unheard(tenant: Tenant, agent: AgentId = ALICE, instruction: str = "hello") -> AgentTurnId:
+    """A leased turn of which nobody was told."""
+    request = EnqueueRequest(agent_id=agent, instruction=instruction)
+    done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
+    return turn_of(done.reply)
+
+
+async def claim(tenant: Tenant) -> list[Claim]:
+    """The due rows of the project's agents, as a bridge takes them that then dies."""
+    agents = await tenant.rows("SELECT agent_id FROM resource.project_agents WHERE project_id = $1", tenant.project)
+    keys = [(tenant.project, row["agent_id"]) for row in agents]
+    targets = tenant.stack.settings.worker.worker_targets
+    return await tenant.pool.run(lambda conn: claim_inbox(conn, keys, targets, row_limit=9))
+
+
+async def claimed_report(tenant: Tenant, call: ToolCallId) -> None:
+    """A report that was claimed, and of which the turn's workflow has not heard."""
+    await report(
+        tenant.pool, tenant.project, ReportRequest(tool_call_id=call, status=TurnStatus.SUCCESS, result="found")
+    )
+    assert [claimed.verdict for claimed in await claim(tenant)] == ["signal"]

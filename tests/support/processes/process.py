@@ -1,0 +1,136 @@
+"""`turnstile worker` and `turnstile bridge` as processes of their own, that tests may kill -9 and start again."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.support.conditions import until
+from tests.support.processes.hatchery import Hatched, Hatchery
+
+Role = Literal["worker", "bridge"]
+ROLES: tuple[Role, Role] = ("worker", "bridge")
+
+
+class TurnstileProcess:
+    """One of them; its output is gathered in a file through all its lives."""
+
+    def __init__(self, role: Role, config: Path, hatchery: Hatchery | None = None) -> None:
+        self.role: Role = role
+        self.log = config.with_name(f"{role}.log")
+        self.env: dict[str, str] = {}
+        """What the next life has in its environment beside the test's own."""
+        self.options: tuple[str, ...] = ()
+        """What its next command line ends with."""
+        self._config = config
+        self._hatchery = hatchery
+        self._process: asyncio.subprocess.Process | Hatched | None = None
+        self._read = 0
+
+    @property
+    def pid(self) -> int:
+        """The running process's."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def launch(self) -> None:
+        """Start it and return at once."""
+        assert self._process is None
+        self.log.touch()
+        self._read = self.log.stat().st_size
+        words, environment = (self.role, "--config", self._config, *self.options), {**os.environ, **self.env}
+        if self._hatchery is not None:
+            self._process = await self._hatchery.spawn(words, environment, self.log)
+            return
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                Path(sys.executable).with_name("turnstile"),
+                *words,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def start(self) -> None:
+        """Start it and wait until it serves."""
+        await self.launch()
+        await self.until_it_says(f"{self.role} serves")
+
+    async def until_it_says(self, words: str, timeout: float = 30.0) -> None:
+        """Returns when this life's log holds the words."""
+
+        async def said() -> bool:
+            assert self._process is not None
+            assert self._process.returncode is None, f"{self.role} ended: {self.says()[-2000:]}"
+            return words in self.says()
+
+        await until(said, timeout, f"{self.role} says {words!r}")
+
+    def says(self) -> str:
+        """The log of this life so far, its line breaks as blanks."""
+        return " ".join(self.log.read_bytes()[self._read :].decode().split())
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        await self._end(signal.SIGKILL)
+
+    async def died(self) -> int:
+        """Wait until it ends by itself; returns the exit code."""
+        process, self._process = self._process, None
+        assert process is not None
+        return await asyncio.wait_for(process.wait(), 30)
+
+    async def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        if process.returncode is None:
+            process.send_signal(number)
+        try:
+            return await asyncio.wait_for(process.wait(), 20)
+        except TimeoutError:
+            process.kill()
+            raise
+
+    async def ensure(self) -> None:
+        """Running, whatever the test before did."""
+        if self._process is None or self._process.returncode is not None:
+            self._process = None
+            await self.start()
+
+    async def remove(self) -> None:
+        """Gone."""
+        if self._process is not None:
+            await self.kill()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """A worker and a bridge."""
+
+    worker: TurnstileProcess
+    bridge: TurnstileProcess
+
+    async def ensure(self) -> None:
+        """Both running."""
+        await asyncio.gather(self.worker.ensure(), self.bridge.ensure())
+
+
+@asynccontextmanager
+async def processes_of(config: Path, hatchery: Hatchery | None = None) -> AsyncGenerator[Processes]:
+    """Worker and bridge with this configuration (out of a hatchery); not started yet, killed at the end."""
+    both = Processes(*(TurnstileProcess(role, config, hatchery) for role in ROLES))
+    try:
+        yield both
+    finally:
+        await both.worker.remove()
+        await both.bridge.remove()

@@ -1,0 +1,83 @@
+"""Who is told no address finds the NATS of a `turnstile up` nearby, and finds it again where it has moved."""
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bridge.conftest import NatsServer, eventually
+from turnstile.sdk.tools.service import ToolService
+from turnstile.transport.connection import connect
+from turnstile.transport.local_servers import find_nats
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data directory that a process holds, above the working directory."""
+    data = tmp_path / ".turnstile"
+    below = tmp_path / "some" / "where"
+    below.mkdir(parents=True)
+    data.mkdir()
+    monkeypatch.chdir(below)
+    descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield data
+    os.close(descriptor)
+
+
+def announce(data: Path, url: str) -> None:
+    """As `up` does."""
+    (data / "endpoints.json").write_text(json.dumps({"nats_url": url, "database_url": "postgresql://x"}))
+
+
+def test_only_what_a_living_process_announces_counts(data: Path, tmp_path: Path) -> None:
+    assert find_nats() is None
+    announce(data, "nats://127.0.0.1:7")
+    assert find_nats() == "nats://127.0.0.1:7"
+    (data / "lock").unlink()
+    (data / "lock").touch()
+    assert find_nats() is None
+
+
+async def test_a_server_that_moved_is_found_again(data: Path, server: NatsServer) -> None:
+    first, then = NatsServer(), server
+    first.start()
+    announce(data, first.url)
+    conn = await connect(name="test")
+    try:
+        assert conn.shown == first.url
+        heard: list[bytes] = []
+
+        async def hear(msg: object) -> None:
+            heard.append(b"x")
+
+        await conn.subscribe("moved", hear)
+        announce(data, then.url)
+        first.kill()
+        await eventually(lambda: conn.shown == then.url and conn.connected.is_set())
+        await conn.send("moved", b"x")
+        await eventually(lambda: heard)
+    finally:
+        await conn.close()
+        first.remove()
+
+
+async def test_a_tool_needs_no_address(data: Path, server: NatsServer) -> None:
+    service = ToolService("p1")
+
+    @service.tool(target="near", suffix="by")
+    async def nearby(text: str) -> str:
+        """Say it again."""
+        return text
+
+    announce(data, server.url)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(service.run(stop=stop, ready=ready.set))
+    async with asyncio.timeout(10):
+        await ready.wait()
+    stop.set()
+    await running

@@ -1,0 +1,223 @@
+"""The command line against a running `turnstile up`: one for all tests here, found through --data or the directory."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+from tests.support.tools import definition
+from tests.turnstile.support import launch, read_until, turnstile, until_gone
+
+PROFILES = sorted((ROOT / "examples" / "profiles").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
+    """A directory in which `turnstile up` runs, with the two agents of the examples."""
+    home = tmp_path_factory.mktemp("up")
+    process = await launch("up", cwd=home, TURNSTILE__BRIDGE__PENDING_WAKEUP_SECONDS="0.5")
+    told = await read_until(process.stdout, "serves")
+    assert "Web UI" in told
+    assert "postgresql://turnstile@127.0.0.1" in told  # the password is left out
+    assert (await turnstile("profile", "put", *PROFILES, cwd=home)).code == 0
+    adding = [turnstile("agent", "add", name, "--profile", name, cwd=home) for name in ("guide", "echo")]
+    assert [added.code for added in await asyncio.gather(*adding)] == [0, 0]
+    yield home
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(15):
+        assert await process.wait() == 0
+    await until_gone(home / ".turnstile")
+
+
+async def test_a_second_up_says_who_holds_the_data(home: Path) -> None:
+    ran = await turnstile("up", "--json", cwd=home)
+    assert ran.code == 1
+    error = ran.json()["error"]
+    assert error["code"] == "data_directory_held"
+    assert "is held by process" in error["message"]
+
+
+async def test_enqueue_streams_and_delivers(home: Path) -> None:
+    ran = await turnstile("enqueue", "guide", "what is this?", "--wait", cwd=home)
+    assert ran.code == 0, ran.err
+    streamed, _, delivered = ran.out.partition("deliverable (card ")
+    for text in (streamed, delivered):
+        assert "Hello! You asked: what is this?" in text
+
+
+async def test_a_turn_is_shown_listed_and_watched(home: Path) -> None:
+    below = home / "some" / "where"
+    below.mkdir(parents=True)
+    reply = (await turnstile("enqueue", "echo", "hi", "--correlation-id", "c1", "--json", cwd=below)).json()
+    again = (await turnstile("enqueue", "echo", "hi", "--correlation-id", "c1", "--json", cwd=home)).json()
+    turn = reply["agent_turn_id"]
+    assert (again["agent_turn_id"], again["duplicate"]) == (turn, True)
+    watched = await turnstile("watch", turn, cwd=home)
+    assert watched.code == 0
+    assert "ended: success" in watched.out
+    told = (await turnstile("turn", "show", turn, cwd=home)).out
+    for part in (turn, "step 1 completed", "You said: hi", f"/namespaces/default/workflows/turn-{turn}"):
+        assert part in told
+    shown = (await turnstile("turn", "show", turn, "--json", cwd=home)).json()
+    assert (shown["status"], shown["deliverable"], len(shown["step_list"])) == ("success", "You said: hi", 1)
+    listed = (await turnstile("turn", "list", "--agent", "echo", "--json", cwd=home)).json()
+    assert turn in [each["agent_turn_id"] for each in listed]
+    rows = (await turnstile("inbox", "list", "--status", "consumed", "--json", cwd=home)).json()
+    assert turn in [each["agent_turn_id"] for each in rows]
+
+
+async def test_an_agents_memory_is_shown_set_and_forgotten(home: Path) -> None:
+    asked = await turnstile("enqueue", "echo", "remember me", "--wait", "--json", cwd=home)
+    written = asked.json()["output_box_id"]
+    shown = (await turnstile("agent", "memory", "echo", "--json", cwd=home)).json()
+    assert shown == {"memory_context_box_id": None, "last_output_box_id": written}
+    ran = await turnstile("agent", "memory", "echo", written, "--fork", cwd=home)
+    assert (ran.code, ran.out[:26]) == (0, "agent echo remembers box 0"), ran.err
+    shown = (await turnstile("agent", "memory", "echo", "--json", cwd=home)).json()
+    assert shown["memory_context_box_id"] not in {None, written}
+    ran = await turnstile("agent", "memory", "echo", "--forget", cwd=home)
+    assert ran.out == "agent echo has no memory any more\n", ran.err
+    assert "memory       none" in (await turnstile("agent", "memory", "echo", cwd=home)).out
+
+
+async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> None:
+    (home / "long.txt").write_text("long words " * 40_000)
+    (home / "longer.txt").write_text("x" * 524_289)
+    made, refused, asked = await asyncio.gather(
+        turnstile("box", "put", "long.txt", "long.txt", "--json", cwd=home),
+        turnstile("box", "put", "longer.txt", "--json", cwd=home),
+        turnstile("enqueue", "echo", "--file", "long.txt", "--wait", "--json", cwd=home),
+    )
+    assert asked.json()["deliverable"].startswith("You said: long words long words"), asked.err
+    assert (refused.code, refused.json()["error"]["code"]) == (1, "text_too_large")
+    box = made.json()["box_id"]
+    asked = await turnstile("enqueue", "echo", "--context-box", box, "--wait", "--json", cwd=home)
+    assert asked.json()["transcript"]["request"] == ["long words " * 40_000] * 2, asked.err
+    neither = await turnstile("enqueue", "echo", "--json", cwd=home)
+    assert (neither.code, neither.json()["error"]["code"]) == (2, "bad_request")
+
+
+async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -> None:
+    shown = await turnstile("profile", "show", "ECHO", cwd=home)
+    assert shown.code == 0, shown.err
+    profile = yaml.safe_load(shown.out)
+    odd = {
+        "name": "odd",
+        "allowed_tools": ["web_serch"],
+        "must_end_with": ["submit_reslt"],
+        "system_prompt_template": "You are {agent} of {project_id}.",
+        "llm_config": profile["llm_config"] | {"model": "antropic/claude-x"},
+    }
+    (home / "odd.yaml").write_text(yaml.safe_dump(profile | odd))
+    (home / "tool.yaml").write_text(yaml.safe_dump(definition("web_search").model_dump(mode="json")))
+    assert (await turnstile("tool", "put", "tool.yaml", cwd=home)).code == 0
+    put = await turnstile("profile", "put", "odd.yaml", cwd=home)
+    assert put.code == 0, put.err
+    for said in ("'web_serch'", "'web_search'?", "'submit_result'?", "'agent_id'?", "'anthropic/claude-x'?"):
+        assert said in put.err
+    as_json = (await turnstile("profile", "put", "odd.yaml", "--json", cwd=home)).json()
+    assert len(as_json[0]["warnings"]) == 4
+    again = await turnstile("profile", "show", "odd", "--json", cwd=home)
+    assert again.json() == profile | odd
+    assert (await turnstile("profile", "show", "nope", "--json", cwd=home)).json()["error"]["code"] == "unknown_profile"
+
+
+async def test_an_agent_is_removed_unless_it_has_work(home: Path) -> None:
+    assert (await turnstile("agent", "add", "brief", "--profile", "echo", cwd=home)).code == 0
+    asked = (await turnstile("enqueue", "brief", "hi", "--wait", "--json", cwd=home)).json()
+    removed = await turnstile("agent", "remove", "brief", cwd=home)
+    assert (removed.code, "removed" in removed.out) == (0, True), removed.err
+    shown, again, refused = await asyncio.gather(
+        turnstile("turn", "show", asked["agent_turn_id"], "--json", cwd=home),
+        turnstile("enqueue", "brief", "hi", "--json", cwd=home),
+        turnstile("agent", "remove", "brief", "--json", cwd=home),
+    )
+    assert shown.json()["deliverable"] == "You said: hi"
+    assert again.json()["error"]["code"] == "unknown_agent"
+    assert refused.json()["error"]["code"] == "unknown_agent"
+
+
+async def test_the_shell_completes_commands(home: Path) -> None:
+    asked = {"_TURNSTILE_COMPLETE": "complete_bash", "COMP_WORDS": "turnstile profile sh", "COMP_CWORD": "2"}
+    assert (await turnstile(cwd=home, **asked)).out.split() == ["show"]
+    assert "--install-completion" in (await turnstile("--help", cwd=home)).out
+
+
+async def test_watch_an_agent_until_interrupted(home: Path) -> None:
+    watching = await launch("watch", "guide", cwd=home)
+    await read_until(watching.stderr, "watching agent guide")
+    await turnstile("enqueue", "guide", "watched", cwd=home)
+    told = await read_until(watching.stdout, "task turn")
+    assert "Hello! You asked: watched" in told
+    assert "running, epoch" in told
+    watching.send_signal(signal.SIGINT)
+    async with asyncio.timeout(10):
+        assert await watching.wait() == 130
+
+
+async def test_direct_needs_no_nats(home: Path) -> None:
+    (home / "away.toml").write_text('[nats]\nservers = "nats://127.0.0.1:1"\npatience_seconds = 1.3\n')
+    away = await turnstile("enqueue", "echo", "hi", "--config", "away.toml", cwd=home)
+    assert away.code == 3
+    assert "waiting for NATS at nats://127.0.0.1:1" in away.err
+    assert "(server_unavailable)" in away.err
+    ran = await turnstile("enqueue", "echo", "direct", "--direct", "--wait", "--config", "away.toml", cwd=home)
+    assert ran.code == 0, ran.err
+    assert "You said: direct" in ran.out
+
+
+async def test_a_turn_that_fails_exits_1(home: Path) -> None:
+    asked = ("enqueue", "echo", "hi", "--model", "scripted/nope", "--wait")
+    said, as_json = await asyncio.gather(turnstile(*asked, cwd=home), turnstile(*asked, "--json", cwd=home))
+    assert (said.code, as_json.code) == (1, 1)
+    assert "(model_unknown)" in said.err
+    assert as_json.json()["error_code"] == "model_unknown"
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "code"),
+    [
+        (["enqueue", "nobody", "hi"], 1, "unknown_agent"),
+        (["enqueue", "echo", "hi", "--project", "nope"], 1, "unknown_project"),
+        (["enqueue", "echo", "hi", "--profile", "nope"], 1, "unknown_profile"),
+        (["enqueue", "a.b", "hi"], 2, "bad_request"),
+        (["agent", "add", "echo", "--profile", "echo"], 1, "agent_exists"),
+        (["agent", "memory", "nobody"], 1, "unknown_agent"),
+        (["agent", "memory", "echo", "nope"], 2, "bad_request"),
+        (["agent", "memory", "echo", "--fork"], 2, "bad_request"),
+        (["turn", "show", "nope"], 1, "unknown_turn"),
+        (["watch", "nope"], 1, "unknown_agent"),
+        (["inbox", "list", "--status", "nope"], 2, "usage"),
+        (["profile", "put", "nope.yaml"], 2, "config_error"),
+        (["turn", "list", "--data", "nope"], 2, "config_error"),
+    ],
+)
+async def test_bad_input_has_a_code(home: Path, command: list[str], exit_code: int, code: str) -> None:
+    ran = await turnstile(*command, "--json", cwd=home)
+    assert (ran.code, ran.json()["error"]["code"]) == (exit_code, code)
+
+
+async def test_an_error_for_people_is_one_line_and_a_hint(home: Path) -> None:
+    ran = await turnstile("enqueue", "nobody", "hi", cwd=home)
+    assert (ran.code, ran.out) == (1, "")
+    error, hint = ran.err.splitlines()
+    assert error == "error: the project has no such agent: add it first (unknown_agent)"
+    assert hint.startswith("hint:  `turnstile agent list` shows the agents")
+
+
+async def test_migrate_is_idempotent(home: Path) -> None:
+    report = (await turnstile("migrate", "--json", cwd=home)).json()
+    assert report["migrations"] == []
+    assert "cg_evt_v1r4" in report["streams"]
+
+
+async def test_a_database_without_migrations_is_named(home: Path, database_url: str, bare_database_url: str) -> None:
+    url = bare_database_url
+    ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=url)
+    assert (ran.code, ran.json()["error"]["code"]) == (1, "not_migrated")
+    ran = await turnstile("agent", "list", "--json", cwd=home, TURNSTILE__DATABASE__URL=database_url)
+    assert (ran.code, ran.json()) == (0, [])

@@ -1,0 +1,109 @@
+"""`turnstile top`: what it says, once, as lines and on a terminal."""
+
+import asyncio
+import json
+import os
+import pty
+from pathlib import Path
+
+from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents, ask, lease, stop
+from tests.turnstile.support import ENVIRONMENT, PROGRAM, launch, turnstile
+from turnstile.ledger.operations.monitor import look_around
+from turnstile.ledger.operations.recovery import record_repairs
+from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.pool import Pool
+
+
+async def fill(pool: Pool) -> None:
+    """Three agents: one busy with a queue, one leased, one idle; a turn that ended, a worker, a repair."""
+    await add_agents(pool, ALICE, BOB, CAROL)
+    await lease(pool, ALICE)
+    stopped, _ = await ask(pool, ALICE), await ask(pool, ALICE)
+    await stop(pool, ALICE, stopped)
+    await ask(pool, BOB)
+    await pool.run(lambda conn: touch_worker(conn, "me", ["worker_generic", "pump"]))
+    await pool.run(lambda conn: record_repairs(conn, {"doorbell": 4}))
+
+
+def config(directory: Path, url: str) -> Path:
+    """Settings that name the database only."""
+    file = directory / "config.toml"
+    file.write_text(f'[database]\nurl = "{url}"\npatience_seconds = 1.0\n')
+    return file
+
+
+async def test_everything_is_counted(pool: Pool) -> None:
+    await fill(pool)
+    found = await pool.run(look_around)
+    assert found.agents == {"idle": 1, "dispatched": 2}
+    assert found.rows == {"processing": 1, "queued": 1, "pending": 1}
+    assert 0 < found.oldest_due_seconds < 60
+    assert found.outcomes == {"canceled": 1}
+    assert found.mean_seconds is not None
+    assert found.repairs == {"doorbell": 4}
+    assert found.workers == {"worker_generic": 1, "pump": 1}
+    assert found.open_threads == 0
+
+
+async def test_once_as_json_and_for_people(pool: Pool, database_url: str, tmp_path: Path) -> None:
+    await fill(pool)
+    file = config(tmp_path, database_url)
+    ran = await turnstile("top", "--once", "--json", "--config", file, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    told = ran.json()
+    assert told["rows"] == {"processing": 1, "queued": 1, "pending": 1}
+    assert told["outcomes"] == {"canceled": 1}
+    shown = await turnstile("top", "--once", "--config", file, cwd=tmp_path)
+    assert "queued 1   pending 1   processing 1   deferred 0" in shown.out
+    assert "1 turns, 0.0/s" in shown.out
+    assert "doorbell 4" in shown.out
+    assert "q ends it" not in shown.out
+
+
+async def test_a_database_that_is_away_is_an_error_like_others(tmp_path: Path) -> None:
+    file = config(tmp_path, "postgresql://nobody@127.0.0.1:9/none")
+    ran = await turnstile("top", "--json", "--config", file, cwd=tmp_path)
+    assert ran.code == 3
+    assert ran.json()["error"]["code"] == "server_unavailable"
+
+
+async def test_lines_for_programs_until_interrupted(database_url: str, tmp_path: Path) -> None:
+    file = config(tmp_path, database_url)
+    process = await launch("top", "--json", "--interval", "0.2", "--config", file, cwd=tmp_path)
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        lines = [json.loads(await process.stdout.readline()) for _ in range(2)]
+        process.terminate()
+        assert await process.wait() == 130
+    assert lines[0]["seen_at"] < lines[1]["seen_at"]
+
+
+async def test_q_ends_it_on_a_terminal(database_url: str, tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(PROGRAM, "top", "--interval", "0.2", "--config", config(tmp_path, database_url)),
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "TERM": "xterm-256color"},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    os.set_blocking(leader, False)
+    seen = b""
+    async with asyncio.timeout(30):
+        while b"q ends it" not in seen:
+            await asyncio.sleep(0.05)
+            try:
+                seen += os.read(leader, 65536)
+            except BlockingIOError:
+                continue
+        os.write(leader, b"q")
+        while process.returncode is None:
+            await asyncio.sleep(0.05)
+            try:
+                os.read(leader, 65536)
+            except (BlockingIOError, OSError):
+                continue
+    os.close(leader)
+    assert process.returncode == 0

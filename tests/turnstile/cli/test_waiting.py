@@ -1,0 +1,75 @@
+"""A command that waits for a turn says what the turn waits for, and that it goes on."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.conftest import Databases
+from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.turnstile.support import launch, read_until, turnstile
+from turnstile.embedded import Endpoints
+from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.schema.ids import AgentId, ProjectId
+from turnstile.schema.profiles import Profile
+
+DEMO = ProjectId("demo")
+AGENTS = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """A stack with agents; nothing of it runs."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("waiting")) as opened:
+        target = opened.settings.worker.worker_targets[0]
+        named = {"name": "x", "worker_target": target, "system_prompt_template": "x"}
+        profile = Profile.model_validate({**named, "llm_config": {"model": "scripted/echo"}})
+        await put_profile(opened.pool, DEMO, profile)
+        for agent in AGENTS:
+            await add_agent(opened.pool, DEMO, AgentId(agent), "x")
+        yield opened
+    await databases.drop(name)
+
+
+async def test_without_a_bridge_direct_says_so_and_gives_up(stack: Stack) -> None:
+    asked = ("enqueue", "a", "hi", "--direct", "--wait", "--config", stack.config)
+    ran = await turnstile(*asked, cwd=stack.directory, TURNSTILE__NATS__PATIENCE_SECONDS="2")
+    assert ran.code == 3
+    told = "waiting: no bridge answers: start `turnstile bridge` or `turnstile up`; this command waits 2 s for one"
+    assert told in " ".join(ran.err.split())
+    assert "is kept, and runs once one does (no_bridge)" in " ".join(ran.err.split())
+    assert "--direct" not in ran.err
+
+
+async def test_a_missing_worker_is_told_and_ctrl_c_says_that_the_turn_goes_on(stack: Stack) -> None:
+    async with running_here(stack, run_bridge):
+        asking = await launch("enqueue", "b", "hi", "--wait", "--config", stack.config, cwd=stack.directory)
+        await read_until(asking.stderr, "waiting: no worker serves")
+        asking.send_signal(signal.SIGINT)
+        async with asyncio.timeout(10):
+            out, err = await asking.communicate()
+    assert asking.returncode == 130
+    turn = out.decode().split()[1]
+    told = " ".join(err.decode().split())
+    for verb, what in (("turn show", "shows it"), ("watch", "waits for it"), ("turn stop", "ends it")):
+        assert f"`turnstile {verb} {turn} --config {stack.config}` {what}" in told
+    assert f"turn {turn} goes on" in told
+
+
+async def test_no_bridge_recommends_what_the_command_has(stack: Stack) -> None:
+    short = {"TURNSTILE__NATS__PATIENCE_SECONDS": "0.5"}
+    own = ("--json", "--config", stack.config)
+    stopped, asked = await asyncio.gather(
+        turnstile("turn", "stop", "t1", *own, cwd=stack.directory, **short),
+        turnstile("enqueue", "c", "hi", *own, cwd=stack.directory, **short),
+    )
+    found = {name: ran.json()["error"] for name, ran in (("stop", stopped), ("enqueue", asked))}
+    assert {each["code"] for each in found.values()} == {"no_bridge"}
+    assert found["stop"]["hint"] == "start `turnstile bridge` or `turnstile up`"
+    assert found["enqueue"]["hint"].endswith("; `enqueue --direct` needs the database alone")

@@ -1,0 +1,379 @@
+"""One connection to NATS, with the traps of nats-py closed off (docs: architecture, "NATS").
+
+It waits for a server that is down at start and says which, in the background where its user can do without it;
+afterwards it reconnects for ever. What ends it for good (an oversized message, revoked rights) sets `closed`: rebuild
+or exit. Nothing here raises inside a callback, because that kills the read loop, and no flush is ever cut short,
+because its late PONG does the same. `drain` and `close` are bounded and do not raise. Cost: one socket and three tasks
+of nats-py.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+from urllib.parse import urlparse
+
+import nats.errors
+from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import PubAck
+from nats.js.client import JetStreamContext
+from nats.js.errors import APIError
+
+from turnstile.runtime.waiting import TELL_SECONDS
+from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.transport.address import Address, parse_address
+from turnstile.transport.limited_log import LimitedLog
+from turnstile.transport.local_servers import DEFAULT_NATS, find_nats
+
+NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
+"""What a call on a connection raises when the server or the way to it is at fault."""
+
+_HEADROOM = 4096  # headers and protocol line: payload + headers over max_payload closes the connection for good
+_FIRST_WAIT_SECONDS = 1.0
+_DRAIN_SECONDS = 5
+_CLOSE_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+def words_of(error: Exception) -> str:
+    """What went wrong on NATS, in the server's own words where it said some."""
+    match error:
+        case APIError(description=str(said), err_code=code):
+            return f"{said} (JetStream error {code})"
+        case TimeoutError():
+            return "no answer in time"
+        case _:
+            return str(error) or type(error).__name__
+
+
+class _Client(Client):
+    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS.
+
+    With `locate` it asks before each attempt to connect where the server is by now.
+    """
+
+    locate: Callable[[], str | None] | None = None
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self.locate is not None and (found := self.locate()) is not None:
+            s.uri = urlparse(found)
+        await super()._connect_to_server(s)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        server = self._current_server
+        if initial_connection and server and server.uri.scheme == "tls" and not info.get("tls_required"):
+            raise nats.errors.Error("the server offers no TLS, and its address is tls://")
+        await super()._process_info(info, initial_connection)
+
+
+class NatsConnection:
+    """A client, its JetStream context, and what became of the connection. Made by `connect` or `start_connecting`.
+
+    Before it has connected, what is asked of it raises one of `NATS_TROUBLE`.
+    """
+
+    def __init__(self, shown: str) -> None:
+        self.nc = _Client()
+        self.js: JetStreamContext = self.nc.jetstream()  # pyright: ignore[reportUnknownMemberType]  # bare **opts
+        self.shown = shown
+        self.connected = asyncio.Event()
+        self.closed = asyncio.Event()
+        """Set when the connection is gone for good: rebuild or exit."""
+        self.reconnects = 0
+        self.violations: deque[str] = deque(maxlen=16)
+        self.last_error = "no answer yet"
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening: asyncio.Task[None] | None = None
+        self._opened = False
+        self._listeners: set[Callable[[], None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
+        self._begun = False
+        self._log = LimitedLog(logger)
+        self._asking = False
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and payload that the server takes in one message."""
+        return self.nc.max_payload
+
+    @property
+    def size_limit(self) -> int:
+        """Bytes a message may have, so that it never closes the connection."""
+        return self.nc.max_payload - _HEADROOM
+
+    @property
+    def messages_out(self) -> int:
+        """Messages sent since the start, requests and acknowledgements included."""
+        return self.nc.stats["out_msgs"]
+
+    @property
+    def messages_in(self) -> int:
+        """Messages received since the start."""
+        return self.nc.stats["in_msgs"]
+
+    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after every connect, disconnect and close; returns what ends that."""
+        self._listeners.add(changed)
+        return lambda: self._listeners.discard(changed)
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
+    ) -> Subscription:
+        """A core subscription; `callback` gets one message after the other."""
+        self._must_have_opened()
+        return await self.nc.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future` is a bare Future
+            subject, queue=queue, cb=callback
+        )
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Core publish: returns when the message is in the buffer of the connection."""
+        self._must_have_opened()
+        await self.nc.publish(subject, payload, reply=reply, headers=headers or None)
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout: float, headers: dict[str, str] | None = None
+    ) -> Msg:
+        """One request and its first answer; raises one of `NATS_TROUBLE` after `timeout` seconds."""
+        self._must_have_opened()
+        return await self.nc.request(subject, payload, timeout=timeout, headers=headers or None)
+
+    async def store(
+        self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 2.0
+    ) -> PubAck:
+        """Publish into a stream and wait for its acknowledgement; `duplicate` in it is success."""
+        self._must_have_opened()
+        return await self.js.publish(subject, payload, timeout=timeout, headers=headers or None)
+
+    async def verify(self, timeout: float = 10.0, *, about: str = "") -> None:
+        """One round trip; raises `ConfigError` if the server has refused a subject, `ServerUnavailable` on silence.
+
+        With `about`, only for refusals that have this word: `subscription` or `publish`.
+        For the end of a start: refused subjects show nowhere else, and what subscribed to one waits for ever.
+        """
+        if not await self._patiently(self.nc.flush(timeout=3600), timeout):
+            raise ServerUnavailable(f"NATS at {self.shown} does not answer")
+        if refused := [each for each in self.violations if about in each.lower()]:
+            raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {refused[0]}")
+
+    async def may_publish(self, subject: str) -> bool:
+        """Whether this user may publish there, asked by an empty message that wants no answer.
+
+        For a connection that only asks: its `violations` are forgotten. Raises `ServerUnavailable` on silence.
+        """
+        self.violations.clear()
+        self._asking = True
+        try:
+            await self.send(subject, b"")
+            await self.verify()
+        except ConfigError:
+            return False
+        finally:
+            self._asking = False
+            self.violations.clear()
+        return True
+
+    async def drain_subscription(self, subscription: Subscription, timeout: float = 2.0) -> None:
+        """End a subscription after what was already sent to it has been handled; bounded, never raises."""
+        if self.nc.is_closed:
+            return
+        if not self.connected.is_set():
+            await self.unsubscribe(subscription)
+            return
+        await self._patiently(subscription.drain(), timeout)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """End a subscription at once; never raises."""
+        with contextlib.suppress(*NATS_TROUBLE):  # closed, draining or ended already: there is nothing to end
+            await subscription.unsubscribe()
+
+    async def drain(self) -> None:
+        """Send what is buffered, handle what has come, and close; at most some 9 seconds, never raises."""
+        if self.connected.is_set() and not self.nc.is_closed:
+            await self._patiently(self.nc.drain(), _DRAIN_SECONDS + 2.0)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close at once; at most some 2 seconds, never raises."""
+        while self._opening is not None and not self._opening.done():
+            self._opening.cancel()  # Python 3.11's wait_for inside nats-py can swallow a cancellation
+            await asyncio.wait({self._opening}, timeout=0.5)
+        if self._begun:  # before that, nats-py has nothing to close and asserts
+            await self._patiently(self.nc.close(), _CLOSE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
+        await self._on_closed()
+
+    async def _patiently(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
+        """Wait for `work`, but not cut it short: a cancelled flush kills the read loop. True if it succeeded."""
+        task = asyncio.create_task(self._quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        done, _ = await asyncio.wait({task}, timeout=timeout)
+        return bool(done) and task.result()
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await work
+        except NATS_TROUBLE as error:  # reconnecting, reset or closed in the middle of a flush, drain or close
+            self._log.warning("ending", "NATS: %s", error)
+            return False
+        return True
+
+    def start(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
+        """Used by `start_connecting`: try until connected."""
+        self._opening = asyncio.create_task(self._open(address, name, inbox_prefix, on_wait), name="connect to NATS")
+        self._opening.add_done_callback(_retrieved)
+
+    async def opened(self) -> None:
+        """Returns once it has connected for the first time; raises `ConfigError` if the server refuses the login."""
+        assert self._opening is not None  # noqa: S101 -- who made it has started it
+        await asyncio.shield(self._opening)
+
+    def _must_have_opened(self) -> None:
+        if not self._opened:
+            raise nats.errors.NoServersError
+
+    async def _open(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
+        """Wait for the server, saying so now and then."""
+        began = asyncio.get_running_loop().time()
+        attempt = asyncio.create_task(self._attempt(address, name, inbox_prefix))
+        told = False
+        try:
+            while not attempt.done() and not self._refused.done():
+                timeout = TELL_SECONDS if told else _FIRST_WAIT_SECONDS
+                waited = {attempt, self._refused}
+                if not (await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    on_wait(f"waiting for NATS at {self.shown}: {self.last_error}")
+                    told = True
+            if not attempt.done():
+                raise ConfigError(f"NATS at {self.shown} refuses the login; check user and password in nats.servers")
+            await attempt
+        finally:
+            while not attempt.done():  # as in `close`
+                attempt.cancel()
+                await asyncio.wait({attempt}, timeout=0.5)
+        if told:
+            logger.info("NATS at %s answers, after %.0f s", self.shown, asyncio.get_running_loop().time() - began)
+
+    async def _attempt(self, address: Address, name: str, inbox_prefix: str) -> None:
+        options: dict[str, Any] = {  # nats-py declares some of these as int, and takes float
+            "servers": address.servers,
+            "name": name,
+            "inbox_prefix": inbox_prefix,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": 0.2,
+            "connect_timeout": 2,
+            "ping_interval": 5,
+            "max_outstanding_pings": 1,
+            "drain_timeout": _DRAIN_SECONDS,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+            **address.login,
+        }
+        if address.tls is not None:
+            options["tls"] = address.tls
+        self._begun = True
+        await self.nc.connect(**options)
+        self._opened = True
+        self.connected.set()
+        self._tell()
+
+    def locate(self) -> str | None:
+        """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
+        found = find_nats()
+        if found is not None and found != self.shown:
+            logger.warning("NATS at %s: it is at %s now", self.shown, found)
+            self.shown = found
+        return found
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        self.last_error = text
+        lowered = text.lower()
+        if "permissions violation" in lowered:
+            self.violations.append(text)
+            if not self._asking:
+                self._log.warning("permissions", "NATS at %s: %s", self.shown, text)
+        elif "authorization violation" in lowered or "authentication" in lowered:
+            if not self._refused.done():
+                self._refused.set_result(None)
+            self._log.warning("login", "NATS at %s refuses the login: %s", self.shown, text)
+        elif self.connected.is_set():
+            self._log.warning(type(error).__name__, "NATS at %s: %s", self.shown, text)
+
+    async def _on_disconnected(self) -> None:
+        if self.connected.is_set():
+            self.connected.clear()
+            self._tell()
+
+    async def _on_reconnected(self) -> None:
+        self.reconnects += 1
+        self.connected.set()
+        logger.info("NATS at %s: connected again", self.shown)
+        self._tell()
+
+    async def _on_closed(self) -> None:
+        self.connected.clear()
+        if not self.closed.is_set():
+            self.closed.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        for changed in tuple(self._listeners):
+            changed()
+
+
+def _retrieved(opening: asyncio.Task[None]) -> None:
+    """Whoever awaits `opened` hears of an error; where nobody does any more, nobody is to."""
+    if not opening.cancelled():
+        opening.exception()
+
+
+def start_connecting(
+    url: str | None, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
+) -> NatsConnection:
+    """A connection that is made in the background, as long as that takes; `opened` tells when.
+
+    The rest is as in `connect`.
+    """
+    address = parse_address(url or find_nats() or DEFAULT_NATS)
+    conn = NatsConnection(address.shown)
+    if url is None:
+        conn.nc.locate = conn.locate
+    conn.start(address, name, inbox_prefix or address.inbox_prefix, on_wait or logger.warning)
+    return conn
+
+
+async def connect(
+    url: str | None = None,
+    *,
+    name: str,
+    inbox_prefix: str | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> NatsConnection:
+    """Connect, waiting as long as it takes for a server that is down.
+
+    `url` is an address as `turnstile.transport.address` reads it: logins, files, several servers separated by commas.
+    Without one it is that of a `turnstile up` in this directory or above, asked again at every reconnect, else port
+    4222 here. Answers come to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the
+    log if `None`) gets a line that names the server, never the password, now and then.
+    Raises `ConfigError` if the server refuses the login or the URL makes no sense.
+    """
+    conn = start_connecting(url, name=name, inbox_prefix=inbox_prefix, on_wait=on_wait)
+    try:
+        await conn.opened()
+    except BaseException:
+        await conn.close()
+        raise
+    return conn

@@ -1,0 +1,164 @@
+"""Whether the streams take messages, and who waits for theirs (protocol §5): asked, never changed.
+
+A probe stores one empty message in a stream and finds it again in the stream's state. Its subject is of this probe
+alone, of a project and a target that nobody has, so no consumer acts on it; the users of bridge and worker may publish
+it. It is removed where that is asked for, else the stream keeps it as long as any other. Costs two or three round trips
+a stream.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+
+import nats.errors
+from nats.js.errors import NoStreamResponseError
+from pydantic import Field, ValidationError
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.schema.wire import subjects
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection, words_of
+from turnstile.transport.streams import JetStreamError, call_api, covers
+
+_PAGES = 20
+_NOT_FOUND = 404
+
+
+class NoStream(ServerUnavailable):
+    """JetStream answers, and no stream takes the subject."""
+
+    code: str = "no_stream"
+
+
+class _State(Tolerant):
+    last_seq: int
+    subjects: dict[str, int] | None = None
+
+
+class _Info(Tolerant):
+    state: _State
+
+
+class _ConsumerConfig(Tolerant):
+    filter_subject: str = ""
+    filter_subjects: list[str] | None = None
+
+
+class Consumer(Tolerant):
+    """A durable consumer, and whether somebody waits for its messages."""
+
+    name: str
+    config: _ConsumerConfig = _ConsumerConfig()
+    num_waiting: int = 0
+    """Pulls that are open."""
+    num_ack_pending: int = 0
+    """Messages in somebody's hand."""
+    num_pending: int = 0
+    push_bound: bool = False
+
+    @property
+    def listens(self) -> bool:
+        """Whether somebody asks for its messages now."""
+        return self.num_waiting > 0 or self.push_bound
+
+    def takes(self, pattern: str) -> bool:
+        """Whether all that matches the pattern comes to it."""
+        filters = self.config.filter_subjects or [self.config.filter_subject]
+        return any(not each or covers(each, pattern) for each in filters)
+
+
+class _ConsumerPage(Tolerant):
+    total: int = 0
+    consumers: list[Consumer] | None = Field(default=None)
+
+
+async def probe_streams(
+    conn: NatsConnection, *, timeout: float = 2.0, remove: bool = False
+) -> dict[str, ServerUnavailable | ConfigError | None]:
+    """What is wrong with each stream, by its name: None where it stored a message and had it."""
+    probe = uuid.uuid4().hex[:12]
+    wanted = subjects.stream_probes(probe)
+    found = await asyncio.gather(*(_trouble(conn, stream, wanted[stream], timeout, remove) for stream in wanted))
+    return dict(zip(wanted, found, strict=True))
+
+
+async def _trouble(
+    conn: NatsConnection, stream: str, subject: str, timeout: float, remove: bool
+) -> ServerUnavailable | ConfigError | None:
+    try:
+        await _probe(conn, stream, subject, timeout)
+        if remove:
+            await call_api(conn, f"STREAM.PURGE.{stream}", {"filter": subject})
+    except (ServerUnavailable, ConfigError) as error:
+        return error
+    return None
+
+
+async def _probe(conn: NatsConnection, stream: str, subject: str, timeout: float) -> None:
+    try:
+        stored = await conn.store(subject, b"", timeout=timeout)
+    except NoStreamResponseError:
+        await call_api(conn, "INFO", {})  # raises where JetStream itself is off
+        raise NoStream(f"no stream takes {subject}") from None
+    except NATS_TROUBLE as error:
+        if any(subject.lower() in each.lower() for each in conn.violations):
+            raise ConfigError("this user may not store messages in it") from None
+        told = "it did not acknowledge a message" if isinstance(error, TimeoutError) else "it refuses messages"
+        raise ServerUnavailable(f"{told}: {words_of(error)}") from error
+    if stored.stream != stream:
+        raise ConfigError(f"its messages are taken by another stream, {stored.stream}")
+    info = await call_api(conn, f"STREAM.INFO.{stream}", {"subjects_filter": subject})
+    try:
+        state = _Info.model_validate(info).state
+    except ValidationError as error:
+        raise ServerUnavailable(f"its state cannot be read: {error}") from None
+    if state.last_seq < stored.seq or not (state.subjects or {}).get(subject):
+        raise ServerUnavailable(f"it acknowledged message {stored.seq} and does not have it")
+
+
+async def list_consumers(conn: NatsConnection, stream: str = subjects.CMD_STREAM) -> list[Consumer] | None:
+    """All consumers of a stream; None if this user may not list them. Raises `ServerUnavailable`."""
+    if not await conn.may_publish(f"$JS.API.CONSUMER.LIST.{stream}"):
+        return None
+    found: list[Consumer] = []
+    for _ in range(_PAGES):
+        page = await _page(conn, stream, len(found))
+        found += page.consumers or []
+        if not page.consumers or len(found) >= page.total:
+            break
+    return found
+
+
+async def named_consumers(
+    conn: NatsConnection, names: Iterable[str], stream: str = subjects.CMD_STREAM
+) -> list[Consumer] | None:
+    """Those of the named consumers that are there; None if this user may not ask for them."""
+    found: list[Consumer] = []
+    for name in names:
+        subject = f"CONSUMER.INFO.{stream}.{name}"
+        if not await conn.may_publish(f"$JS.API.{subject}"):
+            return None
+        try:
+            found.append(Consumer.model_validate(await call_api(conn, subject, {})))
+        except JetStreamError as error:
+            if error.status != _NOT_FOUND:
+                raise
+    return found
+
+
+async def _page(conn: NatsConnection, stream: str, offset: int) -> _ConsumerPage:
+    asked: JsonObject = {"offset": offset}
+    return _ConsumerPage.model_validate(await call_api(conn, f"CONSUMER.LIST.{stream}", asked))
+
+
+async def answers(conn: NatsConnection, subject: str, *, timeout: float = 2.0) -> bool | None:
+    """Whether somebody answers an empty request on the subject; None if this user may not ask."""
+    try:
+        await conn.request(subject, b"{}", timeout=timeout)
+    except nats.errors.NoRespondersError:
+        return False
+    except NATS_TROUBLE as error:
+        if any(subject.lower() in each.lower() for each in conn.violations):
+            return None
+        raise ServerUnavailable(f"no answer in {timeout:g} s: {words_of(error)}") from None
+    return True

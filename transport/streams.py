@@ -1,0 +1,297 @@
+"""The streams and durable consumers of protocol §5, declared idempotently over the JetStream API.
+
+An existing definition is widened, never narrowed, and keeps every field this module does not know: the raw JSON is
+changed and sent back, which nats-py's own classes would not do. A consumer that cannot be updated is made anew behind
+the last message it had acknowledged in full. Declaring what is there costs one round trip each and writes nothing.
+
+A stream that vanished is made again a moment later only: nats-server 2.15 forgets a stream before it moves its files
+away, so one that is made in between loses its files, and takes and acknowledges nothing until the server restarts.
+"""
+
+import asyncio
+from typing import Final, Literal
+
+import nats.errors
+from pydantic import Field, ValidationError
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
+from turnstile.schema.ids import ProjectId, token
+from turnstile.schema.wire import subjects
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+from turnstile.transport.json_messages import decode_object, encode
+
+COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
+UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
+THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
+_SECOND = 1_000_000_000
+_UI_ACTION_SECONDS = 5
+"""Somebody looks at a button: what a bridge took and did not answer goes to another one soon."""
+_HOUR = 3600 * _SECOND
+_TIMEOUT_SECONDS = 3.0
+GONE_SECONDS: Final = 1.0
+"""How long a stream must have been gone before it is made again."""
+_NOT_FOUND = 404
+_UNAVAILABLE = 503
+_CONSUMER_CREATE = 10012
+_NO_STORAGE = 10047
+"""Its disk is full, or what it may use of it."""
+_PUSH_FIELDS = ("deliver_subject", "deliver_group")
+
+_STREAMS: Final[tuple[JsonObject, ...]] = tuple(
+    {
+        "name": name,
+        "subjects": [subject],
+        "max_age": hours * _HOUR,
+        "duplicate_window": _HOUR,
+        "discard": "old",
+        "storage": "file",
+        "retention": "limits",
+        "num_replicas": 1,
+    }
+    for name, subject, hours in (
+        (subjects.CMD_STREAM, subjects.CMD_SUBJECTS, 24),
+        (subjects.EVT_STREAM, subjects.EVT_SUBJECTS, 7 * 24),
+    )
+)
+
+
+class JetStreamError(ConfigError):
+    """JetStream refused a definition; `status` and `err_code` are its own."""
+
+    def __init__(self, message: str, status: int, err_code: int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.err_code = err_code
+
+
+class _ApiError(Tolerant):
+    code: int = 500
+    err_code: int = 0
+    description: str = ""
+
+
+class _StreamFields(Tolerant):
+    """The fields of a stream that declaring may widen; times in nanoseconds, 0 is no limit."""
+
+    subjects: list[str] = Field(default_factory=list)
+    max_age: int = 0
+    duplicate_window: int = 0
+
+
+class _AckFloor(Tolerant):
+    stream_seq: int = 0
+
+
+class _ConsumerInfo(Tolerant):
+    config: JsonObject
+    ack_floor: _AckFloor = _AckFloor()
+
+
+class _StreamState(Tolerant):
+    subjects: dict[str, int] = Field(default_factory=dict[str, int])
+
+
+class _StreamInfo(Tolerant):
+    state: _StreamState
+
+
+class _Purged(Tolerant):
+    purged: int
+
+
+def wakeup_consumer(worker_target: str) -> str:
+    """The consumer that hears one target's doorbells; raises `BadRequest` if the target is no token."""
+    return f"turnstile_wakeup_{token(worker_target, 'worker_target')}"
+
+
+async def declare_streams(conn: NatsConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
+    """Make or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
+
+    One that is missing must be missing still after `gone_seconds`; 0 is for an installation that is new.
+    """
+    missing = [wanted for wanted in _STREAMS if not await _widen(conn, wanted)]
+    if missing and gone_seconds:
+        await asyncio.sleep(gone_seconds)
+        missing = [wanted for wanted in missing if not await _widen(conn, wanted)]
+    for wanted in missing:
+        await call_api(conn, f"STREAM.CREATE.{wanted['name']}", wanted)
+
+
+async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
+    """Whether the stream is there; then it has at least what `wanted` asks."""
+    name = wanted["name"]
+    try:
+        info = await call_api(conn, f"STREAM.INFO.{name}", {})
+    except JetStreamError as error:
+        if error.status != _NOT_FOUND:
+            raise
+        return False
+    config = info.get("config")
+    if isinstance(config, dict) and (wider := widened(config, wanted)) != config:
+        await call_api(conn, f"STREAM.UPDATE.{name}", wider)
+    return True
+
+
+def widened(config: JsonObject, wanted: JsonObject) -> JsonObject:
+    """`config` with at least what `wanted` asks: subjects united, ages and duplicate window the longer ones."""
+    have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(wanted)
+    missing = [new for new in want.subjects if not any(covers(old, new) for old in have.subjects)]
+    kept = [old for old in have.subjects if not any(covers(new, old) for new in missing)]
+    wider = {**config, "duplicate_window": max(have.duplicate_window, want.duplicate_window), "discard": "old"}
+    wider["subjects"] = [*kept, *missing]
+    wider["max_age"] = have.max_age and max(have.max_age, want.max_age)
+    if "discard_new_per_subject" in wider:
+        wider["discard_new_per_subject"] = False
+    return wider
+
+
+def covers(pattern: str, other: str) -> bool:
+    """True if every subject that matches `other` matches `pattern`; both may have wildcards."""
+    patterns, others = pattern.split("."), other.split(".")
+    for position, part in enumerate(patterns):
+        if part == ">":
+            return len(others) > position
+        if position >= len(others) or others[position] == ">":
+            return False
+        if part not in ("*", others[position]):
+            return False
+    return len(patterns) == len(others)
+
+
+async def declare_consumer(
+    conn: NatsConnection,
+    name: str,
+    filter_subject: str,
+    *,
+    stream: str = subjects.CMD_STREAM,
+    ack_wait_seconds: int = 30,
+    max_ack_pending: int = 1000,
+    max_waiting: int = 512,
+    deliver_policy: Literal["all", "new"] = "all",
+) -> None:
+    """Make or update a durable pull consumer with explicit ack and endless redelivery.
+
+    One that vanished starts with all the stream still holds, unless `deliver_policy` says otherwise. Raises as
+    `declare_streams` does.
+    """
+    wanted: JsonObject = {
+        "name": name,
+        "durable_name": name,
+        "filter_subject": filter_subject,
+        "ack_policy": "explicit",
+        "ack_wait": ack_wait_seconds * _SECOND,
+        "max_deliver": -1,
+        "max_ack_pending": max_ack_pending,
+        "max_waiting": max_waiting,
+    }
+    existing = await _consumer_info(conn, stream, name)
+    if existing is None:
+        await _create_consumer(conn, stream, {**wanted, "deliver_policy": deliver_policy, "replay_policy": "instant"})
+        return
+    merged = {**{key: value for key, value in existing.config.items() if key != "filter_subjects"}, **wanted}
+    if merged == existing.config:
+        return
+    if not any(existing.config.get(field) for field in _PUSH_FIELDS):
+        try:
+            await _create_consumer(conn, stream, merged)
+        except JetStreamError as error:
+            if error.err_code != _CONSUMER_CREATE:
+                raise
+        else:
+            return
+    await _remake_consumer(conn, stream, wanted, existing.ack_floor.stream_seq)
+
+
+async def declare_wakeups(conn: NatsConnection, worker_target: str) -> None:
+    """Streams, and the consumer of one target's doorbells: what its `ContinuousPull` ensures."""
+    await declare_streams(conn)
+    await declare_consumer(conn, wakeup_consumer(worker_target), subjects.wakeup_filter(worker_target))
+
+
+async def declare_commands(conn: NatsConnection) -> None:
+    """Streams, and the consumer of the durable verbs."""
+    await declare_streams(conn)
+    await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
+
+
+async def declare_ui_actions(conn: NatsConnection) -> None:
+    """Streams, and the consumer of UI actions: what was pressed before anybody served them is not done hours later."""
+    await declare_streams(conn)
+    await declare_consumer(
+        conn,
+        UI_ACTIONS_CONSUMER,
+        subjects.UI_ACTIONS,
+        ack_wait_seconds=_UI_ACTION_SECONDS,
+        deliver_policy="new",
+    )
+
+
+async def declare_thread_turns(conn: NatsConnection) -> None:
+    """Streams, and the consumer of the ends of turns that work for threads: the safety net knows of older ones."""
+    await declare_streams(conn)
+    await declare_consumer(
+        conn, THREAD_TURNS_CONSUMER, subjects.TASK_EVENTS, stream=subjects.EVT_STREAM, deliver_policy="new"
+    )
+
+
+async def purge_project(conn: NatsConnection, project: ProjectId, *, dry_run: bool = False) -> dict[str, int]:
+    """Delete every stored message of the project; returns how many there were, by stream.
+
+    Raises as `declare_streams` does.
+    """
+    found: dict[str, int] = {}
+    wanted = subjects.project_filter(project)
+    for name in (str(stream["name"]) for stream in _STREAMS):
+        try:
+            if dry_run:
+                info = await call_api(conn, f"STREAM.INFO.{name}", {"subjects_filter": wanted})
+                found[name] = sum(_StreamInfo.model_validate(info).state.subjects.values())
+            else:
+                purged = await call_api(conn, f"STREAM.PURGE.{name}", {"filter": wanted})
+                found[name] = _Purged.model_validate(purged).purged
+        except JetStreamError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            found[name] = 0
+    return found
+
+
+async def _consumer_info(conn: NatsConnection, stream: str, name: str) -> _ConsumerInfo | None:
+    try:
+        return _ConsumerInfo.model_validate(await call_api(conn, f"CONSUMER.INFO.{stream}.{name}", {}))
+    except JetStreamError as error:
+        if error.status == _NOT_FOUND:
+            return None
+        raise
+
+
+async def _create_consumer(conn: NatsConnection, stream: str, config: JsonObject) -> None:
+    # the subject with the filter in it is the one a bridge's user may publish to
+    subject = f"CONSUMER.CREATE.{stream}.{config['name']}.{config['filter_subject']}"
+    await call_api(conn, subject, {"stream_name": stream, "config": config})
+
+
+async def _remake_consumer(conn: NatsConnection, stream: str, wanted: JsonObject, acknowledged: int) -> None:
+    await call_api(conn, f"CONSUMER.DELETE.{stream}.{wanted['name']}", {})
+    start: JsonObject = {"deliver_policy": "by_start_sequence", "opt_start_seq": acknowledged + 1}
+    await _create_consumer(conn, stream, {**wanted, **start, "replay_policy": "instant"})
+
+
+async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> JsonObject:
+    """One call of the JetStream API; raises `JetStreamError` or `ServerUnavailable`."""
+    payload = encode(body) if body else b""
+    try:
+        answer = await conn.request(f"$JS.API.{subject}", payload, timeout=_TIMEOUT_SECONDS)
+        response = decode_object(answer.data)
+        error = _ApiError.model_validate(response["error"]) if "error" in response else None
+    except nats.errors.NoRespondersError:
+        raise ServerUnavailable(f"NATS at {conn.shown} has no JetStream; start it with -js") from None
+    except (*NATS_TROUBLE, BadRequest, ValidationError) as trouble:
+        raise ServerUnavailable(f"JetStream at {conn.shown} did not answer {subject}: {trouble}") from trouble
+    if error is None:
+        return response
+    if error.code == _UNAVAILABLE or error.err_code == _NO_STORAGE:
+        raise ServerUnavailable(f"JetStream at {conn.shown}: {error.description} (error {error.err_code})")
+    told = f"JetStream refuses {subject}: {error.description} (error {error.err_code})"
+    raise JetStreamError(told, error.code, error.err_code)

@@ -1,0 +1,139 @@
+"""`turnstile demo-pump`: listeners that talk, on a fresh machine, without a key or a network; nothing left running.
+
+What is shown of each conversation is what an operator sees: every message as it is handled, then the real chain.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.cli.demo.agents import agent_profiles
+from turnstile.cli.demo.servers import hire, run_staged
+from turnstile.cli.errors import REFUSED, CommandFailed
+from turnstile.cli.session import Session
+from turnstile.cli.threads.thread_report import document_of, print_chain, read_thread
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import list_thread_messages, list_thread_payloads
+from turnstile.schema.base import JsonObject
+from turnstile.schema.pump.threads import ReplyKind, ThreadId
+from turnstile.schema.wire.events import ReplyEvent
+from turnstile.schema.wire.inbox import SendReply
+from turnstile.sdk.client import BridgeClient
+
+LISTENERS = ("turnstile.cli.demo.bakery", "turnstile.cli.demo.agents")
+MODELS = Path(__file__).with_name("scripts.py")
+_LOOK_SECONDS = 0.05
+_PATIENCE_SECONDS = 60.0
+_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A conversation of the demo: why it is shown, and its first message."""
+
+    title: str
+    to: str
+    payload: str
+
+
+SCENES: tuple[Scene, ...] = (
+    Scene(
+        "a customer's order: the counter asks the stock, then the price list, then answers",
+        "counter",
+        "<order><bread>rye</bread><loaves>3</loaves></order>",
+    ),
+    Scene(
+        "an order that cannot be met is answered sooner",
+        "counter",
+        "<order><bread>barley</bread><loaves>1</loaves></order>",
+    ),
+    Scene(
+        "two agents: the waiter asks the taster, thinks, orders at the counter, and tells the guest",
+        "waiter",
+        "<wish><text>Which bread goes with soup? We are two.</text></wish>",
+    ),
+    Scene(
+        "what nobody understands is answered too, and the answer tells nothing of who is there",
+        "oven",
+        "<order><bread>rye</bread><loaves>3</loaves></order>",
+    ),
+)
+
+
+async def run_demo_pump(session: Session, *, keep: bool) -> None:
+    """Run it; with `keep` stay up until told to stop. Raises what `run_up` raises."""
+    pump = session.settings.pump.model_copy(update={"listeners": list(LISTENERS)})
+    model = session.settings.model
+    model = model.model_copy(update={"scripts": [*model.scripts, MODELS]})
+    settings = session.settings.model_copy(update={"pump": pump, "model": model})
+    await run_staged(session, settings, lambda inner: _play(inner, keep=keep), keep=keep)
+
+
+async def _play(session: Session, *, keep: bool) -> None:
+    out = session.out
+    async with session.ledger() as pool, session.bridge() as client:
+        for profile in agent_profiles():
+            await hire(session, pool, profile)
+        threads: list[ThreadId] = []
+        for scene in SCENES:
+            if not out.as_json:
+                out.line(f"\n{scene.title}", style="bold")
+                out.line(f"thread send {scene.to} '{scene.payload}'")
+            threads.append(await _converse(session, pool, client, scene))
+        await _report(session, pool, threads)
+    if not (keep or out.as_json):
+        out.remark("the links work while it is up: `turnstile demo-pump --keep` stays up")
+
+
+async def _converse(session: Session, pool: Pool, client: BridgeClient, scene: Scene) -> ThreadId:
+    """Send, show each message as it comes, then the answer."""
+    async with client.reply_inbox() as inbox:
+        asked: JsonObject = {"to": scene.to, "payload": scene.payload, "reply_to": inbox.subject}
+        sent = SendReply.model_validate(await client.request("send", asked))
+        if sent.thread_id is None or sent.message_id is None:
+            raise CommandFailed(sent.error_code or "not_sent", sent.error or "the message was not taken")
+        waiting = asyncio.create_task(inbox.wait(sent.message_id, _PATIENCE_SECONDS))
+        shown, over = 0, False
+        try:
+            while not over:
+                over = waiting.done()
+                shown = await _show(session, pool, sent.thread_id, shown)
+                await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
+            _tell(session, waiting.result())
+        finally:
+            waiting.cancel()
+    return sent.thread_id
+
+
+async def _show(session: Session, pool: Pool, thread: ThreadId, shown: int) -> int:
+    """Print the messages beyond those that were shown; returns how many were by now."""
+    messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=_ROWS))
+    if len(messages) > shown and not session.out.as_json:
+        said = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=_ROWS))
+        for each in messages[shown:]:
+            listener = each.chain.rpartition(".")[2]
+            session.out.line(f"· {each.from_id} → {listener}: {said[each.message_id]}", style="dim")
+    return len(messages)
+
+
+def _tell(session: Session, heard: ReplyEvent) -> None:
+    if not session.out.as_json:
+        session.out.line(f"{heard.sender} answers ({heard.reason}): {heard.payload}")
+
+
+async def _report(session: Session, pool: Pool, threads: Sequence[ThreadId]) -> None:
+    """The chain of each conversation, and its page."""
+    out = session.out
+    reports = [await read_thread(session, pool, thread, payloads=out.as_json) for thread in threads]
+    if any(reply.kind is not ReplyKind.REPLY for report in reports for reply in report.replies):
+        session.exit_code = REFUSED
+    if out.as_json:
+        out.document({"threads": [document_of(report) for report in reports]})
+        return
+    for scene, report in zip(SCENES, reports, strict=True):
+        out.line(f"\n{scene.title}", style="bold")
+        print_chain(out, report)
+        out.line(f"turnstile thread show {report.thread.thread_id}", style="dim")
+        if report.link:
+            out.line(f"in Temporal: {report.link}", style="dim")

@@ -1,0 +1,101 @@
+"""`turnstile audit`: whether ledger and engine are what the protocol says; each violation by its ids."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+from turnstile.cli.errors import REFUSED
+from turnstile.cli.moments import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from turnstile.cli.session import Session
+    from turnstile.ledger.operations.audit import Audit, Scope
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command to the top level."""
+    command(root, "audit")(audit)
+
+
+async def audit(
+    session: "Session",
+    project: Annotated[str | None, typer.Option(help="Only this project, instead of all.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only turns enqueued since then: a time, or an age as 24h or 30d.", metavar="T")
+    ] = None,
+    engine: Annotated[bool, typer.Option("--engine", help="Compare ledger and Temporal too.")] = False,
+    limit: Annotated[int, typer.Option(help="Violations of a rule at most.", min=1, max=100_000)] = 100,
+) -> None:
+    """Check every invariant of the protocol and change nothing; turns may go on. Exit code 1 if one is broken."""
+    import time
+
+    from turnstile.ledger.operations.audit import Bounds, Scope, audit
+    from turnstile.schema.ids import ProjectId, token
+
+    named = None if project is None else ProjectId(token(project, "--project"))
+    scope = Scope(named, None if since is None else moment(since, "--since"))
+    bounds = Bounds(
+        claim_seconds=session.settings.bridge.inbox_processing_timeout_seconds,
+        depth_limit=session.settings.protocol.max_recursion_depth,
+    )
+    began = time.monotonic()
+    async with session.ledger() as pool:
+        found = [await audit(pool, scope, bounds, row_limit=limit)]
+    if engine:
+        found.append(await _engine(session, scope, limit))
+    _tell(session, found, time.monotonic() - began)
+    if any(each.violations for each in found):
+        session.exit_code = REFUSED
+
+
+async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
+    import asyncio
+
+    from turnstile.bridge.engine import await_client
+    from turnstile.bridge.safety.engine_audit import EngineBounds, audit_engine
+    from turnstile.processes import addresses
+    from turnstile.schema.errors import ServerUnavailable
+    from turnstile.temporal.connect import connect_engine
+
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    patience, address = session.settings.database.patience_seconds, endpoints.temporal_address
+    try:
+        async with asyncio.timeout(patience):
+            client = await await_client(address, lambda: connect_engine(session.settings.temporal, endpoints))
+    except TimeoutError:
+        raise ServerUnavailable(f"no answer from Temporal at {address} in {patience:g} s") from None
+    async with session.ledger() as pool:
+        return await audit_engine(pool, client, scope, EngineBounds(), row_limit=limit)
+
+
+def _tell(session: "Session", found: "Sequence[Audit]", seconds: float) -> None:
+    """The rules as a table and each violation on a line, or all of it as one JSON object."""
+    rules = [rule for each in found for rule in each.rules]
+    broken = [violation for each in found for violation in each.violations]
+    cut = [rule.rule for rule in rules if rule.cut]
+    if session.out.as_json:
+        session.out.document(
+            {
+                "clean": not broken,
+                "rules": [rule.model_dump() for rule in rules],
+                "violations": [each.model_dump() for each in broken],
+                "cut": [*cut],
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    cells = [(rule.rule, rule.section, f"{rule.violations}{'+' if rule.cut else ''}") for rule in rules]
+    session.out.table("audit", ["rule", "protocol", "violations"], cells)
+    for each in broken:
+        ids = " ".join(f"{name}={value}" for name, value in each.ids.items())
+        session.out.line(f"{each.rule}  {each.section}  {ids}  {each.detail}", style="red")
+    for rule in cut:
+        session.out.remark(f"{rule} has more violations: --limit shows more of them")
+    held = sum(not rule.violations for rule in rules)
+    told = f"{held} of {len(rules)} rules hold, {len(broken)} violations, {seconds:.1f} s"
+    session.out.line(told, style="bold red" if broken else "green")

@@ -1,0 +1,118 @@
+"""`turnstile prune` and `turnstile export`: what goes when it is old, and a project's data as JSON lines."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+from turnstile.cli.moments import moment
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from turnstile.cli.session import Session
+    from turnstile.ledger.operations.retention import Limits, Pruned
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands to the top level."""
+    command(root, "prune")(prune)
+    command(root, "export")(export)
+
+
+async def prune(
+    session: "Session",
+    older_than: Annotated[
+        str, typer.Option(help="What ended before then: an age as 30d, or a time.", metavar="T", show_default=False)
+    ],
+    project: Annotated[str | None, typer.Option(help="Only this project, instead of all.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, remove nothing.")] = False,
+    batch: Annotated[int, typer.Option(help="Rows that a transaction looks at.", min=1, max=10_000)] = 500,
+    pause: Annotated[float, typer.Option(help="Seconds between transactions.", min=0, max=60)] = 0.0,
+) -> None:
+    """Remove turns and threads that ended long ago, and cards and boxes that nobody uses any more."""
+    import time
+
+    from turnstile.ledger.operations.retention import Limits
+    from turnstile.ledger.operations.retention import prune as run
+    from turnstile.schema.ids import ProjectId, token
+
+    named = None if project is None else ProjectId(token(project, "--project"))
+    limits = Limits(_old(older_than), named, batch, pause)
+    began = time.monotonic()
+    async with session.ledger() as pool:
+        with session.out.progress("counting" if dry_run else "pruning") as told:
+            done = await run(pool, limits, dry_run=dry_run, report=lambda sums: told(_shown(sums)))
+    _tell(session, limits, done, time.monotonic() - began, dry_run=dry_run)
+
+
+def _old(text: str) -> "datetime":
+    """An age of an hour at least: whoever waits for a turn has read it by then."""
+    from datetime import UTC, datetime, timedelta
+
+    from turnstile.schema.errors import BadRequest
+
+    before = moment(text, "--older-than")
+    if before > datetime.now(UTC) - timedelta(hours=1) + timedelta(seconds=5):
+        raise BadRequest(f"--older-than must be an hour or more, got {text[:40]!r}")
+    return before
+
+
+def _shown(done: "Pruned") -> str:
+    return f"{done.turns} turns, {done.threads} threads, {done.boxes} boxes, {done.cards} cards"
+
+
+def _tell(session: "Session", limits: "Limits", done: "Pruned", seconds: float, *, dry_run: bool) -> None:
+    sums = done.model_dump()
+    if session.out.as_json:
+        before = limits.before.isoformat()
+        session.out.document({"before": before, "dry_run": dry_run, **sums, "seconds": round(seconds, 3)})
+        return
+    longest = sums.pop("longest_ms")
+    facts = {name.replace("_", " "): str(count) for name, count in sums.items()}
+    title = "would be removed" if dry_run else "removed"
+    session.out.facts(title, facts | {"took": f"{seconds:.1f} s, the longest transaction {longest:g} ms"})
+
+
+async def export(
+    session: "Session",
+    project: Annotated[str, typer.Argument(help="The project.", metavar="PROJECT", show_default=False)],
+    out: Annotated[str, typer.Option(help="File to write; - is standard output.", metavar="FILE")] = "-",
+    agent: Annotated[list[str] | None, typer.Option(help="Only this agent; may be repeated.", metavar="ID")] = None,
+) -> None:
+    """Write all data of a project as JSON lines, as it is at one moment; turns may go on."""
+    import asyncio
+    import contextlib
+    import sys
+    from pathlib import Path
+
+    from turnstile.ledger.operations.export import export_project
+    from turnstile.schema.errors import BadRequest, Refused
+    from turnstile.schema.ids import AgentId, ProjectId, token
+
+    named = ProjectId(token(project, "PROJECT"))
+    agents = [AgentId(token(each, "--agent")) for each in agent or ()]
+    try:
+        opened = contextlib.nullcontext(sys.stdout) if out == "-" else Path(out).open("w", encoding="utf-8")  # noqa: ASYNC230, SIM115 -- closed below
+    except OSError as error:
+        raise BadRequest(f"--out: {error.filename} cannot be written ({error.strerror})") from None
+    lines = 0
+    async with session.ledger() as pool:
+        with opened as file, session.out.progress("exporting") as told:
+            async with contextlib.aclosing(export_project(pool, named, agents)) as exported:
+                async for line in exported:
+                    file.write(line.text + "\n")
+                    lines += line.table is not None
+                    if lines % 1000 == 0:
+                        told(f"{lines} rows")
+            file.flush()
+    if not lines:
+        if out != "-":
+            await asyncio.to_thread(Path(out).unlink)
+        whose = f"project {named}" if not agents else f"these agents of project {named}"
+        raise Refused(
+            "nothing_to_export", f"there is nothing of {whose}: `turnstile agent list --project` shows agents"
+        )
+    session.out.remark(f"{lines} rows of project {named}")

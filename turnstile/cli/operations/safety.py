@@ -1,0 +1,110 @@
+"""`turnstile watchdog` and `turnstile rebuild-engine`: the safety net by hand."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+_SHOWN = 20
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands to the top level."""
+    command(root, "watchdog")(watchdog)
+    command(root, "rebuild-engine")(rebuild_engine)
+
+
+async def watchdog(
+    session: "Session",
+    once: Annotated[bool, typer.Option("--once", help="Run each rule once, now.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --once: say what would be mended.")] = False,
+) -> None:
+    """Show what the safety net has mended, by rule; with --once run its rules for the settings' worker_targets."""
+    from turnstile.schema.errors import BadRequest
+
+    if dry_run and not once:
+        raise BadRequest("--dry-run is for a run of the rules: add --once")
+    if once:
+        await _once(session, dry_run=dry_run)
+    else:
+        await _so_far(session)
+
+
+async def _so_far(session: "Session") -> None:
+    from turnstile.ledger.operations.recovery import list_repairs
+
+    async with session.ledger() as pool:
+        repairs = await pool.run(list_repairs)
+    session.out.records(
+        "repairs",
+        repairs,
+        {"rule": lambda each: each.rule, "mended": lambda each: each.repaired, "last": lambda each: each.last_at},
+    )
+
+
+async def _once(session: "Session", *, dry_run: bool) -> None:
+    from turnstile.bridge.safety.watchdog import Watchdog
+    from turnstile.ledger.operations.recovery import list_repairs
+    from turnstile.processes import addresses
+    from turnstile.processes.worker_and_bridge import open_rules
+
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    async with open_rules(session.settings, endpoints) as (pool, rules):
+        swept = await Watchdog(pool, rules).once(dry_run=dry_run)
+        total = {each.rule: each.repaired for each in await pool.run(list_repairs)}
+    session.exit_code = int(any(each.failed for each in swept))
+    if session.out.as_json:
+        session.out.document(
+            {each.rule: {"found": list(each.found), "mended": each.mended, "failed": each.failed} for each in swept}
+        )
+        return
+    session.out.table(
+        "the safety net, dry" if dry_run else "the safety net",
+        ["rule", "found", "mended", "so far", "failed"],
+        [(each.rule, len(each.found), each.mended, total.get(each.rule, 0), each.failed) for each in swept],
+    )
+    for each in swept:
+        for ids in each.found[:_SHOWN]:
+            session.out.line(f"{each.rule}  {ids}")
+        if len(each.found) > _SHOWN:
+            session.out.line(f"{each.rule}  and {len(each.found) - _SHOWN} more")
+
+
+async def rebuild_engine(
+    session: "Session",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which turns, start none.")] = False,
+) -> None:
+    """Start the workflow of every live turn that has none again, from the ledger; for a Temporal that lost its data.
+
+    Bridges do the same by themselves within [bridge].engine_interval_seconds, at most 3 times a turn; this does not
+    count.
+    """
+    from turnstile.processes import addresses
+    from turnstile.processes.worker_and_bridge import open_rules
+
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    async with open_rules(session.settings, endpoints) as (pool, rules):
+        lost = await rules.reconciler.list_lost(pool.run, fresh_seconds=0)
+        started = 0 if dry_run else await rules.reconciler.bring_back(lost, counted=False)
+    if session.out.as_json:
+        session.out.document({"lost": [turn.agent_turn_id for turn in lost], "started": started})
+        return
+    session.out.records(
+        "turns without a workflow",
+        lost,
+        {
+            "turn": lambda turn: turn.agent_turn_id,
+            "agent": lambda turn: turn.agent_id,
+            "project": lambda turn: turn.project_id,
+            "status": lambda turn: turn.status,
+            "since": lambda turn: turn.updated_at,
+        },
+    )
+    if lost:
+        session.out.line(f"{started} of {len(lost)} started again")

@@ -1,0 +1,128 @@
+"""What `top` shows: a screen that is drawn anew at every look, or lines where there is no terminal.
+
+Needs no mouse and no keys but q, so it works over any terminal; the terminal is as it was when it ends.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import termios
+import tty
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.cli.output import clean, clock
+from turnstile.cli.session import Session
+from turnstile.ledger.operations.monitor import ROW_LIMIT, Standing, look_around
+from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import ServerUnavailable
+
+_STATES = ("idle", "dispatched", "running", "suspended")
+_STATUSES = ("success", "partial", "failed", "canceled", "timeout")
+_ROWS = ("queued", "pending", "processing", "deferred")
+_MINUTE = 60
+
+
+async def watch_standing(session: Session, pool: Pool, interval: float, *, once: bool) -> None:
+    """Show how it stands until q or an interrupt, or once; the screen says if the ledger is away for a while."""
+    first = await pool.run(look_around)
+    if session.out.as_json:
+        await _lines(session, pool, first, interval)
+    elif once or not sys.stdout.isatty():
+        session.out.show(screen(first))
+    else:
+        await _live(session, pool, first, interval)
+
+
+async def _live(session: Session, pool: Pool, first: Standing, interval: float) -> None:
+    hint, console = Text("q ends it", style="dim"), session.out.console
+    shown = Group(screen(first), hint)
+    with _keys() as ended, Live(shown, console=console, screen=True, auto_refresh=False) as live:
+        live.refresh()
+        while not await _wait(ended, interval):
+            looking = asyncio.create_task(pool.run(look_around))
+            quitting = asyncio.create_task(ended.wait())
+            await asyncio.wait({looking, quitting}, return_when=asyncio.FIRST_COMPLETED)
+            quitting.cancel()
+            if not looking.done():  # q, while the ledger is waited for
+                looking.cancel()
+                return
+            try:
+                shown = Group(screen(looking.result()), hint)
+                live.update(shown, refresh=True)
+            except ServerUnavailable as error:
+                live.update(Group(shown, Text(clean(str(error)), style="red")), refresh=True)
+
+
+async def _lines(session: Session, pool: Pool, standing: Standing, interval: float) -> None:
+    while True:
+        session.out.json_line(standing)
+        await asyncio.sleep(interval)
+        standing = await pool.run(look_around)
+
+
+def screen(standing: Standing) -> RenderableType:
+    """All of it, as text that fits 80 columns."""
+    ended = sum(standing.outcomes.values())
+    mean = "" if standing.mean_seconds is None else f", {standing.mean_seconds:.2f} s each"
+    due = f"{standing.oldest_due_seconds:.1f} s" if standing.oldest_due_seconds else "none"
+    facts = {
+        "agents": _told(standing.agents, _STATES),
+        "inbox": _told(standing.rows, _ROWS),
+        "inbox lag": due,
+        "last minute": f"{_count(ended)} turns, {ended / _MINUTE:.1f}/s{mean}",
+        "outcomes": _told(standing.outcomes, _STATUSES),
+        "open threads": _count(standing.open_threads),
+        "workers": _told(standing.workers) or "none: start `turnstile worker`",
+        "repairs so far": _told(standing.repairs) or "none",
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text(clean(value)))
+    return Group(Text(f"turnstile, {clock(standing.seen_at)}", style="bold"), table)
+
+
+def _told(counts: Mapping[str, int], first: tuple[str, ...] = ()) -> str:
+    names = [*first, *sorted(counts.keys() - set(first))]
+    return "   ".join(f"{name} {_count(counts.get(name, 0))}" for name in names)
+
+
+def _count(number: int) -> str:
+    return f"{ROW_LIMIT}+" if number >= ROW_LIMIT else str(number)
+
+
+@contextmanager
+def _keys() -> Generator[asyncio.Event]:
+    """An event that q sets, typed without Enter."""
+    ended = asyncio.Event()
+    if not sys.stdin.isatty():
+        yield ended
+        return
+    descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(descriptor)
+
+    def on_key() -> None:
+        if set(os.read(descriptor, 64)) & set(b"qQ"):
+            ended.set()
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, on_key)
+    try:
+        yield ended
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+async def _wait(ended: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), seconds)
+    return ended.is_set()

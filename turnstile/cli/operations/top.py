@@ -1,0 +1,36 @@
+"""`turnstile top`: how it stands, live."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command to the top level."""
+    command(root, "top")(top)
+
+
+async def top(
+    session: "Session",
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.2, max=3600)] = 2.0,
+) -> None:
+    """Show agents, inbox, the turns of the last minute, repairs, workers and open threads of all projects.
+
+    q or Ctrl-C ends it. With --json each look is one line, with --once --json one document.
+    """
+    from turnstile.cli.operations.standing import watch_standing
+    from turnstile.ledger.operations.monitor import look_around
+
+    async with session.ledger() as pool:
+        if once and session.out.as_json:
+            session.out.document(await pool.run(look_around))
+        else:
+            await watch_standing(session, pool, interval, once=once)

@@ -1,0 +1,58 @@
+"""`turnstile usage`: what the models of a project cost, summed by the ledger."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+
+class By(StrEnum):
+    """What a line stands for."""
+
+    AGENT = "agent"
+    MODEL = "model"
+    DAY = "day"
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command to the top level."""
+    command(root, "usage", project=True)(usage)
+
+
+async def usage(
+    session: "Session",
+    by: Annotated[By, typer.Option(help="One line for each of these; days are UTC.")] = By.MODEL,
+    days: Annotated[int | None, typer.Option(help="Only the last so many days.", min=1, max=36_500)] = None,
+) -> None:
+    """Sum tokens and cost of all attempts at the models, failed ones included."""
+    from datetime import UTC, datetime, timedelta
+
+    from turnstile.ledger.turns.usage import sum_usage
+
+    since = None if days is None else datetime.now(UTC) - timedelta(days=days)
+    async with session.ledger() as pool:
+        lines = await pool.run(lambda conn: sum_usage(conn, session.project, by.value, since=since))
+    session.out.records(
+        f"usage of {session.project} by {by.value}, in US dollars",
+        lines,
+        {
+            by.value: lambda line: "all" if line.name is None else line.name,
+            "turns": lambda line: line.turns,
+            "steps": lambda line: line.steps,
+            "attempts": lambda line: line.attempts,
+            "failed": lambda line: line.failed_attempts,
+            "prompt": lambda line: line.prompt_tokens,
+            "completion": lambda line: line.completion_tokens,
+            "total": lambda line: line.total_tokens,
+            "cost": lambda line: "" if line.response_cost is None else f"{line.response_cost:.6f}",
+            "estimated": lambda line: line.estimated_attempts,
+            "unknown": lambda line: line.unknown_attempts,
+        },
+    )

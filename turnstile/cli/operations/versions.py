@@ -1,0 +1,79 @@
+"""`turnstile worker-version`: which build of the workers runs turns, where worker versions are on."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "list")
+async def list_versions(session: "Session") -> None:
+    """List the builds of the settings' deployment that have polled, the newest first."""
+    from turnstile.temporal.versions import deployment_name, list_builds
+
+    name = deployment_name(session.settings.worker)
+    async with _temporal(session) as client:
+        builds = await list_builds(client, name)
+    session.out.records(
+        f"builds of {name}",
+        builds,
+        {
+            "build": lambda each: each.build_id,
+            "current": lambda each: "yes" if each.current else "",
+            "status": lambda each: each.status,
+        },
+    )
+
+
+@command(app, "set-current")
+async def set_current_version(
+    session: "Session",
+    build: Annotated[str | None, typer.Argument(help="Build id, instead of the settings' one.")] = None,
+    ignore_missing: Annotated[
+        bool, typer.Option("--ignore-missing", help="Even if the build polls for fewer worker targets.")
+    ] = False,
+    unversioned: Annotated[
+        bool, typer.Option("--unversioned", help="Workers without a build run turns again: switches versions off.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="How long its workers may take to poll.", metavar="SECONDS")] = 30.0,
+) -> None:
+    """Let the workers of a build run all turns from now on: new ones, and each that wakes."""
+    from turnstile.temporal.versions import deployment_name, set_current
+
+    worker = session.settings.worker
+    name = deployment_name(worker)
+    build_id = "" if unversioned else build or worker.build_id
+    async with _temporal(session) as client:
+        await set_current(client, name, build_id, ignore_missing=ignore_missing, patience_seconds=wait)
+    session.out.remark(f"{name}.{build_id} runs turns now" if build_id else "workers without a build run turns now")
+
+
+@asynccontextmanager
+async def _temporal(session: "Session") -> "AsyncGenerator[Client]":
+    import asyncio
+
+    from turnstile.processes import addresses
+    from turnstile.processes.connections import open_client
+    from turnstile.schema.errors import ServerUnavailable
+    from turnstile.temporal.plugin import turnstile_plugin
+
+    patience = session.settings.database.patience_seconds
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    try:
+        async with asyncio.timeout(patience):
+            client = await open_client(session.settings, endpoints, turnstile_plugin())
+    except TimeoutError:
+        raise ServerUnavailable(f"no answer from Temporal in {patience:g} s") from None
+    yield client

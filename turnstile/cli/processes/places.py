@@ -1,0 +1,58 @@
+"""Where everything is, as `up` tells it, and what `migrate` did. Passwords are left out."""
+
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from turnstile.cli.output import Output
+from turnstile.processes.addresses import without_password
+from turnstile.processes.up import Running
+from turnstile.processes.worker_and_bridge import MigrationReport
+from turnstile.settings import Settings
+
+
+def print_places(out: Output, settings: Settings, data: Path, running: Running) -> None:
+    """Addresses, data and what to try next."""
+    endpoints = running.endpoints
+    places: dict[str, JsonValue] = {
+        "database": without_password(endpoints.database_url),
+        "nats": ", ".join(without_password(url) for url in endpoints.nats_url.split(",")),
+        "temporal": f"{endpoints.temporal_address}, namespace {endpoints.temporal_namespace}",
+        "web_ui": settings.temporal.web_ui_url or endpoints.web_ui_url,
+        "data": str(data.absolute()),
+    }
+    if out.as_json:
+        places["embedded"] = [*running.embedded]
+        places["worker_targets"] = [*settings.worker.worker_targets]
+        out.json_line(places)
+        return
+    names = {"database": "PostgreSQL", "nats": "NATS", "temporal": "Temporal", "web_ui": "Web UI", "data": "data"}
+    facts = {names[name]: place for name, place in places.items()}
+    facts["passwords"] = str(data.absolute() / "endpoints.json")
+    facts["serves"] = ", ".join(settings.worker.worker_targets)
+    out.facts("turnstile is up", facts)
+    out.remark("Ctrl-C stops it. In another terminal, in this directory:")
+    out.remark("  turnstile profile put FILE; turnstile agent add ID --profile NAME; turnstile enqueue ID TEXT --wait")
+
+
+def print_migration(out: Output, report: MigrationReport) -> None:
+    """What was applied and declared."""
+    if out.as_json:
+        out.document(
+            {
+                "migrations": [*report.migrations],
+                "streams": [*report.streams],
+                "consumers": [*report.consumers],
+                "search_attributes": [*report.search_attributes],
+                "roles": [*report.roles],
+            }
+        )
+        return
+    facts = {
+        "migrations applied": ", ".join(report.migrations) or "none were missing",
+        "streams": ", ".join(report.streams),
+        "consumers": ", ".join(report.consumers),
+        "search attributes": ", ".join(report.search_attributes),
+        "rights given to": ", ".join(report.roles) or "no roles are named in [database]",
+    }
+    out.facts("migrated", facts)

@@ -1,0 +1,132 @@
+"""`turnstile up`, `demo`, `demo-pump`, `migrate`, `worker` and `bridge`: what runs."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+from turnstile.schema.ids import split_targets
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+_NoStandby = Annotated[
+    bool, typer.Option("--no-standby", help="End if another process has a svc1_ target, instead of waiting for it.")
+]
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands to the top level."""
+    command(root, "up", serves=True)(up)
+    command(root, "demo", serves=True, quiet=True)(demo)
+    command(root, "demo-pump", serves=True, quiet=True)(demo_pump)
+    command(root, "migrate")(migrate)
+    command(root, "worker", serves=True)(worker)
+    command(root, "bridge", serves=True)(bridge)
+
+
+async def up(session: "Session") -> None:
+    """Start everything here: the embedded servers, migrations, worker and bridge, until Ctrl-C.
+
+    Servers whose address is set are used instead. The other commands find what runs by --data or the working directory.
+    """
+    from turnstile.cli.processes.places import print_places
+    from turnstile.embedded import DEFAULT_DATA
+    from turnstile.processes.up import run_up
+
+    data = session.options.data or DEFAULT_DATA
+    session.out.remark(f"starting in {data.absolute()}")
+    await run_up(
+        session.settings,
+        data,
+        session.stop,
+        say=session.out.remark,
+        ready=lambda running: print_places(session.out, session.settings, data, running),
+    )
+
+
+async def demo(
+    session: "Session",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+    ] = False,
+    model: Annotated[
+        str, typer.Option(help="Model to ask; the default needs no key and no network.", metavar="ID")
+    ] = "scripted/demo",
+) -> None:
+    """Start everything, let two agents answer, show what happened, and leave nothing running."""
+    from turnstile.cli.demo.turns import run_demo
+
+    await run_demo(session, keep=keep, model=model)
+
+
+async def demo_pump(
+    session: "Session",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+    ] = False,
+) -> None:
+    """Start everything, let listeners and agents talk, show their messages and chains, and leave nothing running."""
+    from turnstile.cli.demo.pump import run_demo_pump
+
+    await run_demo_pump(session, keep=keep)
+
+
+async def migrate(session: "Session") -> None:
+    """Bring the database, the NATS streams and Temporal's search attributes up to date; repeating it is harmless."""
+    from turnstile.cli.processes.places import print_migration
+    from turnstile.processes import addresses
+    from turnstile.processes.worker_and_bridge import migrate_all
+
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    report = await migrate_all(session.settings, endpoints)
+    print_migration(session.out, report)
+
+
+async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
+    """Run turns: a Temporal worker for the settings' worker_targets."""
+    from turnstile.embedded import find_data
+    from turnstile.processes import addresses
+    from turnstile.processes.worker_and_bridge import run_worker
+    from turnstile.telemetry.health_file import health_told
+
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    told = _serves(session.settings.worker.worker_targets)
+    async with health_told(find_data(session.options.data), "worker") as health:
+        await run_worker(
+            session.settings,
+            endpoints,
+            session.stop,
+            ready=lambda: session.out.remark(f"worker serves {told}"),
+            standby=not no_standby,
+            health=health,
+        )
+
+
+async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
+    """Answer requests and ring for turns: doorbells, verbs and the safety net."""
+    from turnstile.embedded import find_data
+    from turnstile.processes import addresses
+    from turnstile.processes.worker_and_bridge import run_bridge
+    from turnstile.telemetry.health_file import health_told
+
+    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    told = _serves(session.settings.worker.worker_targets)
+    async with health_told(find_data(session.options.data), "bridge") as health:
+        await run_bridge(
+            session.settings,
+            endpoints,
+            session.stop,
+            ready=lambda: session.out.remark(f"bridge serves {told}"),
+            standby=not no_standby,
+            health=health,
+        )
+
+
+def _serves(worker_targets: list[str]) -> str:
+    """What is served from now on, and what is once its lock is ours."""
+    shared, exclusive = split_targets(worker_targets)
+    told = ", ".join(shared) or "nothing yet"
+    return f"{told}; when it is free: {', '.join(exclusive)}" if exclusive else told

@@ -1,0 +1,99 @@
+"""`turnstile agent`: add, list, remove, and what it remembers."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "add", project=True)
+async def add(
+    session: "Session",
+    agent: Annotated[str, typer.Argument(help="The agent's id: A-Z a-z 0-9 _ -.")],
+    profile: Annotated[str, typer.Option(help="Name of its profile.")],
+    target: Annotated[str | None, typer.Option(help="Worker target, instead of the profile's.")] = None,
+    display_name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag; may be repeated.")] = None,
+) -> None:
+    """Add an agent to the project."""
+    from turnstile.ledger.turns.roster import add_agent
+    from turnstile.schema.ids import AgentId
+
+    async with session.ledger() as pool:
+        added = await add_agent(
+            pool,
+            session.project,
+            AgentId(agent),
+            profile,
+            worker_target=target,
+            display_name=display_name,
+            tags=tag or (),
+        )
+    if session.out.as_json:
+        session.out.document({"agent_id": agent, "profile_name": profile, "worker_target": added})
+    else:
+        session.out.line(f"agent {agent} added to {session.project}, served by workers of {added}")
+
+
+@command(app, "list", project=True)
+async def show(session: "Session") -> None:
+    """List the project's agents and where each stands."""
+    from turnstile.ledger.turns.roster import list_agents
+
+    async with session.ledger() as pool:
+        rows = await list_agents(pool, session.project)
+    session.out.records(
+        f"agents of {session.project}",
+        rows,
+        {
+            "agent": lambda row: row.agent_id,
+            "profile": lambda row: row.profile_name,
+            "worker target": lambda row: row.worker_target,
+            "stands": lambda row: row.head_status if row.status == "active" else row.status,
+            "turn": lambda row: row.active_agent_turn_id,
+            "epoch": lambda row: row.turn_epoch,
+            "queued": lambda row: row.queued,
+            "name": lambda row: row.display_name,
+        },
+    )
+
+
+@command(app, "remove", project=True)
+async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
+    """Take an agent away that has no turn in hand and none that waits. Its turns and cards stay, its memory goes."""
+    from turnstile.ledger.turns.roster import remove_agent
+    from turnstile.schema.ids import AgentId
+
+    async with session.ledger() as pool:
+        await pool.transact(lambda conn: remove_agent(conn, session.project, AgentId(agent)))
+    if session.out.as_json:
+        session.out.document({"agent_id": agent, "removed": True})
+    else:
+        session.out.line(f"agent {agent} removed from {session.project}; its turns stay until `turnstile prune`")
+
+
+@command(app, "memory", project=True)
+async def memory(
+    session: "Session",
+    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    box: Annotated[str | None, typer.Argument(help="A box (uuid) to remember; by default it is shown.")] = None,
+    fork: Annotated[bool, typer.Option("--fork", help="Remember a copy of the box, as it is now.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Remember no box.")] = False,
+) -> None:
+    """Show or set the box that the agent's turns read if they are asked nothing else."""
+    from turnstile.cli.turns.box_options import Memory, set_memory, show_memory
+
+    wanted = Memory(agent, box, fork, forget)
+    wanted.check()
+    if box is None and not forget:
+        await show_memory(session, agent)
+    else:
+        await set_memory(session, wanted)

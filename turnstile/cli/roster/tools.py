@@ -1,0 +1,73 @@
+"""`turnstile tool`: put, list and remove."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "put", project=True)
+async def put(
+    session: "Session",
+    files: Annotated[list[Path], typer.Argument(help="YAML files, one tool each.", metavar="FILE...")],
+) -> None:
+    """Store tools from YAML files. A profile offers those that its allowed_tools name, from its next turn on."""
+    from turnstile.ledger.turns.roster import put_tool
+    from turnstile.settings.yaml_files import read_tool
+
+    tools = [read_tool(file) for file in files]
+    stored: list[JsonValue] = []
+    async with session.ledger() as pool:
+        for tool in tools:
+            created = await put_tool(pool, session.project, tool)
+            stored.append({"tool_name": tool.tool_name, "created": created, "target_subject": tool.target_subject})
+            if not session.out.as_json:
+                verb = "added" if created else "replaced"
+                session.out.line(f"tool {tool.tool_name} {verb}, called on {tool.target_subject}")
+    if session.out.as_json:
+        session.out.document(stored)
+
+
+@command(app, "list", project=True)
+async def show(session: "Session") -> None:
+    """List the project's tools."""
+    from turnstile.ledger.turns.roster import list_tools
+
+    async with session.ledger() as pool:
+        rows = await list_tools(pool, session.project)
+    session.out.records(
+        f"tools of {session.project}",
+        rows,
+        {
+            "name": lambda row: row.tool_name,
+            "after execution": lambda row: row.after_execution,
+            "subject": lambda row: row.target_subject,
+            "description": lambda row: (row.description or "").split("\n", 1)[0][:60],
+        },
+    )
+
+
+@command(app, "remove", project=True)
+async def remove(
+    session: "Session", tool: Annotated[str, typer.Argument(help="The tool's name.", metavar="NAME")]
+) -> None:
+    """Take a tool away. Turns in hand keep what they were promised."""
+    from turnstile.ledger.turns.roster import remove_tool
+
+    async with session.ledger() as pool:
+        await remove_tool(pool, session.project, tool)
+    if session.out.as_json:
+        session.out.document({"tool_name": tool, "removed": True})
+    else:
+        session.out.line(f"tool {tool} removed from {session.project}")

@@ -1,0 +1,118 @@
+"""A thread on paper: the real chain of its messages, the answers, and its page in the Web UI. Reads the ledger."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from turnstile.cli.output import Output
+from turnstile.cli.session import Session
+from turnstile.cli.turns.turn_report import duration, page_of
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import (
+    find_thread,
+    list_thread_messages,
+    list_thread_payloads,
+    list_thread_replies,
+)
+from turnstile.schema.errors import Refused
+from turnstile.schema.pump.threads import MessageId, ThreadId, thread_workflow_id
+from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLine
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReport:
+    """What the ledger knows of a thread; `payloads` by message, where they were asked for."""
+
+    thread: ThreadLine
+    messages: Sequence[MessageLine]
+    replies: Sequence[ReplyLine]
+    link: str | None
+    payloads: Mapping[MessageId, str] = field(default_factory=dict[MessageId, str])
+
+
+async def read_thread(
+    session: Session, pool: Pool, thread: ThreadId, *, payloads: bool = False, row_limit: int = 1000
+) -> ThreadReport:
+    """The thread with its messages and answers; raises `Refused` (`unknown_thread`)."""
+    found = await pool.run(lambda conn: find_thread(conn, session.project, thread))
+    if found is None:
+        raise Refused("unknown_thread", f"project {session.project} has no thread {thread!r}")
+    messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=row_limit))
+    replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=row_limit))
+    said: dict[MessageId, str] = {}
+    if payloads:
+        said = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=row_limit))
+    return ThreadReport(found, messages, replies, page_of(session, thread_workflow_id(thread)), said)
+
+
+def document_of(report: ThreadReport) -> dict[str, JsonValue]:
+    """The report as one JSON object; what the answers say only where payloads were asked for."""
+    messages: list[JsonValue] = []
+    for each in report.messages:
+        said = {"payload": report.payloads[each.message_id]} if each.message_id in report.payloads else {}
+        messages.append({**each.model_dump(mode="json"), **said})
+    hidden = None if report.payloads else {"payload"}
+    replies: list[JsonValue] = [each.model_dump(mode="json", exclude=hidden) for each in report.replies]
+    thread = report.thread.model_dump(mode="json")
+    return {**thread, "messages": messages, "replies": replies, "web_ui_url": report.link}
+
+
+def print_thread(out: Output, report: ThreadReport) -> None:
+    """The whole report for people."""
+    thread = report.thread
+    told = thread.status if thread.end_reason is None else f"{thread.status}: {thread.end_reason}"
+    facts = {
+        "id": thread.thread_id,
+        "from": thread.requester,
+        "status": told,
+        "messages": thread.message_count,
+        "in flight": thread.open_count or None,
+        "created": thread.created_at,
+        "took": duration(thread.created_at, thread.ended_at),
+    }
+    out.facts("thread", facts)
+    print_chain(out, report)
+    if (left := thread.message_count - len(report.messages)) > 0:
+        out.line(f"… and {left} more: --limit shows them", style="dim")
+    if report.link:
+        out.line(f"Temporal: {report.link}", style="dim")
+
+
+def print_chain(out: Output, report: ThreadReport) -> None:
+    """The messages in their order, each as deep as its listener stands in the chain, and the answers."""
+    start = report.thread.created_at
+    rows: list[Sequence[object]] = []
+    answers = {each.request_id: each for each in report.replies}
+    for each in report.messages:
+        above, _, listener = each.chain.rpartition(".")
+        indent = "  " * above.removeprefix(report.thread.requester).count(".")
+        turn = f", turn {each.agent_turn_id}" if each.agent_turn_id else ""
+        tries = f", begun {each.attempt} times" if each.attempt > 1 else ""
+        rows.append(
+            (
+                each.number,
+                duration(start, each.created_at),
+                f"{indent}{each.from_id} → {listener}",
+                each.kind,
+                f"{each.status}: {each.effect}" if each.effect else each.status,
+                duration(each.begun_at or each.created_at, each.ended_at),
+                f"{each.message_id}{tries}{turn}",
+            )
+        )
+    out.table("messages", ["#", "after", "from → to", "kind", "what came of it", "took", "message"], rows)
+    _print_payloads(out, report)
+    for each in report.messages:
+        if (answer := answers.get(each.message_id)) is not None:
+            announced = "announced" if answer.announced_at else "not announced yet"
+            sender = f" from {answer.from_id}" if answer.from_id else ""
+            out.line(f"#{each.number} was answered{sender}: {answer.kind}, {answer.reason}, {announced}")
+            if report.payloads and answer.payload:
+                out.line(f"    {answer.payload}")
+
+
+def _print_payloads(out: Output, report: ThreadReport) -> None:
+    for each in report.messages:
+        if (said := report.payloads.get(each.message_id)) is not None:
+            out.line(f"#{each.number} {each.from_id} → {each.chain}", style="dim")
+            out.line(f"    {said}")

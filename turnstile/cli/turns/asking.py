@@ -1,0 +1,195 @@
+"""`enqueue`: over NATS, where a bridge answers, or straight into the ledger; and what became of it, with `--wait`.
+
+A bridge is waited for before anything is sent, so that the request itself is sent once. Subscribed before it, so that
+no event of the turn is missed.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from pydantic import JsonValue, ValidationError
+
+from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
+from turnstile.cli.session import Session, patiently
+from turnstile.cli.turns.follow import follow_turn, telling_interrupt, telling_outages, wait_turn, ways_of
+from turnstile.cli.turns.live import LiveView
+from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_report
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns import intake
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
+from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+
+_SENDER = "turnstile.cli"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `enqueue` was given."""
+
+    agent: str
+    text: str | None
+    """None where a context box says it all."""
+    correlation_id: str | None = None
+    fields: str | None = None
+    profile: str | None = None
+    model: str | None = None
+    context_box_id: str | None = None
+
+
+async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
+    """Enqueue it and print the reply; with `wait` follow the turn, raising `CommandFailed` if it does not succeed."""
+    request = request_of(question)
+    if direct:
+        async with session.ledger() as pool:
+            reply = await _enqueue_directly(session, pool, request)
+            _print_reply(session, reply, wait=wait)
+            if wait:
+                turn = turn_of(reply)
+                with telling_interrupt(session, f"turn {turn}", ways_of(turn)):
+                    await wait_turn(session, pool, turn)
+                await tell_end(session, pool, turn_of(reply))
+    elif wait:
+        async with session.ledger() as pool:
+            with _naming_direct():
+                turn = await ask_and_follow(session, pool, request, goes_on=True)
+            await tell_end(session, pool, turn)
+    else:
+        with _naming_direct():
+            async with session.bridge() as client:
+                _print_reply(session, await enqueue(session, client, request), wait=False)
+
+
+@contextmanager
+def _naming_direct() -> Generator[None]:
+    """What an enqueue can do without a bridge or NATS."""
+    try:
+        yield
+    except ServerUnavailable as error:
+        error.add_note("`enqueue --direct` needs the database alone")
+        raise
+
+
+async def ask_and_follow(
+    session: Session, pool: Pool, request: EnqueueRequest, *, goes_on: bool = False
+) -> AgentTurnId:
+    """Enqueue over NATS and show the turn live until it has ended; returns its id.
+
+    One that `goes_on` without this process is named when Ctrl-C ends the waiting.
+    """
+    async with session.nats() as conn:
+        client = BridgeClient(conn, session.project, session.channel)
+        async with client.watching(request.agent_id, include_chunks=True) as events:
+            reply = await enqueue(session, client, request)
+            _print_reply(session, reply, wait=True)
+            turn = turn_of(reply)
+            # one document with --json, so what streams is not shown there
+            view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
+            interrupt = telling_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
+            with telling_outages(session, conn), interrupt:
+                await follow_turn(session, pool, turn, events, view)
+            return turn
+
+
+async def enqueue(session: Session, client: BridgeClient, request: EnqueueRequest) -> EnqueueReply:
+    """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
+    try:
+        patience = session.settings.nats.patience_seconds
+        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
+    except ServerUnavailable as error:
+        raise NoBridge(str(error)) from None
+    try:
+        answer = await client.request("enqueue", request, headers={"CG-Sender": _SENDER})
+    except ServerUnavailable as error:
+        raise ServerUnavailable(
+            f"{error}; it may have been accepted: look at `turnstile turn list`. "
+            "With a --correlation-id a request can be repeated safely"
+        ) from None
+    reply = EnqueueReply.model_validate(answer)
+    raise_unless_accepted(reply)
+    return reply
+
+
+async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
+    """Ask the bridge to end the turn; raises `Refused` with its code, or `NoBridge`."""
+    async with session.bridge() as client:
+        try:
+            patience = session.settings.nats.patience_seconds
+            request: JsonObject = {"agent_turn_id": turn, "reason": reason}
+            answer = await patiently(lambda: client.request("stop", request), patience, session.out.remark)
+        except ServerUnavailable as error:
+            raise NoBridge(str(error)) from None
+    reply = StopReply.model_validate(answer)
+    raise_unless_accepted(reply)
+    return reply
+
+
+async def tell_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:
+    """Print the deliverable of a turn that has ended; raises `CommandFailed` unless it succeeded."""
+    report = await read_report(pool, session, turn)
+    view = report.turn
+    if session.out.as_json:
+        session.out.document(document_of(report, link_of(session, turn)))
+        session.exit_code = 0 if view.status == TurnStatus.SUCCESS else REFUSED
+        return
+    print_deliverable(session.out, report)
+    if view.status != TurnStatus.SUCCESS:
+        why = f": {view.error}" if view.error else ""
+        raise CommandFailed(view.error_code or "turn_failed", f"turn {turn} ended as {view.status}{why}")
+
+
+def request_of(question: Question) -> EnqueueRequest:
+    """The request; raises `BadRequest` naming the option that is wrong."""
+    given: dict[str, JsonValue] = {"agent_id": question.agent}
+    if question.text is not None:
+        given["instruction"] = question.text
+    if question.correlation_id is not None:
+        given["correlation_id"] = question.correlation_id
+    if question.profile is not None:
+        given["profile_name"] = question.profile
+    if question.context_box_id is not None:
+        given["context_box_id"] = question.context_box_id
+    if question.model is not None:
+        given["runtime_config"] = {"model": question.model}
+    if question.fields is not None:
+        given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
+    try:
+        return EnqueueRequest.model_validate(given)
+    except ValidationError as error:
+        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
+        raise BadRequest("; ".join(told)) from None
+
+
+def turn_of(reply: EnqueueReply) -> AgentTurnId:
+    """The turn that an accepted request made."""
+    if reply.agent_turn_id is None:
+        raise Refused("internal_error", "the bridge accepted the request and named no turn")
+    return reply.agent_turn_id
+
+
+async def _enqueue_directly(session: Session, pool: Pool, request: EnqueueRequest) -> EnqueueReply:
+    settings = session.settings
+    done = await intake.enqueue(
+        pool,
+        session.project,
+        session.channel,
+        request,
+        {},
+        depth_limit=settings.protocol.max_recursion_depth,
+        sender=_SENDER,
+        admission=settings.limits.admission,
+    )
+    return done.reply
+
+
+def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:
+    if session.out.as_json:
+        if not wait:
+            session.out.document(reply)
+        return
+    again = ", as before" if reply.duplicate else ""
+    session.out.line(f"turn {reply.agent_turn_id} is {reply.inbox_status}{again}", style="dim" if wait else "")

@@ -1,0 +1,95 @@
+"""`agent memory`: the box that an agent remembers, shown from the ledger and set by the bridge."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from turnstile.cli.errors import NoBridge
+from turnstile.cli.session import Session, patiently
+from turnstile.ledger.turns.boxes import agent_boxes
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, ServerUnavailable
+from turnstile.schema.ids import AgentId
+from turnstile.schema.wire.box_requests import (
+    BoxForkReply,
+    BoxForkRequest,
+    BoxReplaceReply,
+    BoxReplaceRequest,
+)
+from turnstile.schema.wire.inbox import Reply
+from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+
+_SENDER = "turnstile.cli"
+Answer = TypeVar("Answer", bound=Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What `agent memory` was given."""
+
+    agent: str
+    box: str | None
+    fork: bool
+    forget: bool
+
+    def check(self) -> None:
+        """Raises `BadRequest` for options that do not go together."""
+        if self.forget and self.box is not None:
+            raise BadRequest("either a box or --forget")
+        if self.fork and self.box is None:
+            raise BadRequest("--fork needs the box to copy")
+
+
+async def show_memory(session: Session, agent: str) -> None:
+    """Print the boxes that the agent's pointers name; raises `Refused` for an agent that is not there."""
+    async with session.ledger() as pool:
+        boxes = await pool.run(lambda conn: agent_boxes(conn, session.project, AgentId(agent)))
+    if session.out.as_json:
+        session.out.document(boxes)
+        return
+    session.out.line(f"memory       {boxes.memory_context_box_id or 'none'}")
+    session.out.line(f"last output  {boxes.last_output_box_id or 'none'}")
+
+
+async def set_memory(session: Session, memory: Memory) -> None:
+    """Set or take away the agent's memory.
+
+    Raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`.
+    """
+    async with session.bridge() as client:
+        await _await_bridge(session, client)
+        box = memory.box
+        if memory.fork:
+            forked = await _asked(client, "box_fork", BoxForkRequest, {"box_id": box}, BoxForkReply)
+            box = forked.box_id
+        asked: JsonObject = {"agent_id": memory.agent, "memory_context_box_id": box}
+        now = await _asked(client, "box_replace", BoxReplaceRequest, asked, BoxReplaceReply)
+    if session.out.as_json:
+        session.out.document(now)
+    elif now.memory_context_box_id is None:
+        session.out.line(f"agent {memory.agent} has no memory any more")
+    else:
+        session.out.line(f"agent {memory.agent} remembers box {now.memory_context_box_id}")
+
+
+async def _await_bridge(session: Session, client: BridgeClient) -> None:
+    try:
+        patience = session.settings.nats.patience_seconds
+        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
+    except ServerUnavailable as error:
+        raise NoBridge(str(error)) from None
+
+
+async def _asked(
+    client: BridgeClient, verb: str, form: type[BaseModel], asked: JsonObject, reply: type[Answer]
+) -> Answer:
+    """The bridge's reply to a verb; raises `BadRequest` for what does not fit it, and `Refused` with its code."""
+    try:
+        request = form.model_validate(asked)
+    except ValidationError as error:
+        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
+        raise BadRequest("; ".join(told)) from None
+    answer = reply.model_validate(await client.request(verb, request, headers={"CG-Sender": _SENDER}))
+    raise_unless_accepted(answer)
+    return answer

@@ -1,0 +1,54 @@
+"""`turnstile box`: put."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@app.callback()
+def _nothing() -> None:  # pyright: ignore[reportUnusedFunction] -- typer: a single command keeps its name
+    pass
+
+
+@command(app, "put", project=True)
+async def put(
+    session: "Session",
+    files: Annotated[
+        list[Path], typer.Argument(help="Text files, one card each; `-` reads standard input.", metavar="FILE...")
+    ],
+) -> None:
+    """Put texts into a new box, for `enqueue --context-box`. A text has at most 512 KiB."""
+    from turnstile.activities.text import storable
+    from turnstile.cli.turns.texts import bounded, given_text
+    from turnstile.ledger.turns.cards import make_box
+    from turnstile.schema.cards import CardType, Role, TextContent, make_card
+    from turnstile.schema.ids import CardId, new_box_id
+
+    texts = [bounded(storable(given_text(None, file)), str(file)) for file in files]
+    box = new_box_id()
+    cards = [
+        make_card(
+            CardId(f"{box}-{number}"),
+            CardType.INSTRUCTION,
+            Role.USER,
+            TextContent(text=text),
+            author="turnstile.cli",
+        )
+        for number, text in enumerate(texts, 1)
+    ]
+    async with session.ledger() as pool:
+        await pool.run(lambda conn: make_box(conn, session.project, box, cards))
+    if session.out.as_json:
+        session.out.document({"box_id": box, "card_ids": [card.card_id for card in cards]})
+    else:
+        session.out.line(f"box {box} with {len(cards)} texts")

@@ -1,0 +1,111 @@
+"""Follows a turn to its end: events as they come, and the ledger once a second, so that a lost event cannot hang it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Mapping
+from contextlib import contextmanager
+
+from turnstile.cli.errors import NoBridge
+from turnstile.cli.session import Session
+from turnstile.cli.turns.live import LiveView
+from turnstile.cli.turns.lookup import require_turn
+from turnstile.cli.turns.missing import Missing
+from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import AgentTurnId
+from turnstile.sdk.client import WatchEvent
+from turnstile.transport.connection import NatsConnection
+
+POLL_SECONDS = 1.0
+_LINGER_SECONDS = 0.1
+"""How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
+
+
+async def follow_turn(
+    session: Session, pool: Pool, turn: AgentTurnId, events: AsyncIterator[WatchEvent], view: LiveView
+) -> None:
+    """Print what happens until the turn has its outcome, and what it waits for if it does not begin."""
+    announced = asyncio.Event()
+    missing = Missing(session, pool)
+    reading = asyncio.create_task(_print(session, events, view, announced))
+    try:
+        while not await _has_ended(session, pool, turn, missing):
+            announced.clear()
+            await _wait(announced, POLL_SECONDS)
+        await asyncio.wait({reading}, timeout=_LINGER_SECONDS)
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})
+        view.close()
+
+
+async def wait_turn(session: Session, pool: Pool, turn: AgentTurnId) -> None:
+    """Return once the turn has its outcome, asking the ledger alone; raises `NoBridge` if none begins it.
+
+    It says what the turn waits for if it does not begin.
+    """
+    never, missing = asyncio.Event(), Missing(session, pool, gives_up=True)
+    while not await _has_ended(session, pool, turn, missing):
+        await _wait(never, POLL_SECONDS)
+
+
+@contextmanager
+def telling_outages(session: Session, conn: NatsConnection) -> Generator[None]:
+    """Say when NATS goes away and comes back."""
+
+    def changed() -> None:
+        state = "connected again" if conn.connected.is_set() else "gone; waiting for it"
+        session.out.remark(f"NATS at {conn.shown}: {state}")
+
+    forget = conn.listen(changed)
+    try:
+        yield
+    finally:
+        forget()
+
+
+@contextmanager
+def telling_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
+    """Say, where Ctrl-C ends the waiting, that it goes on; `ways` are commands, and what each does with it."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        own = session.options
+        named = (("--project", own.project), ("--data", own.data), ("--config", own.config))
+        same = "".join(f" {option} {value}" for option, value in named if value)
+        told = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
+        session.out.remark(f"{what} goes on: {told}")
+        raise
+
+
+def ways_of(turn: AgentTurnId) -> dict[str, str]:
+    """What can be done with a turn that goes on."""
+    return {f"turn show {turn}": "shows it", f"watch {turn}": "waits for it", f"turn stop {turn}": "ends it"}
+
+
+async def _has_ended(session: Session, pool: Pool, turn: AgentTurnId, missing: Missing) -> bool:
+    try:
+        view = await require_turn(pool, session.project, turn)
+        await missing.look(view)
+    except NoBridge:
+        raise
+    except ServerUnavailable as error:  # its pool has waited, and we wait on: the turn goes on without us
+        session.out.remark(f"waiting: {error}")
+        return False
+    return view.ended_at is not None
+
+
+async def _print(session: Session, events: AsyncIterator[WatchEvent], view: LiveView, announced: asyncio.Event) -> None:
+    try:
+        async for event in events:
+            if view.take(event):
+                announced.set()
+    except ServerUnavailable as error:
+        session.out.remark(f"{error}; asking the ledger instead")
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,50 @@
+"""`turnstile inbox`: the rows behind every turn, for finding out what holds one up."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+from turnstile.schema.states import InboxStatus
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "list", project=True)
+async def show(
+    session: "Session",
+    agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
+    status: Annotated[InboxStatus | None, typer.Option(help="Only rows in this status.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows at most.", min=1, max=10_000)] = 20,
+) -> None:
+    """List inbox rows, the newest first."""
+    from turnstile.cli.turns.lookup import require_agent
+    from turnstile.ledger.turns.views import list_inbox
+    from turnstile.schema.ids import AgentId
+
+    wanted = AgentId(agent) if agent else None
+    async with session.ledger() as pool:
+        if wanted:
+            await require_agent(pool, session.project, wanted)
+        rows = await pool.run(lambda conn: list_inbox(conn, session.project, wanted, status, row_limit=limit))
+    session.out.records(
+        f"inbox rows of {agent or session.project}",
+        rows,
+        {
+            "created": lambda row: row.created_at,
+            "agent": lambda row: row.agent_id,
+            "type": lambda row: row.message_type,
+            "status": lambda row: row.status,
+            "turn": lambda row: row.agent_turn_id,
+            "epoch": lambda row: row.turn_epoch,
+            "retries": lambda row: row.retry_count,
+            "due": lambda row: row.next_retry_at if row.archived_at is None else None,
+            "why": lambda row: row.last_error or row.defer_reason,
+            "correlation": lambda row: None if row.correlation_id == row.agent_turn_id else row.correlation_id,
+        },
+    )

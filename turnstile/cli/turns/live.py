@@ -1,0 +1,159 @@
+"""A turn as it happens, for people: streamed text, and events as dim lines between.
+
+Chunks are lossy and come from every attempt of a step. A higher attempt replaces what the lower ones printed, which a
+separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are told. Decides nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import assert_never
+
+from pydantic import ValidationError
+
+from turnstile.cli.output import Output
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentTurnId, StepId
+from turnstile.schema.states import ChunkType
+from turnstile.schema.wire.events import Chunk
+from turnstile.sdk.client import WatchEvent
+
+_NUMBER = re.compile(r"-s([0-9]+)\Z")
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where in the stream we are."""
+
+    turn: AgentTurnId
+    step: StepId
+    attempt: int
+    index: int
+
+
+class LiveView:
+    """Prints the events of an agent, or of one of its turns. With `--json` every event is one line."""
+
+    def __init__(
+        self, out: Output, turn: AgentTurnId | None = None, *, events: bool = True, silent: bool = False
+    ) -> None:
+        self._out = out
+        self._turn = turn
+        self._events = events
+        self._silent = silent
+        self._place: _Place | None = None
+        self._kind: ChunkType | None = None
+        self.streamed = False
+        """Whether any text of the answer was printed."""
+
+    def take(self, event: WatchEvent) -> bool:
+        """Print the event, if it is of the turn that is watched; True if it is a `task` event."""
+        if self._turn is not None and event.payload.get("agent_turn_id") != self._turn:
+            return False
+        if self._silent:
+            pass
+        elif self._out.as_json:
+            self._out.json_line({"subject": event.subject, "event": event.suffix, "payload": event.payload})
+        elif event.suffix == "chunk":
+            self._chunk(event.payload)
+        elif self._events:
+            self._event(event)
+        return event.suffix == "task"
+
+    def close(self) -> None:
+        """End a line that is open."""
+        if self._kind is not None:
+            self._out.line()
+            self._kind = None
+
+    def _event(self, event: WatchEvent) -> None:
+        self.close()
+        payload = event.payload
+        turn = payload.get("agent_turn_id")
+        whose = "" if self._turn is not None or turn is None else f" turn {turn}"
+        self._out.line(f"· {event.suffix}{whose}: {_summary(event.suffix, payload)}", style="dim")
+
+    def _chunk(self, payload: JsonObject) -> None:
+        try:
+            chunk = Chunk.model_validate(payload)
+        except ValidationError:  # a stranger's; nothing depends on it
+            return
+        if not self._advance(chunk):
+            return
+        match chunk.chunk_type:
+            case ChunkType.START:
+                self.close()
+            case ChunkType.CONTENT:
+                self._text(chunk, "")
+                self.streamed = True
+            case ChunkType.REASONING:
+                self._text(chunk, "dim italic")
+            case ChunkType.TOOL_CALL:
+                name = chunk.metadata.get("tool_name")
+                if name is not None:
+                    self.close()
+                    self._out.stream(f"→ {name} ", style="cyan")
+                self._text(chunk, "cyan")
+            case ChunkType.END:
+                self.close()
+                if code := chunk.metadata.get("error_code"):
+                    self._out.line(f"· the model failed: {code}", style="yellow")
+                elif code := chunk.metadata.get("truncated"):
+                    self._out.line(f"· the answer is cut off ({code})", style="yellow")
+            case _:
+                assert_never(chunk.chunk_type)
+
+    def _text(self, chunk: Chunk, style: str) -> None:
+        if self._kind not in (None, chunk.chunk_type):
+            self._out.line()
+        self._kind = chunk.chunk_type
+        self._out.stream(chunk.content, style=style)
+
+    def _advance(self, chunk: Chunk) -> bool:
+        """Move on to the chunk's place; False if it is behind."""
+        place = self._place
+        here = _Place(chunk.agent_turn_id, chunk.step_id, chunk.attempt, chunk.index)
+        if place is not None and place.turn == here.turn:
+            if _number(here.step) < _number(place.step):
+                return False
+            if here.step == place.step and (here.attempt, here.index) <= (place.attempt, place.index):
+                return False
+            if here.step == place.step and here.attempt > place.attempt:
+                self.close()
+                self._out.line(f"— attempt {here.attempt}, starting over —", style="yellow")
+                place = None
+        expected = place.index + 1 if place is not None and place.step == here.step else 0
+        if here.index > expected:
+            self.close()
+            self._out.line("· some of the stream was not heard", style="dim")
+        self._place = here
+        return True
+
+
+def _number(step: StepId) -> int:
+    found = _NUMBER.search(step)
+    return int(found[1]) if found else 0
+
+
+def _summary(suffix: str, payload: JsonObject) -> str:
+    match suffix:
+        case "state":
+            return f"{payload.get('status')}, epoch {payload.get('turn_epoch')}{_activity(payload)}"
+        case "step":
+            number = _number(StepId(str(payload.get("step_id"))))
+            return f"{number} {payload.get('phase')}"
+        case "task":
+            code = payload.get("error_code")
+            stats = payload.get("stats")
+            cut = stats.get("truncated") if isinstance(stats, dict) else None
+            why = "".join(f" ({each})" for each in (code, cut and f"cut off: {cut}") if each)
+            return f"{payload.get('status')}{why}, card {payload.get('deliverable_card_id')}"
+        case _:
+            return ", ".join(f"{name} {value}" for name, value in payload.items() if isinstance(value, (str, int)))
+
+
+def _activity(payload: JsonObject) -> str:
+    metadata = payload.get("metadata")
+    if not isinstance(metadata, dict):
+        return ""
+    told = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
+    return "".join(f", {each}" for each in told)

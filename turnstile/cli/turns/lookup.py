@@ -1,0 +1,54 @@
+"""Names from the command line, looked up in the ledger; what is not there is `Refused` with the protocol's code."""
+
+import re
+
+from turnstile.cli.session import Session
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import list_agents
+from turnstile.ledger.turns.views import describe_turn, find_turns
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
+from turnstile.schema.wire.descriptions import TurnView
+
+_WHOLE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CANDIDATES = 5
+"""Turns that are named where the beginning of an id fits several."""
+
+
+async def has_agent(pool: Pool, project: ProjectId, agent: AgentId) -> bool:
+    """Whether the project has such an agent."""
+    return any(row.agent_id == agent for row in await list_agents(pool, project))
+
+
+async def require_agent(pool: Pool, project: ProjectId, agent: AgentId) -> None:
+    """Raise `Refused` (`unknown_agent`) if the project has no such agent."""
+    if not await has_agent(pool, project, agent):
+        raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
+
+
+async def find_turn(pool: Pool, project: ProjectId, turn: str) -> TurnView | None:
+    """The turn of this id, or the one whose id begins so; raises `Refused` (`ambiguous_turn`) naming several."""
+    exact = await pool.run(lambda conn: describe_turn(conn, project, AgentTurnId(turn)))
+    if exact is not None or not turn:
+        return exact
+    found = await pool.run(lambda conn: find_turns(conn, project, turn, row_limit=_CANDIDATES + 1))
+    if len(found) > 1:
+        shown = [*found[:_CANDIDATES], *(["…"] if len(found) > _CANDIDATES else [])]
+        raise Refused("ambiguous_turn", "\n".join((f"several turns begin with {turn!r}", *shown)))
+    return await pool.run(lambda conn: describe_turn(conn, project, found[0])) if found else None
+
+
+async def require_turn(pool: Pool, project: ProjectId, turn: str) -> TurnView:
+    """As `find_turn`; raises `Refused` (`unknown_turn`) if the project has none."""
+    view = await find_turn(pool, project, turn)
+    if view is None:
+        raise Refused("unknown_turn", f"project {project} has no turn {turn!r}")
+    return view
+
+
+async def whole_id(session: Session, turn: str) -> str:
+    """The id that begins so, for what the bridge is asked; a whole one needs no ledger. Raises as `require_turn`."""
+    if _WHOLE.fullmatch(turn):
+        return turn
+    async with session.ledger() as pool:
+        return (await require_turn(pool, session.project, turn)).agent_turn_id

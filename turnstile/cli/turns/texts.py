@@ -1,0 +1,31 @@
+"""Texts as the command line takes them: as they are, from a file, or from standard input."""
+
+import sys
+from pathlib import Path
+
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+
+
+def given_text(text: str | None, file: Path | None) -> str:
+    """The text, or the file's; `-` reads standard input. Raises `BadRequest` for none of both, or both."""
+    if text is not None and file is None:
+        return sys.stdin.read() if text == "-" else text
+    if file is not None and text is None:
+        return sys.stdin.read() if str(file) == "-" else read_text(file)
+    raise BadRequest("give a text, or --file FILE")
+
+
+def read_text(file: Path) -> str:
+    """What the file holds; raises `BadRequest` naming it if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file} cannot be read: {error}") from None
+
+
+def bounded(text: str, name: str) -> str:
+    """The text, if one card can hold it; raises `Refused` (`text_too_large`)."""
+    if (size := len(text.encode("utf-8", "surrogatepass"))) > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"{name} has {size} bytes; a text is limited to {TEXT_LIMIT_BYTES}: split it")
+    return text

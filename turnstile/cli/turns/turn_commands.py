@@ -1,0 +1,130 @@
+"""`turnstile enqueue`, and `turnstile turn`: show, list and stop."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+_WIDE = 140
+_BEGINNING = 18
+"""Columns from which a list has room for whole ids; else what names a turn: its millisecond and twelve bits."""
+
+
+@command(app, "show", project=True)
+async def show(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+) -> None:
+    """Show a turn as a transcript: what was asked, each step with its calls, the deliverable, its Web UI page."""
+    from turnstile.cli.turns.turn_report import document_of, link_of, print_report, read_report
+
+    async with session.ledger() as pool:
+        report = await read_report(pool, session, turn)
+    link = link_of(session, report.turn.agent_turn_id)
+    if session.out.as_json:
+        session.out.document(document_of(report, link))
+    else:
+        print_report(session.out, report, link, whole=full)
+
+
+@command(app, "list", project=True)
+async def show_all(
+    session: "Session",
+    agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
+    limit: Annotated[int, typer.Option(help="Turns at most.", min=1, max=10_000)] = 20,
+) -> None:
+    """List turns, the newest first."""
+    from turnstile.cli.turns.lookup import require_agent
+    from turnstile.cli.turns.turn_report import duration, list_of, note_of
+    from turnstile.ledger.turns.views import list_turns
+    from turnstile.schema.ids import AgentId
+
+    wanted = AgentId(agent) if agent else None
+    async with session.ledger() as pool:
+        if wanted:
+            await require_agent(pool, session.project, wanted)
+        rows = await pool.run(lambda conn: list_turns(conn, session.project, wanted, row_limit=limit))
+    session.out.records(
+        f"turns of {agent or session.project}",
+        rows,
+        {
+            "created": lambda row: row.created_at,
+            "turn": lambda row: row.agent_turn_id,
+            "agent": lambda row: row.agent_id,
+            "status": lambda row: row.status,
+            "note": note_of,
+            "took": lambda row: duration(row.created_at, row.ended_at),
+            "asked": lambda row: " ".join((row.asked or "").split()),
+        }
+        if session.out.width >= _WIDE
+        else {
+            "turn": lambda row: row.agent_turn_id[:_BEGINNING],
+            "agent": lambda row: row.agent_id,
+            "status": lambda row: " ".join(filter(None, (row.status, note_of(row)))),
+            "asked": lambda row: " ".join((row.asked or "").split()),
+        },
+        cut="asked",
+    )
+    if not session.out.as_json and (link := list_of(session, wanted)):
+        session.out.remark(f"those that did not succeed, in Temporal: {link}")
+
+
+@command(app, "stop", project=True, channel=True)
+async def stop(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+) -> None:
+    """End a turn: it keeps what it has and is delivered as canceled."""
+    from turnstile.cli.turns.asking import stop_turn
+    from turnstile.cli.turns.lookup import whole_id
+
+    turn = await whole_id(session, turn)
+    reply = await stop_turn(session, turn, reason)
+    if session.out.as_json:
+        session.out.document(reply)
+    else:
+        session.out.line(f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
+
+
+def register(root: typer.Typer) -> None:
+    """Add `enqueue` to the top level."""
+    command(root, "enqueue", project=True, channel=True)(enqueue)
+
+
+async def enqueue(
+    session: "Session",
+    agent: Annotated[str, typer.Argument(help="Who is asked.")],
+    text: Annotated[str | None, typer.Argument(help="What is asked; `-` reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with what is asked, instead of TEXT.")] = None,
+    context_box: Annotated[
+        str | None, typer.Option(help="A box that the turn reads before what is asked.", metavar="BOX")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Show the answer as it streams, and the deliverable.")] = False,
+    correlation_id: Annotated[
+        str | None, typer.Option(help="A name for this request: the same request again answers the same turn.")
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(help="Fields that the deliverable must have, separated by commas.", metavar="A,B")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile, instead of the agent's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
+    direct: Annotated[bool, typer.Option("--direct", help="Write the ledger, without NATS and bridge.")] = False,
+) -> None:
+    """Ask an agent: one turn, exactly one deliverable. Exits 1 with --wait if the turn does not succeed."""
+    from turnstile.cli.turns.asking import Question, ask
+    from turnstile.cli.turns.texts import given_text
+
+    asked = None if (text, file) == (None, None) and context_box else given_text(text, file)
+    question = Question(agent, asked, correlation_id, fields, profile, model, context_box)
+    await ask(session, question, wait=wait, direct=direct)

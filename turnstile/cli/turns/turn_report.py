@@ -1,0 +1,289 @@
+"""A turn on paper: its transcript, its deliverable and its page in the Web UI. Reads the ledger, prints.
+
+Text of models and tools is indented below the line that says whose it is, so that none of it looks like ours.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
+
+from pydantic import JsonValue
+from rich.json import JSON
+
+from turnstile.cli.output import Output
+from turnstile.cli.session import Session
+from turnstile.cli.turns.lookup import require_turn
+from turnstile.cli.turns.transcript import CallEntry, StepEntry, Transcript, transcript_of, value_of
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import box_cards, get_card
+from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
+from turnstile.processes import addresses
+from turnstile.schema.cards import Card
+from turnstile.schema.ids import AgentTurnId, BoxId, workflow_id
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.descriptions import TurnView
+
+_TEXT = 2000
+_VALUE = 400
+"""Characters of a text, and of a call's arguments or result, that are shown unless all is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """What the ledger knows of a turn."""
+
+    turn: TurnView
+    steps: Sequence[StepView]
+    deliverable: Card | None
+    transcript: Transcript
+
+
+async def read_report(pool: Pool, session: Session, turn: str) -> TurnReport:
+    """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
+    view = await require_turn(pool, session.project, turn)
+    project, own = session.project, view.agent_turn_id
+
+    async def cards(box: BoxId | None) -> list[Card]:
+        found = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
+        return found or []
+
+    steps = await pool.run(lambda conn: list_steps(conn, project, own))
+    sent = await pool.run(lambda conn: list_calls(conn, project, own))
+    context, output = await cards(view.context_box_id), await cards(view.output_box_id)
+    card_id = view.deliverable_card_id
+    card = None
+    if card_id is not None:
+        card = await pool.run(lambda conn: get_card(conn, project, card_id))
+    return TurnReport(view, steps, card, transcript_of(steps, context, output, sent))
+
+
+def link_of(session: Session, turn: AgentTurnId) -> str | None:
+    """The turn's page in the Web UI, if its address is known."""
+    return page_of(session, workflow_id(turn))
+
+
+def page_of(session: Session, workflow: str) -> str | None:
+    """A workflow's page in the Web UI, if its address is known."""
+    found = _web_ui(session)
+    return found and addresses.turn_link(*found, workflow)
+
+
+def list_of(session: Session, agent: str | None) -> str | None:
+    """The project's turns that did not succeed, or an agent's, as a list in the Web UI; None as for `link_of`."""
+    found = _web_ui(session)
+    whose = f' AND TurnAgent = "{agent}"' if agent else ""
+    ended = ", ".join(f'"{status}"' for status in TurnStatus if status is not TurnStatus.SUCCESS)
+    query = f'TurnProject = "{session.project}"{whose} AND TurnStatus IN ({ended})'
+    return found and addresses.list_link(*found, query)
+
+
+def _web_ui(session: Session) -> tuple[str, str] | None:
+    """Its address, and the namespace that it shows."""
+    found = addresses.announced(session.options.data)
+    web_ui = addresses.web_ui_url(session.settings, found)
+    namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else addresses.NAMESPACE)
+    return (web_ui, namespace) if web_ui else None
+
+
+def document_of(report: TurnReport, link: str | None) -> dict[str, JsonValue]:
+    """The report as one JSON object."""
+    return {
+        **report.turn.model_dump(mode="json"),
+        "transcript": report.transcript.model_dump(mode="json"),
+        "deliverable": None if report.deliverable is None else value_of(report.deliverable),
+        "step_list": [step.model_dump(mode="json") for step in report.steps],
+        "web_ui_url": link,
+    }
+
+
+def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bool = False) -> None:
+    """The whole report for people: what was asked, each step, and what it came to; `whole` shortens nothing."""
+    turn, told = report.turn, report.transcript
+    out.facts(f"turn {turn.agent_turn_id}", _facts(turn, told))
+    moment = turn.created_at
+    out.line(f"\n{_clock(moment)}  asked", style="bold")
+    for request in told.request:
+        out.indented(_shortened(_text(request), None if whole else _TEXT))
+    if not told.request:
+        out.indented("(no instruction: the turn reads its boxes as they are)", style="dim")
+    for step in told.steps:
+        moment = max(moment, step.started_at)
+        _print_step(out, step, moment, whole=whole)
+    if turn.ended_at is not None:
+        moment = max(moment, turn.ended_at)
+        code = f" ({turn.error_code})" if turn.error_code else ""
+        out.line(f"\n{_clock(moment)}  ended: {turn.status}{code}", style="bold")
+    print_deliverable(out, report)
+    if link:
+        out.line(f"Temporal: {link}", style="dim")
+
+
+def _facts(turn: TurnView, told: Transcript) -> dict[str, object]:
+    waits = None
+    if turn.waiting_tool_count:
+        until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
+        waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"
+    late = sorted({call.tool for step in told.steps for call in step.calls if call.status == "timeout"})
+    cut = _truncated(turn)
+    notes = _joined(
+        f"{_count(told.calls_timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
+        f"{_count(told.failed_attempts, 'attempt')} at the model failed" if told.failed_attempts else "",
+        f"the last answer is cut off ({cut})" if cut else "",
+        between="; ",
+    )
+    return {
+        "status": turn.status,
+        "note": notes,
+        "error": " ".join(filter(None, (turn.error, turn.error_code and f"({turn.error_code})"))),
+        "last error": turn.last_error,
+        "waits for": waits,
+        "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
+        "took": duration(turn.created_at, turn.ended_at),
+        "cost": _cost(told),
+        "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
+        "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
+        "context box": turn.context_box_id,
+        "output box": turn.output_box_id,
+        "trace": turn.trace_id,
+    }
+
+
+def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) -> None:
+    facts = _joined(
+        step.model,
+        duration(step.started_at, step.ended_at),
+        f"{step.tokens:,} tokens" if step.tokens else "",
+        f"${step.response_cost:.4f}" if step.response_cost else "",
+    )
+    out.line()
+    out.line(f"{_clock(moment)}  step {step.number} {step.status}", style="bold", note=facts)
+    for number, code in enumerate(step.failed_attempts, 1):
+        out.indented(f"! attempt {number} at the model: {code}", style="yellow")
+    if step.text:
+        out.indented(_shortened(step.text, None if whole else _TEXT))
+    for call in step.calls:
+        _print_call(out, call, None if whole else _VALUE)
+    if step.truncated:
+        out.indented(f"! the answer is cut off ({step.truncated})", style="yellow")
+    if step.reminded:
+        out.indented("! told to end the turn with a tool", style="yellow")
+    if step.error:
+        out.indented(f"! {step.error}", style="red")
+
+
+def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:
+    out.indented(f"→ {call.tool} {_shortened(_text(call.arguments), limit)}", style="cyan")
+    if call.status == "waiting":
+        out.indented("← waiting for its result", style="yellow")
+        return
+    took = "" if call.sent_at is None else duration(call.sent_at, call.answered_at)
+    after = f" after {took}" if took else ""
+    if call.error_code is None:
+        out.indented(f"← {call.status}{after}: {_shortened(_text(call.result), limit)}")
+    else:
+        words = f"{call.error_code}: {_shortened(call.error or '', limit)}"
+        out.indented(f"← {call.status}{after}: {words}", style="yellow")
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _shortened(text: str, limit: int | None) -> str:
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]}… ({len(text) - limit:,} more characters; --full shows them)"
+
+
+def _clock(moment: datetime) -> str:
+    return moment.astimezone().strftime("%H:%M:%S")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _truncated(turn: TurnView) -> str | None:
+    found = (turn.stats or {}).get("truncated")
+    return found if isinstance(found, str) else None
+
+
+def _cost(told: Transcript) -> str:
+    tokens = sum(step.tokens or 0 for step in told.steps)
+    return _joined(
+        _count(len(told.steps), "step"),
+        f"{tokens:,} tokens" if tokens else "",
+        f"${told.response_cost:.4f}" if told.response_cost else "",
+    )
+
+
+def _joined(*facts: str | None, between: str = ", ") -> str:
+    return between.join(fact for fact in facts if fact)
+
+
+def print_timeline(out: Output, report: TurnReport) -> None:
+    """When what happened, from the enqueue on."""
+    start = report.turn.created_at
+    rows = [(duration(start, moment), what, took, detail) for moment, what, took, detail in _moments(report)]
+    out.table("timeline", ["after", "what", "took", "detail"], rows)
+
+
+def print_deliverable(out: Output, report: TurnReport) -> None:
+    """The deliverable with its card's id, or that there is none yet."""
+    card = report.deliverable
+    if card is None:
+        out.line("no deliverable yet", style="dim")
+        return
+    cut = _truncated(report.turn)
+    partial = ", partial" if card.metadata.partial and not cut else ""
+    out.line(f"deliverable (card {card.card_id}{partial})", style="bold")
+    if cut:
+        out.line(f"! cut off ({cut})", style="yellow")
+    value = value_of(card)
+    out.line(value if isinstance(value, str) else JSON.from_data(value).text.plain)
+
+
+def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
+    """Moments in the order of the protocol (§7): clocks of worker and database differ, so none is before the last."""
+    turn = report.turn
+    moments = [(turn.created_at, "enqueued", "", "")]
+    if turn.started_at:
+        moments.append((turn.started_at, "started", "", f"epoch {turn.turn_epoch}"))
+    for number, step in enumerate(report.steps, 1):
+        took = duration(step.started_at, step.ended_at)
+        moments.append((step.ended_at or step.started_at, f"step {number} {step.status}", took, _step_detail(step)))
+    if turn.ended_at:
+        moments.append((turn.ended_at, f"ended: {turn.status}", "", turn.error_code or ""))
+    if turn.announced_at:
+        moments.append((turn.announced_at, "announced", "", "task event acknowledged by NATS"))
+    latest = accumulate((moment for moment, *_ in moments), max)
+    return [(moment, what, took, detail) for moment, (_, what, took, detail) in zip(latest, moments, strict=True)]
+
+
+def note_of(line: TurnLine) -> str:
+    """What a list says of a turn beside its status: what went wrong, whatever it ended as."""
+    cut = f"cut off: {line.truncated}" if line.truncated else ""
+    late = f"{_count(line.calls_timed_out, 'call')} timed out" if line.calls_timed_out else ""
+    return _joined(line.error_code, cut, late)
+
+
+def duration(start: datetime, end: datetime | None) -> str:
+    """`40 ms`, `12.5 s`; empty if there is no end."""
+    if end is None:
+        return ""
+    seconds = (end - start).total_seconds()
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+def _step_detail(step: StepView) -> str:
+    told: list[str] = []
+    timing = step.metadata.get("timing")
+    if isinstance(timing, dict):
+        told.extend(f"{name} {value:.4g}" for name, value in timing.items() if isinstance(value, (int, float)))
+    if step.tool_call_ids:
+        told.append(f"{len(step.tool_call_ids)} tool calls")
+    if step.error:
+        told.append(step.error)
+    return ", ".join(told)

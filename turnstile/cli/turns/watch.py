@@ -1,0 +1,38 @@
+"""`turnstile watch`: an agent or a turn as it happens."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+
+def register(root: typer.Typer) -> None:
+    """Add `watch` to the top level."""
+    command(root, "watch", project=True, channel=True)(watch)
+
+
+async def watch(
+    session: "Session",
+    target: Annotated[
+        str, typer.Argument(help="An agent, until Ctrl-C, or a turn, until it ends.", metavar="AGENT|TURN")
+    ],
+) -> None:
+    """Show streamed text and events live. With --json every event is one line."""
+    from turnstile.cli.turns.lookup import find_turn, has_agent, require_agent
+    from turnstile.cli.turns.watching import watch_agent, watch_turn
+    from turnstile.schema.ids import AgentId
+
+    agent = AgentId(target)
+    async with session.ledger() as pool:
+        if not await has_agent(pool, session.project, agent):
+            if (turn := await find_turn(pool, session.project, target)) is not None:
+                await watch_turn(session, pool, turn)
+                return
+            await require_agent(pool, session.project, agent)
+    await watch_agent(session, agent)

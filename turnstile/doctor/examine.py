@@ -1,0 +1,264 @@
+"""Whether turns could run here: versions, servers, models and their keys. Asks no provider and changes nothing.
+
+Each check is a line that says what is and, where something is wrong, what to do. A server has some seconds to answer.
+"""
+
+import asyncio
+import stat
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
+
+from turnstile.activities.models import ModelRouter
+from turnstile.activities.models.litellm_sdk import TESTED_VERSION
+from turnstile.bridge.engine import are_known, ensure_readable
+from turnstile.doctor.checks import SECONDS, Check, looked
+from turnstile.doctor.serving import check_serving
+from turnstile.embedded import Endpoints, find_data, read_endpoints
+from turnstile.embedded.server import log_path
+from turnstile.ledger.migrate import pending
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
+from turnstile.ledger.turns.usage import list_profile_models
+from turnstile.processes import addresses
+from turnstile.processes.listener_files import load_registry
+from turnstile.processes.models import real_model, route_models
+from turnstile.processes.pump import served_targets
+from turnstile.runtime.release import release
+from turnstile.schema.errors import ConfigError, ServerUnavailable, TurnstileError
+from turnstile.schema.pump.listeners import BadListener
+from turnstile.settings import Settings
+from turnstile.temporal.connect import connect_engine
+from turnstile.temporal.versions import list_builds
+from turnstile.transport.connection import connect
+
+COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
+"""Versions that stole keys; pip would not say so."""
+_TOLD = ("temporalio", "nats-py", "pydantic")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doctor:
+    settings: Settings
+    data: Path | None
+    models: Sequence[str]
+
+    async def servers(self) -> list[Check]:
+        try:
+            endpoints = addresses.resolve_endpoints(self.settings, self.data)
+        except ConfigError as error:
+            return [Check(name="servers", status="warn", says=str(error), hint="`turnstile up` starts all of them")]
+        looks = [
+            looked("PostgreSQL", lambda: _postgres(endpoints.database_url)),
+            looked("NATS", lambda: _nats(endpoints.nats_url)),
+            looked("Temporal", lambda: _temporal(self.settings, endpoints)),
+        ]
+        if self.settings.worker.deployment_name:
+            looks.append(looked("worker version", lambda: _version(self.settings, endpoints)))
+        looks.append(check_serving(self.settings, endpoints, self._nats_log(endpoints)))
+        return [check for found in await asyncio.gather(*looks) for check in found]
+
+    def _nats_log(self, endpoints: Endpoints) -> Path | None:
+        """The log of the NATS of a `turnstile up` here, if that is the one in use."""
+        data = find_data(self.data)
+        found = read_endpoints(data) if data is not None else None
+        own = data is not None and found is not None and found.nats_url == endpoints.nats_url
+        return log_path(data, "nats") if data is not None and own else None
+
+    async def listeners(self) -> list[Check]:
+        """Whether the listeners that `[pump]` names are served, and all that messages wait for."""
+        target, names = self.settings.pump.worker_target, self.settings.pump.listeners
+        try:
+            wanted = sorted(load_registry(names).listeners) if names else []
+            pool = Pool(
+                addresses.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
+            )
+        except BadListener as error:
+            return [Check(name="listeners", status="fail", says=str(error), hint="no worker starts with them")]
+        except ConfigError:
+            return []
+        try:
+            async with asyncio.timeout(SECONDS):
+                served = await pool.run(lambda conn: list_served(conn, target))
+                waited = await pool.run(lambda conn: list_unserved(conn, [target], older_seconds=0, row_limit=20))
+        except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
+            says = f"they could not be looked for ({type(error).__name__})"
+            return [Check(name="listeners", status="warn", says=says)] if names else []
+        finally:
+            await pool.close()
+        return _served(target, wanted, served, waited)
+
+    async def named_models(self) -> tuple[list[str], list[Check]]:
+        """The models of all profiles and those asked about."""
+        wanted = dict.fromkeys(self.models)
+        try:
+            pool = Pool(
+                addresses.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
+            )
+        except ConfigError:
+            return list(wanted), []
+        try:
+            async with asyncio.timeout(SECONDS):
+                found = await pool.run(list_profile_models)
+        except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
+            says = f"profiles could not be read ({type(error).__name__})"
+            return list(wanted), [Check(name="profiles", status="warn", says=says)]
+        finally:
+            await pool.close()
+        return list(wanted | dict.fromkeys(each.model for each in found)), []
+
+
+async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
+    """All checks: versions, settings, servers, key files, and the models of profiles and of `models`."""
+    doctor = _Doctor(settings, data, models)
+    servers, listeners, (named, problems) = await asyncio.gather(
+        doctor.servers(), doctor.listeners(), doctor.named_models()
+    )
+    checks = [*versions(), *servers, *listeners, *problems, *key_files(settings), *await check_models(settings, named)]
+    return [*checks, verdict(checks)]
+
+
+def verdict(checks: Sequence[Check]) -> Check:
+    """Whether turns could run here, and what keeps them from it."""
+    if failed := [each.name for each in checks if each.status == "fail"]:
+        return Check(name="turns", status="fail", says=f"cannot all run here; mend first: {', '.join(failed)}")
+    if any(each.name == "servers" for each in checks):
+        return Check(name="turns", status="warn", says="cannot run yet: no servers are known")
+    return Check(name="turns", status="ok", says="can run here")
+
+
+def versions() -> list[Check]:
+    """Python and the libraries that matter."""
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    found = [Check(name="Python", status="ok" if sys.version_info >= (3, 11) else "fail", says=python)]
+    told = ", ".join(f"{name} {metadata.version(name)}" for name in _TOLD)
+    found.append(Check(name="packages", status="ok", says=f"turnstile {release()}, {told}"))
+    try:
+        litellm = metadata.version("litellm")
+    except metadata.PackageNotFoundError:
+        hint = "install requirements.lock; scripted models work without it"
+        return [*found, Check(name="litellm", status="fail", says="not installed", hint=hint)]
+    if litellm in COMPROMISED["litellm"]:
+        hint = "uninstall it, replace every key that this machine holds, install requirements.lock"
+        return [*found, Check(name="litellm", status="fail", says=f"{litellm} steals keys", hint=hint)]
+    if litellm != TESTED_VERSION:
+        says = f"{litellm}, and {TESTED_VERSION} is what was tested"
+        return [*found, Check(name="litellm", status="warn", says=says, hint="install requirements.lock")]
+    return [*found, Check(name="litellm", status="ok", says=litellm)]
+
+
+def key_files(settings: Settings) -> list[Check]:
+    """Key files that others may read."""
+    found: list[Check] = []
+    named = dict(settings.model.api_key_files)
+    if settings.temporal.codec_keys_file:
+        named["[temporal].codec_keys_file"] = Path(settings.temporal.codec_keys_file)
+    for entry, file in named.items():
+        name = f"key of {entry}"
+        try:
+            mode = file.stat().st_mode
+        except OSError as error:
+            found.append(
+                Check(name=name, status="fail", says=f"{file}: {error.strerror}", hint="[model.api_key_files]")
+            )
+            continue
+        others = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
+        says = f"{file}, readable by others" if others else str(file)
+        found.append(
+            Check(name=name, status="warn" if others else "ok", says=says, hint=f"chmod 600 {file}" if others else "")
+        )
+    return found
+
+
+async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]:
+    """Whether each model could be asked: a known provider, and a key for it."""
+    if not models:
+        return [Check(name="models", status="ok", says="no profile names one yet")]
+    router: ModelRouter = route_models(settings.model, real_model(settings.model))
+    found: list[Check] = []
+    try:
+        for model in models:
+            try:
+                await router.check(model)
+            except TurnstileError as error:
+                hint = "docs/models.md lists providers and their variables"
+                found.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
+            else:
+                found.append(Check(name=model, status="ok", says="can be asked"))
+    finally:
+        await router.close()
+    return found
+
+
+def _served(target: str, wanted: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]) -> list[Check]:
+    """A line of what is served, or of what is not, and one for each listener that messages wait for."""
+    hint = "start `turnstile worker` with these [pump].listeners"
+    found = [Check(name="listeners", status="fail", says=each.told(), hint=hint) for each in waited]
+    missing = sorted(set(wanted) - set(served))
+    if missing:
+        says = f"no worker of {target!r} has {', '.join(missing)}"
+        found.append(Check(name="listeners", status="warn", says=says, hint=hint))
+    elif served:
+        most = max(served.values())
+        told = ", ".join(name if n == most else f"{name} (by {n} of {most} workers)" for name, n in served.items())
+        found.append(Check(name="listeners", status="ok", says=f"{target!r} has {told}"))
+    return found
+
+
+async def _postgres(url: str) -> list[Check]:
+    pool = Pool(url, size=1, name="turnstile doctor", patience=SECONDS)
+    try:
+        await pool.open()
+        missing = await pending(pool)
+    finally:
+        await pool.close()
+    if missing:
+        hint = "run `turnstile migrate`"
+        return [
+            Check(name="PostgreSQL", status="fail", says=f"{pool.server} lacks {len(missing)} migrations", hint=hint)
+        ]
+    return [Check(name="PostgreSQL", status="ok", says=pool.server)]
+
+
+async def _nats(url: str) -> list[Check]:
+    conn = await connect(url, name="turnstile doctor")
+    try:
+        await conn.send("$JS.API.INFO", b"")
+        await conn.verify()
+        account = await conn.js.account_info()
+    except ConfigError:  # a client's user: it may not ask, and need not
+        return [Check(name="NATS", status="ok", says=f"{conn.shown}; this user may not ask about JetStream")]
+    finally:
+        await conn.close()
+    return [Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")]
+
+
+async def _temporal(settings: Settings, endpoints: Endpoints) -> list[Check]:
+    address, namespace = endpoints.temporal_address, endpoints.temporal_namespace
+    try:
+        client = await connect_engine(settings.temporal, endpoints)
+    except RuntimeError as error:  # what the SDK raises for a server that does not answer
+        raise ServerUnavailable(f"Temporal at {address} does not answer: {str(error)[:200]}") from None
+    info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
+    await client.count_workflows("WorkflowId = 'none'")
+    if await are_known(client):
+        await ensure_readable(client, served_targets(settings))
+    sealed = f", payloads encrypted by {settings.temporal.codec}" if settings.temporal.codec else ""
+    says = f"{address}, namespace {namespace}, version {info.server_version}{sealed}"
+    return [Check(name="Temporal", status="ok", says=says)]
+
+
+async def _version(settings: Settings, endpoints: Endpoints) -> list[Check]:
+    """Whether the build that these settings name is the one that runs turns."""
+    worker = settings.worker
+    builds = await list_builds(await connect_engine(settings.temporal, endpoints), worker.deployment_name)
+    current = next((each.build_id for each in builds if each.current), None)
+    told = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
+    if current == worker.build_id:
+        return [Check(name="worker version", status="ok", says=told)]
+    hint = f"workers of {worker.build_id} wait until `turnstile worker-version set-current {worker.build_id}`"
+    return [Check(name="worker version", status="warn", says=told, hint=hint)]

@@ -1,0 +1,278 @@
+"""Who serves what, for `turnstile doctor`: streams, bridge, workers, the targets of agents, and the tools.
+
+Whoever waits for messages is known by the open pulls of the consumers: those of a target's doorbells are a bridge's,
+those of a tool's commands the tool's. A worker is known by its signing on in `state.workers`. The users of bridge and
+worker may not ask everything; what they may not ask is said and is no failure. It changes nothing but for one small
+message in each stream.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.doctor.checks import SECONDS, Check, looked
+from turnstile.embedded import Endpoints
+from turnstile.embedded.files import last_error
+from turnstile.ledger.operations.monitor import (
+    LiveWorker,
+    TargetUse,
+    ToolTarget,
+    list_live_workers,
+    list_target_uses,
+    list_tool_targets,
+)
+from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import BadRequest, ConfigError
+from turnstile.schema.ids import ChannelId, ProjectId, token
+from turnstile.schema.tools import expand_subject
+from turnstile.schema.wire import subjects
+from turnstile.settings import Settings
+from turnstile.transport.connection import NatsConnection, connect
+from turnstile.transport.stream_probe import (
+    Consumer,
+    answers,
+    list_consumers,
+    named_consumers,
+    probe_streams,
+)
+from turnstile.transport.streams import wakeup_consumer
+
+_LATE_SECONDS = 15.0
+"""A worker signs on every ten seconds."""
+_LOOKS = 4
+_LOOK_SECONDS = 0.15
+"""A pull ends and is asked for anew: who is not seen waiting is looked for again."""
+_LINES = 20
+_ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class _Roster:
+    """What the ledger says."""
+
+    targets: list[TargetUse]
+    workers: list[LiveWorker]
+    tools: list[ToolTarget]
+
+
+async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path | None) -> list[Check]:
+    """Lines about streams, bridge, workers, targets and tools. `nats_log` is the embedded server's, if it is that."""
+    rosters: list[_Roster] = []
+
+    async def read() -> list[Check]:
+        rosters.append(await _read_roster(endpoints.database_url))
+        return []
+
+    unread = await looked("agents and tools", read, "see the line of PostgreSQL")
+    roster = rosters[0] if rosters else None
+    try:
+        async with asyncio.timeout(SECONDS):
+            conn = await connect(endpoints.nats_url, name="turnstile doctor", on_wait=lambda _: None)
+    except (TimeoutError, ConfigError):  # the line of NATS tells it
+        return [*unread, *(_workers(roster) if roster else [])]
+    try:
+        streams = await looked("streams", lambda: check_streams(conn, nats_log))
+        bridge = await looked("bridge", lambda: _bridge(settings, conn))
+        if roster is None:
+            return [*streams, *bridge, *unread]
+        found = await _listening(conn, roster)
+    finally:
+        await conn.close()
+    return [*streams, *bridge, *_workers(roster), *_targets(settings, roster, found), *_tools(roster, found)]
+
+
+async def _read_roster(url: str) -> _Roster:
+    pool = Pool(url, size=1, name="turnstile doctor", patience=SECONDS)
+    try:
+        return _Roster(
+            await pool.run(list_target_uses), await pool.run(list_live_workers), await pool.run(list_tool_targets)
+        )
+    finally:
+        await pool.close()
+
+
+async def check_streams(conn: NatsConnection, log: Path | None) -> list[Check]:
+    """Whether each stream stores a message and has it."""
+    found: list[Check] = []
+    for stream, error in (await probe_streams(conn, remove=log is not None)).items():
+        name = f"stream {stream}"
+        if error is None:
+            found.append(Check(name=name, status="ok", says="stored a message and found it again"))
+        elif isinstance(error, ConfigError):
+            hint = "ask with the settings of a bridge or a worker"
+            found.append(Check(name=name, status="warn", says=str(error), hint=hint))
+        else:
+            logged = last_error(log) if log is not None else ""
+            says = f"{error}; the log of NATS says: {logged}" if logged else str(error)
+            hint = "no event comes while it refuses: see its disk and its log, then start NATS again"
+            hint = f"{hint}; `turnstile up` does that by itself" if log is not None else hint
+            found.append(Check(name=name, status="fail", says=says, hint=hint))
+    return found
+
+
+async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
+    """Whether a bridge answers requests."""
+    told = settings.protocol
+    subject = subjects.bridge_request(ProjectId(told.default_project), ChannelId(told.default_channel), "describe")
+    match await answers(conn, subject):
+        case True:
+            return [Check(name="bridge", status="ok", says="answers requests")]
+        case False:
+            hint = "start `turnstile bridge`, or `turnstile up`"
+            return [Check(name="bridge", status="fail", says="none answers requests", hint=hint)]
+        case None:
+            says = "this user may not ask it; the lines of targets tell whether one rings"
+            return [Check(name="bridge", status="ok", says=says)]
+
+
+async def _listening(conn: NatsConnection, roster: _Roster) -> list[Consumer] | None:
+    """The consumers, looked at until those that matter are seen waiting or have been looked for long enough."""
+    wakeups = [wakeup_consumer(each.worker_target) for each in roster.targets]
+    patterns = [each for tool in roster.tools if (each := _pattern(tool)) is not None]
+    seen: dict[str, Consumer] = {}
+
+    async def ask() -> list[Consumer] | None:
+        listed = await list_consumers(conn)
+        return listed if listed is not None else await named_consumers(conn, [*wakeups, *_tool_consumers(roster)])
+
+    for _ in range(_LOOKS):
+        found = await _asked(ask)
+        if found is None:
+            return None
+        seen |= {each.name: each for each in found if each.listens or each.name not in seen}
+        waits = all(seen[name].listens for name in wakeups if name in seen)
+        if waits and all(any(each.listens and each.takes(one) for each in seen.values()) for one in patterns):
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
+    return list(seen.values())
+
+
+async def _asked(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> list[Consumer] | None:
+    """None where NATS does not tell; the lines of streams say why."""
+    found: list[Consumer] | None = None
+
+    async def look() -> list[Check]:
+        nonlocal found
+        found = await ask()
+        return []
+
+    return None if await looked("consumers", look) else found
+
+
+def _workers(roster: _Roster) -> list[Check]:
+    """Who signed on."""
+    if not roster.workers:
+        hint = "start `turnstile worker`, or `turnstile up`"
+        return [Check(name="workers", status="fail", says="none has signed on in the last 30 s", hint=hint)]
+    instances: dict[str, list[LiveWorker]] = {}
+    for each in roster.workers:
+        instances.setdefault(each.instance, []).append(each)
+    return [
+        _worker(name, [each.worker_target for each in own], min(each.seen_seconds for each in own))
+        for name, own in instances.items()
+    ]
+
+
+def _worker(name: str, targets: Iterable[str], seen_seconds: float) -> Check:
+    says = f"serves {', '.join(targets)}, signed on {seen_seconds:.0f} s ago"
+    if seen_seconds <= _LATE_SECONDS:
+        return Check(name=f"worker {name}", status="ok", says=says)
+    hint = "it signs on every 10 s: it has ended, or does not reach the database"
+    return Check(name=f"worker {name}", status="warn", says=says, hint=hint)
+
+
+def _targets(settings: Settings, roster: _Roster, found: list[Consumer] | None) -> list[Check]:
+    """Whether the targets that agents and profiles name have a worker and a bridge."""
+    if not roster.targets:
+        return [Check(name="targets", status="ok", says="no agent or profile names one yet")]
+    served = sorted({each.worker_target for each in roster.workers} | set(settings.worker.worker_targets))
+    return _capped("targets", [_target(use, roster.workers, found, served) for use in roster.targets])
+
+
+def _target(
+    use: TargetUse, workers: Sequence[LiveWorker], found: list[Consumer] | None, served: Sequence[str]
+) -> Check:
+    name = f"target {use.worker_target}"
+    here = sum(each.worker_target == use.worker_target for each in workers)
+    rings = (
+        None
+        if found is None
+        else any(each.listens for each in found if each.name == wakeup_consumer(use.worker_target))
+    )
+    named = _count(use.agents, "agent", "agents"), _count(use.profiles, "profile", "profiles")
+    who = f"named by {' and '.join(named)}, such as {use.example}"
+    missing = [*([] if here else ["no worker serves it"]), *(["no bridge rings for it"] if rings is False else [])]
+    if not missing:
+        rung = "" if rings else "; this user may not ask whether a bridge rings for it"
+        return Check(name=name, status="ok", says=f"{_count(here, 'worker serves', 'workers serve')} it{rung}")
+    others = [each for each in served if each != use.worker_target]
+    close = difflib.get_close_matches(use.worker_target, others, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"name it in [worker].worker_targets of a worker and a bridge, and start them{meant}"
+    status = "fail" if use.agents else "warn"
+    return Check(name=name, status=status, says=f"{' and '.join(missing)}: {who}", hint=hint)
+
+
+def _tools(roster: _Roster, found: list[Consumer] | None) -> list[Check]:
+    """Whether somebody listens for the commands of each tool."""
+    if not roster.tools:
+        return []
+    if found is None:
+        says = f"this user may not ask who listens for {len(roster.tools)} tools"
+        return [Check(name="tools", status="warn", says=says, hint="ask with the settings of a bridge")]
+    lines = [_tool(tool, found) for tool in roster.tools]
+    return _capped("tools", lines)
+
+
+def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
+    name = f"tool {tool.tool_name} of {tool.project_id}"
+    pattern = _pattern(tool)
+    if pattern is None:
+        says = f"its target_subject {tool.target_subject!r} is no subject of a tool"
+        return Check(name=name, status="warn", says=says, hint="`turnstile tool put` writes it anew")
+    own = [each for each in found if each.takes(pattern)]
+    if any(each.listens for each in own):
+        return Check(name=name, status="ok", says="somebody listens")
+    if held := sum(each.num_ack_pending for each in own):
+        hint = "it is busy, or gone: then its calls come again to the next one that starts"
+        return Check(name=name, status="warn", says=f"{held} calls are in hand, and nobody waits for more", hint=hint)
+    hint = "start its program; until then its calls wait, and end as timeouts (docs/tools.md)"
+    return Check(name=name, status="fail", says=f"nobody listens for {pattern}", hint=hint)
+
+
+def _pattern(tool: ToolTarget) -> str | None:
+    """The subject of its calls in any channel; None if it has none."""
+    target = tool.target_subject or ""
+    try:
+        expand_subject(target, tool.project_id, ChannelId("any"))
+    except BadRequest:
+        return None
+    return target.replace("{project_id}", tool.project_id).replace("{channel_id}", _ANY)
+
+
+def _tool_consumers(roster: _Roster) -> list[str]:
+    """What `ToolService` calls the consumers of these tools."""
+    names: list[str] = []
+    for tool in roster.tools:
+        parts = (_pattern(tool) or "").split(".")[6:]
+        if len(parts) >= 2:
+            shared = f"turnstile_tool_{'_'.join(token(each, 'target') for each in parts)}"
+            names += [shared, f"{shared}@{tool.project_id}"]
+    return list(dict.fromkeys(names))
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _capped(name: str, lines: Sequence[Check]) -> list[Check]:
+    """What is wrong first, then what is well; long lists are cut."""
+    order = {"fail": 0, "warn": 1, "ok": 2}
+    lines = sorted(lines, key=lambda each: order[each.status])
+    kept, left = lines[:_LINES], lines[_LINES:]
+    if not left:
+        return kept
+    worst = left[0].status
+    return [*kept, Check(name=name, status=worst, says=f"and {len(left)} more")]

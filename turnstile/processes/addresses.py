@@ -1,0 +1,94 @@
+"""Which servers a command talks to: the addresses in the settings, else those a running `turnstile up` announces."""
+
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from pydantic import ValidationError
+
+from turnstile.embedded import DEFAULT_DATA, Endpoints, find_endpoints
+from turnstile.schema.errors import ConfigError
+from turnstile.settings import Settings
+
+NAMESPACE = "default"
+
+
+def resolve_endpoints(settings: Settings, data: Path | None) -> Endpoints:
+    """All three addresses; raises `ConfigError` saying what to start or set if one is known nowhere."""
+    found = announced(data)
+    given = {
+        "[database].url": settings.database.url or (found.database_url if found else ""),
+        "[nats].servers": settings.nats.url or (found.nats_url if found else ""),
+        "[temporal].address": settings.temporal.address or (found.temporal_address if found else ""),
+    }
+    if missing := [key for key, address in given.items() if not address]:
+        raise nothing_runs(data, missing)
+    database, nats, temporal = given.values()
+    return Endpoints(
+        database_url=database,
+        nats_url=nats,
+        temporal_address=temporal,
+        temporal_namespace=settings.temporal.namespace or (found.temporal_namespace if found else NAMESPACE),
+        web_ui_url=web_ui_url(settings, found),
+    )
+
+
+def database_url(settings: Settings, data: Path | None) -> str:
+    """Where the ledger is, for commands that need nothing else; raises `ConfigError` as `resolve_endpoints` does."""
+    if settings.database.url:
+        return settings.database.url
+    if (found := announced(data)) is None:
+        raise nothing_runs(data, ["[database].url"])
+    return found.database_url
+
+
+def nats_url(settings: Settings, data: Path | None) -> str:
+    """Where NATS is, for commands that need nothing of Temporal; raises `ConfigError` as `resolve_endpoints` does."""
+    if settings.nats.url:
+        return settings.nats.url
+    if (found := announced(data)) is None:
+        raise nothing_runs(data, ["[nats].servers"])
+    return found.nats_url
+
+
+def announced(data: Path | None) -> Endpoints | None:
+    """What a running `turnstile up` announces; raises `ConfigError` if this user may not read it."""
+    try:
+        return find_endpoints(data)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): run as the user of `up`") from None
+    except ValidationError:
+        where = DEFAULT_DATA if data is None else data
+        raise ConfigError(f"{where}/endpoints.json is of another version of turnstile: start `up` again") from None
+
+
+def web_ui_url(settings: Settings, found: Endpoints | None) -> str | None:
+    """The Web UI of the Temporal that is used: a configured service's, or the embedded one's."""
+    if settings.temporal.web_ui_url or settings.temporal.address:
+        return settings.temporal.web_ui_url or None
+    return found.web_ui_url if found else None
+
+
+def turn_link(web_ui: str, namespace: str, workflow_id: str) -> str:
+    """The page of a turn's workflow in the Web UI."""
+    return f"{web_ui.rstrip('/')}/namespaces/{namespace}/workflows/{workflow_id}"
+
+
+def list_link(web_ui: str, namespace: str, query: str) -> str:
+    """The list of workflows in the Web UI that a query finds."""
+    return f"{web_ui.rstrip('/')}/namespaces/{namespace}/workflows?query={quote(query)}"
+
+
+def nothing_runs(data: Path | None, missing: list[str]) -> ConfigError:
+    """The error for addresses that are known nowhere."""
+    where = f"in {data}" if data is not None else f"here (no {DEFAULT_DATA} with servers in this directory or above)"
+    keys = " and ".join(missing)
+    return ConfigError(f"nothing is running {where}: start `turnstile up`, pass --data DIR of one, or set {keys}")
+
+
+def without_password(url: str) -> str:
+    """The address with its user and without password or parameters."""
+    split = urlsplit(url)
+    login, _, hosts = split.netloc.rpartition("@")
+    user, colon, _ = login.partition(":")
+    # a NATS URL may hold a token in place of user and password
+    return f"{split.scheme}://{f'{user}@' if user and colon else ''}{hosts}{split.path}"

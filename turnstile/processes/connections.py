@@ -1,0 +1,146 @@
+"""The three servers as a process of ours uses them: each waited for, checked when it answers, closed at the end."""
+
+import asyncio
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+
+from temporalio.client import Client
+from temporalio.plugin import SimplePlugin
+
+from turnstile.bridge.engine import await_client, declare_search_attributes, ensure_readable
+from turnstile.bridge.safety.rules import WatchdogTimes
+from turnstile.embedded import Endpoints
+from turnstile.ledger.migrate import MigrationError, pending
+from turnstile.ledger.pool import Pool
+from turnstile.processes.pump import served_targets
+from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.settings import BridgeSettings, Settings
+from turnstile.temporal.connect import connect_engine
+from turnstile.temporal.plugin import turnstile_plugin, turnstile_runtime
+from turnstile.transport.connection import NatsConnection, start_connecting
+
+_NATS_SECONDS = 2.0
+"""How long a process that can do without NATS waits for it before it goes on."""
+
+
+@asynccontextmanager
+async def open_pool(
+    settings: Settings, url: str, size: int, name: str, *, migrated: bool = True
+) -> AsyncGenerator[Pool]:
+    """A pool on a server that answers, takes writes, is new enough and, unless this is `migrate`, has our tables."""
+    pool = Pool(url, size=size, name=name, patience=settings.database.patience_seconds)
+
+    async def look() -> None:
+        await pool.open(writable=True)
+        if migrated and (missing := await pending(pool)):
+            raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+
+    try:
+        await await_server("PostgreSQL", look)
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def open_nats(url: str, name: str, *, needed: bool = True) -> AsyncGenerator[NatsConnection]:
+    """A connection that is drained at the end.
+
+    One that is not `needed` is waited for a moment only, and made in the background: `opened` hears of it.
+    """
+    conn = start_connecting(url, name=name)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if needed else _NATS_SECONDS):
+                await conn.opened()
+        yield conn
+    finally:
+        await conn.drain()
+
+
+async def watch_nats(conn: NatsConnection, stop: asyncio.Event) -> None:
+    """Until `stop`; raises `ConfigError` if NATS refuses us, `ServerUnavailable` once it is closed for good."""
+
+    async def until_closed() -> None:
+        await conn.opened()
+        await conn.closed.wait()
+
+    await unless_told(stop, until_closed())
+    if not stop.is_set():
+        raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
+
+
+async def open_client(
+    settings: Settings,
+    endpoints: Endpoints,
+    plugin: SimplePlugin,
+    *,
+    metrics_address: str | None = None,
+    check: Callable[[Client], Awaitable[object]] | None = None,
+) -> Client:
+    """A client with a runtime of its own, once the server answers and `check` has had its answers.
+
+    Raises `ConfigError` if the SDK's metrics cannot be served there, and what `check` raises.
+    """
+    try:
+        runtime = turnstile_runtime(metrics_address)
+    except ValueError as error:
+        told = f"[observability].temporal_metrics_port: {metrics_address} cannot be served ({error})"
+        raise ConfigError(told) from None
+
+    async def connect_client() -> Client:
+        identity = instance_name("")
+        return await connect_engine(settings.temporal, endpoints, plugins=[plugin], runtime=runtime, identity=identity)
+
+    return await await_client(endpoints.temporal_address, connect_client, check)
+
+
+async def check_engine(settings: Settings, client: Client) -> None:
+    """Declare our search attributes; raises `ConfigError` for turns that this process cannot read."""
+    await declare_search_attributes(client)
+    await ensure_readable(client, served_targets(settings))
+
+
+@asynccontextmanager
+async def open_servers(
+    settings: Settings, endpoints: Endpoints, name: str
+) -> AsyncGenerator[tuple[Pool, NatsConnection, Client]]:
+    """All three servers, for a command that needs them.
+
+    Raises `ServerUnavailable` if not all answer within `[database].patience_seconds`.
+    """
+    patience = settings.database.patience_seconds
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(patience):
+                pool = await stack.enter_async_context(open_pool(settings, endpoints.database_url, 4, name))
+                conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name))
+                check = partial(check_engine, settings)
+                client = await open_client(settings, endpoints, turnstile_plugin(), check=check)
+        except TimeoutError:
+            raise ServerUnavailable(f"not all servers answered within {patience:g} s") from None
+        yield pool, conn, client
+
+
+def instance_name(role: str) -> str:
+    """What a process calls itself: its role, its host, and a part of its own."""
+    return f"turnstile{role and '-'}{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+
+def watchdog_times(bridge: BridgeSettings) -> WatchdogTimes:
+    """The ages of the safety net's rules as they are set."""
+    return WatchdogTimes(
+        poll_interval=bridge.poll_interval_seconds,
+        inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,
+        pending_wakeup=bridge.pending_wakeup_seconds,
+        dispatched_retry=bridge.dispatched_retry_seconds,
+        dispatched_timeout=bridge.dispatched_timeout_seconds,
+        active_reap=bridge.active_reap_seconds,
+        engine_interval=bridge.engine_interval_seconds,
+        stop_grace=bridge.stop_grace_seconds,
+        command_retry=bridge.command_retry_seconds,
+    )

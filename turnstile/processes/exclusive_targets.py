@@ -1,0 +1,91 @@
+"""Targets that belong to one process (protocol §8): taken when they are free, watched, given up when the lock is lost.
+
+Bridges and workers hold locks of their own, so that a target's bridge and its worker may be different processes. The
+lock keeps work from going to two processes; that each turn ends once, the CAS gate keeps, lock or no lock.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from turnstile.ledger.operations.exclusive import PACE, Held, Hold, try_hold
+from turnstile.schema.errors import ServerUnavailable, TargetHeld
+
+log = logging.getLogger(__name__)
+Serve = Callable[[asyncio.Event], Awaitable[None]]
+"""Serves a target until the event is set, and has let go of it when it returns."""
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """How this process takes targets that belong to one: where the locks are, and what it calls itself."""
+
+    database_url: str
+    instance: str
+    standby: bool = True
+    """Wait while another process has the target; else that ends this one."""
+
+    async def serve(
+        self, role: Literal["bridge", "worker"], worker_target: str, stop: asyncio.Event, serve: Serve
+    ) -> None:
+        """Run `serve` whenever the target is ours, until `stop`.
+
+        Raises `TargetHeld` if it is another's and this is no standby, `ConfigError` behind a pooler that keeps no
+        session, and what `serve` raises.
+        """
+        lock, who = f"turnstile.{role}/{worker_target}", f"{role} of {worker_target}"
+        told = ""
+        while not stop.is_set():
+            try:
+                async with try_hold(self.database_url, lock, self.instance) as hold:
+                    log.info("%s: taken, to be served in %g s", who, PACE.settle)
+                    await _while_held(hold, stop, serve, who)
+                told = ""
+            except Held as held:
+                if not self.standby:
+                    raise TargetHeld(f"{worker_target} belongs to one {role}, and {held.holder} has it") from None
+                if told != held.holder:
+                    told = held.holder
+                    log.warning("%s: %s has it: standing by", who, told)
+            except ServerUnavailable as error:
+                if told != str(error):
+                    told = str(error)
+                    log.warning("%s: waiting for its lock: %s", who, error)
+            await _first(stop, seconds=_LOOK_SECONDS)
+
+
+async def _while_held(hold: Hold, stop: asyncio.Event, serve: Serve, who: str) -> None:
+    await _first(stop, hold.lost, seconds=PACE.settle)
+    if not stop.is_set() and not hold.lost.is_set():
+        log.info("%s: served here", who)
+        await _serve(hold, stop, serve)
+    if hold.lost.is_set():
+        log.error("%s: not served here any more: %s", who, hold.why)
+
+
+async def _serve(hold: Hold, stop: asyncio.Event, serve: Serve) -> None:
+    """Until `stop`, the lock is lost, or `serve` ends by itself; the lock is kept until it has let go."""
+    ending = asyncio.Event()
+    serving = asyncio.ensure_future(serve(ending))
+    waiting = asyncio.create_task(_first(stop, hold.lost))
+    try:
+        await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+        ending.set()
+        await serving
+    finally:
+        for each in (serving, waiting):
+            each.cancel()
+        await asyncio.wait([serving, waiting])
+
+
+async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Returns when one of the events is set, or the time is over."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()

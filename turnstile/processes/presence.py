@@ -1,0 +1,49 @@
+"""Who serves what: workers, and services of their own, sign on in `state.workers` (protocol §4, §8).
+
+A worker signs on while the engine answers it, since without the engine nobody can ring it. After a time in which it
+could not, it counts as new: no turn is late for what its worker could not hear of.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.pump.threads import Serves
+
+log = logging.getLogger(__name__)
+_SIGN_ON_SECONDS = 10.0
+
+
+async def sign_on(
+    pool: Pool,
+    instance: str,
+    worker_targets: Sequence[str],
+    stop: asyncio.Event,
+    *,
+    serves: Serves | None = None,
+    signed: asyncio.Event | None = None,
+    reach: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Say in `state.workers`, now and then, that this worker serves its targets, and listeners; `signed` once it is.
+
+    `reach` raises `ServerUnavailable` while the server by which it is rung is away.
+    """
+    away = False
+    while not stop.is_set():
+        try:
+            if reach is not None:
+                await reach()
+            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, serves, anew=away))  # noqa: B023 -- awaited here
+        except ServerUnavailable as error:
+            log.warning("not signed on: %s", error)
+            away = True
+        else:
+            away = False
+            if signed is not None:
+                signed.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)

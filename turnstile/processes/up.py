@@ -1,0 +1,169 @@
+"""`turnstile up`: the embedded servers, the migrations, worker and bridge, in one process, until it is told to stop.
+
+A server that dies is started again once, on the same data and port: worker and bridge wait for it and go on, and no
+turn is lost. When the same one dies again, something is wrong that a restart does not mend, so everything stops with
+an error that shows its log. Whichever way this process ends, the servers end with it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.processes.addresses import NAMESPACE
+from turnstile.processes.stream_watch import StreamWatch, WatchTimes
+from turnstile.processes.worker_and_bridge import MigrationReport, migrate_all, run_both
+from turnstile.schema.errors import TurnstileError
+from turnstile.settings import Settings
+from turnstile.telemetry.health import Health
+from turnstile.telemetry.health_file import health_told
+
+T = TypeVar("T")
+
+
+class ServerDied(TurnstileError):
+    """An embedded server ended twice."""
+
+    code: str = "server_died"
+
+
+class Stopped(Exception):
+    """Told to stop before everything was up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What is up, and where."""
+
+    endpoints: Endpoints
+    embedded: tuple[str, ...]
+    migrated: MigrationReport
+
+
+async def run_up(
+    settings: Settings,
+    data: Path,
+    stop: asyncio.Event,
+    *,
+    say: Callable[[str], None],
+    ready: Callable[[Running], None],
+    watch: WatchTimes | None = None,
+) -> None:
+    """Run until `stop` is set, then drain; `ready` is called once all serve.
+
+    Raises `EmbeddedError` (another `up` holds the data, a server does not start), `ServerDied`, and what
+    `turnstile.processes.worker_and_bridge` raises.
+    """
+    servers = EmbeddedServers(
+        data,
+        database_url=settings.database.url or None,
+        nats_url=settings.nats.url or None,
+        temporal_address=settings.temporal.address or None,
+        temporal_namespace=settings.temporal.namespace or NAMESPACE,
+    )
+    try:
+        async with AsyncExitStack() as resources:
+            health = await resources.enter_async_context(health_told(data, "up"))
+            endpoints = await unless(stop, servers.start())
+            resources.push_async_callback(servers.stop)
+            for moved in servers.moved:
+                say(
+                    f"WARNING: the port of {moved.name} has moved from {moved.wanted}, which another program has, to "
+                    f"{moved.port}: who was given the old address, as in NATS_URL, must be given the new one"
+                )
+            migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
+            running = Running(endpoints, servers.embedded, migrated)
+            await _serve(settings, servers, stop, say, lambda: ready(running), health, watch or WatchTimes())
+    except Stopped:
+        return
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; cancels it and raises `Stopped` if `stop` is set first."""
+    task = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Stopped
+    finally:
+        for each in (task, stopping):
+            each.cancel()
+        await asyncio.wait({task, stopping})
+
+
+async def _serve(
+    settings: Settings,
+    servers: EmbeddedServers,
+    stop: asyncio.Event,
+    say: Callable[[str], None],
+    ready: Callable[[], None],
+    health: Health,
+    watch: WatchTimes,
+) -> None:
+    halt = asyncio.Event()
+    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready, health=health))
+    guard = asyncio.create_task(_guard(servers, say, watch))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({program, guard, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        halt.set()
+        guard.cancel()
+        stopping.cancel()
+        await asyncio.wait({program, guard, stopping})
+    if not guard.cancelled():
+        guard.result()
+    program.result()
+
+
+async def _guard(servers: EmbeddedServers, say: Callable[[str], None], watch: WatchTimes) -> None:
+    """Start what dies or refuses again; raises `ServerDied` when the same server dies a second time."""
+    starting = asyncio.Lock()
+
+    async def restart(name: ServerName) -> None:
+        async with starting:
+            await servers.restart(name)
+
+    watching = asyncio.create_task(_watch(servers, say, watch, lambda: restart("nats")))
+    try:
+        await _revive(servers, say, restart)
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+async def _watch(
+    servers: EmbeddedServers, say: Callable[[str], None], times: WatchTimes, restart: Callable[[], Awaitable[None]]
+) -> None:
+    if "nats" in servers.embedded:
+        home, log = servers.home("nats")
+        await StreamWatch(servers.endpoints.nats_url, home, log, restart=restart, say=say, times=times).run()
+
+
+async def _revive(
+    servers: EmbeddedServers, say: Callable[[str], None], restart: Callable[[ServerName], Awaitable[None]]
+) -> None:
+    """Start each server that dies again, once."""
+    restarted: set[str] = set()
+    while True:
+        failure = await servers.wait_failed()
+        if failure.server in restarted:
+            raise ServerDied(
+                _died(failure, "It had been started again once before, so everything stops.")
+                + "\nMend what they name and start again: the data is untouched. "
+                f"Or set the address of a {failure.server} server of your own."
+            )
+        restarted.add(failure.server)
+        say(_died(failure, "Starting it again on the same data; turns go on when it answers."))
+        await restart(cast("ServerName", failure.server))
+        say(f"{failure.server} answers again")
+
+
+def _died(failure: ServerFailure, what: str) -> str:
+    quoted = "\n".join(f"    {line}" for line in failure.tail.splitlines()) or "    (nothing was logged)"
+    return f"{failure.server} died: {failure.reason}. {what}\nThe last lines of {failure.log}:\n{quoted}"

@@ -1,0 +1,235 @@
+"""The kernel's figures for Prometheus (docs/observability.md), served over HTTP on a port of its own.
+
+Every label has a bound: the words of the protocol, and for what strangers can name (models, codes, tools) the first
+`LABEL_LIMIT` values of each, after which they count as `other`. Project and agent are labels only where the operator
+asks. Counting is in memory; the inbox is looked at when somebody scrapes, at most every few seconds.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from turnstile.ledger.operations.monitor import Backlog
+from turnstile.runtime.telemetry import Metric
+from turnstile.schema.errors import ConfigError, TurnstileError
+from turnstile.telemetry.health import Health
+
+LABEL_LIMIT = 100
+WIDE_LIMIT = 2000
+"""For project and agent, where they are asked for."""
+OTHER = "other"
+_LOOK_SECONDS = 5.0
+_LOOK_TIMEOUT = 3.0
+
+WideLabel = Literal["project", "agent"]
+_WIDE: tuple[WideLabel, ...] = ("project", "agent")
+_SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a metric says, by which labels; with `buckets` it is a histogram of seconds."""
+
+    text: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    wide: bool = False
+    """Whether it takes project and agent where they are asked for."""
+
+
+MEANINGS: dict[Metric, Meaning] = {
+    Metric.CLAIMS: Meaning("Inbox rows claimed by a bridge, by what became of them", ("verdict",)),
+    Metric.CLAIMS_RELEASED: Meaning("Claimed rows given back because Temporal could not be told"),
+    Metric.REPAIRS: Meaning("What the safety net mended, by rule", ("rule",)),
+    Metric.TURNS: Meaning("Turns that ended", ("status", "error_code"), wide=True),
+    Metric.QUEUE_DELAY: Meaning("From a turn's enqueue to its begin", buckets=_LONG, wide=True),
+    Metric.TURN_SECONDS: Meaning("From a turn's enqueue to its end", buckets=_LONG, wide=True),
+    Metric.STEP_SECONDS: Meaning("A step, from its begin to its commit", ("status",), buckets=_LONG),
+    Metric.DISPATCHED_SECONDS: Meaning("From a turn's lease to its begin", buckets=_LONG, wide=True),
+    Metric.SUSPENDED_SECONDS: Meaning("A turn asleep, waiting for its tools", buckets=_LONG, wide=True),
+    Metric.MODEL_ATTEMPTS: Meaning("Attempts at a model; error_code: none where it answered", ("model", "error_code")),
+    Metric.MODEL_SECONDS: Meaning("An attempt at a model", ("model",), buckets=_LONG),
+    Metric.FIRST_TOKEN: Meaning("From the question to the first piece of the answer", ("model",), buckets=_LONG),
+    Metric.MODEL_TOKENS: Meaning("Tokens, as the provider counts them", ("model", "direction")),
+    Metric.MODEL_COST: Meaning("What models cost, in US dollars", ("model",)),
+    Metric.VERBS: Meaning("Requests and commands to the bridge", ("verb", "status")),
+    Metric.LIMITED: Meaning("Requests that came to a limit, by its name", ("limit",)),
+    Metric.VERB_SECONDS: Meaning("A verb, from its request to its reply", ("verb",), buckets=_SHORT),
+    Metric.THREAD_MESSAGES: Meaning(
+        "Messages of the pump that ended, by what they came to and who spoke", ("listener", "effect", "by")
+    ),
+    Metric.THREAD_MESSAGE_DELAY: Meaning("From a message to its begin", ("listener",), buckets=_LONG),
+    Metric.HANDLER_SECONDS: Meaning("One run of a handler", ("listener", "outcome"), buckets=_LONG),
+    Metric.THREAD_REPLIES: Meaning("Answers to messages from outside that were announced", ("kind", "reason")),
+    Metric.THREAD_REQUEST_SECONDS: Meaning("From a message from outside to its answer", ("kind",), buckets=_LONG),
+    Metric.TOOL_CALLS: Meaning("Calls sent to tools"),
+    Metric.TOOL_REPORTS: Meaning("Results that tools reported, by their status", ("status",)),
+    Metric.TOOL_RUNS: Meaning("Calls that a tool of this process ran", ("tool", "status")),
+    Metric.TOOL_RUN_SECONDS: Meaning("A call in its tool, from its command to its result", ("tool",), buckets=_LONG),
+}
+
+Look = Callable[[], Awaitable[Backlog]]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a process has exchanged with its servers since it began."""
+
+    round_trips: int
+    messages_out: int
+    messages_in: int
+
+
+class PrometheusMeter:
+    """A meter whose figures `registry` serves."""
+
+    def __init__(self, wide_labels: Sequence[WideLabel] = ()) -> None:
+        self.registry = CollectorRegistry()
+        self._wide = tuple(name for name in _WIDE if name in wide_labels)
+        self._seen: dict[tuple[Metric, str], set[str]] = {}
+        self._counters: dict[Metric, Counter] = {}
+        self._histograms: dict[Metric, Histogram] = {}
+        for metric, meaning in MEANINGS.items():
+            name, labels = f"turnstile_{metric}", self._labels(meaning)
+            if meaning.buckets:
+                self._histograms[metric] = Histogram(
+                    name, meaning.text, labels, buckets=meaning.buckets, registry=self.registry
+                )
+            else:
+                self._counters[metric] = Counter(name, meaning.text, labels, registry=self.registry)
+
+    @property
+    def enabled(self) -> bool:
+        """It listens."""
+        return True
+
+    def count(self, metric: Metric, amount: float = 1, **labels: str) -> None:
+        """Add to a counter."""
+        counter = self._counters[metric]
+        values = self._values(metric, labels)
+        (counter.labels(*values) if values else counter).inc(amount)
+
+    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+        """Add to a histogram."""
+        histogram = self._histograms[metric]
+        values = self._values(metric, labels)
+        (histogram.labels(*values) if values else histogram).observe(max(0.0, value))
+
+    def _labels(self, meaning: Meaning) -> tuple[str, ...]:
+        return (*meaning.labels, *(self._wide if meaning.wide else ()))
+
+    def _values(self, metric: Metric, labels: dict[str, str]) -> list[str]:
+        return [self._bounded(metric, name, labels.get(name, "")) for name in self._labels(MEANINGS[metric])]
+
+    def _bounded(self, metric: Metric, name: str, value: str) -> str:
+        seen = self._seen.setdefault((metric, name), set())
+        if value in seen:
+            return value
+        if len(seen) >= (WIDE_LIMIT if name in _WIDE else LABEL_LIMIT) or len(value) > 128:
+            return OTHER
+        seen.add(value)
+        return value
+
+
+class BacklogCollector(Collector):
+    """Inbox and threads of the served targets, looked at when somebody scrapes; left out while the ledger is away."""
+
+    def __init__(self, look: Look, loop: asyncio.AbstractEventLoop) -> None:
+        self._look = look
+        self._loop = loop
+        self._found: Backlog | None = None
+        self._looked = float("-inf")
+
+    def describe(self) -> Iterable[Family]:
+        """Its metrics, without looking."""
+        return self._families()
+
+    def collect(self) -> Iterator[Family]:
+        """Its metrics now; called in a thread of the HTTP server."""
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self._looked, self._found = time.monotonic(), None
+            future = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+            with contextlib.suppress(TimeoutError, TurnstileError, asyncio.CancelledError):
+                self._found = future.result(_LOOK_TIMEOUT)
+        families = rows, lag, threads = self._families()
+        if self._found is not None:
+            for status, count in self._found.inbox.rows.items():
+                rows.add_metric([status], count)
+            lag.add_metric([], self._found.inbox.oldest_due_seconds)
+            threads.add_metric([], self._found.open_threads)
+        yield from families
+
+    async def _ask(self) -> Backlog:
+        async with asyncio.timeout(_LOOK_TIMEOUT):
+            return await self._look()
+
+    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+        rows = GaugeMetricFamily(
+            "turnstile_inbox_rows", "Live inbox rows of the served targets, 10,000 at most", labels=["status"]
+        )
+        lag = GaugeMetricFamily("turnstile_inbox_lag_seconds", "How long the oldest due inbox row has been due")
+        threads = GaugeMetricFamily("turnstile_threads_open", "Threads with messages in flight, 10,000 at most")
+        return rows, lag, threads
+
+
+class TrafficCollector(Collector):
+    """What this process has exchanged with Postgres and NATS since it began, read from where it is counted anyway."""
+
+    def __init__(self, read: Callable[[], Traffic]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Family]:
+        """Two counters."""
+        traffic = self._read()
+        trips = CounterMetricFamily(
+            "turnstile_database_round_trips", "Statements sent to Postgres, each of which waits for its answer"
+        )
+        trips.add_metric([], traffic.round_trips)
+        messages = CounterMetricFamily("turnstile_nats_messages", "Messages to and from NATS", labels=["direction"])
+        messages.add_metric(["out"], traffic.messages_out)
+        messages.add_metric(["in"], traffic.messages_in)
+        return trips, messages
+
+
+@asynccontextmanager
+async def serving_metrics(
+    host: str,
+    port: int,
+    *,
+    wide_labels: Sequence[WideLabel] = (),
+    look: Look | None = None,
+    traffic: Callable[[], Traffic] | None = None,
+    health: Health | None = None,
+) -> AsyncGenerator[PrometheusMeter]:
+    """A meter served at `http://host:port/metrics` until the block ends, and beside it `health`.
+
+    Raises `ConfigError` if the port is taken.
+    """
+    meter = PrometheusMeter(wide_labels)
+    if traffic is not None:
+        meter.registry.register(TrafficCollector(traffic))
+    if look is not None:
+        meter.registry.register(BacklogCollector(look, asyncio.get_running_loop()))
+    try:
+        server, thread = start_http_server(port, host, meter.registry)
+    except OSError as error:
+        told = f"[observability].metrics_port: {host}:{port} cannot be served ({error.strerror}): choose another"
+        raise ConfigError(told) from None
+    if health is not None and (metrics := server.get_app()) is not None:
+        server.set_app(health.beside(metrics))
+    try:
+        yield meter
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join(timeout=1)

@@ -1,0 +1,101 @@
+"""Spans sent by OTLP over HTTP, for the extra `turnstile-kernel[otel]` (docs/observability.md).
+
+The kernel knows the place of each span itself, from `traceparent` headers and derived ids; the SDK batches and sends.
+Sampling is the caller's: the flag of its `traceparent` holds for all that follows. A span never waits and is never
+sent twice; while the collector is away spans are dropped, which is logged.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from turnstile.runtime.telemetry import Span, SpanKind, Tracer
+from turnstile.schema.errors import ConfigError
+
+_PLACE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
+_LAST_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def otlp_tracer(endpoint: str, service: str) -> AsyncGenerator[Tracer]:
+    """A tracer to the collector at `endpoint` (`http://host:4318`); what it has is sent when the block ends.
+
+    Raises `ConfigError` where the extra is not installed.
+    """
+    try:
+        tracer = _tracer(endpoint, service)
+    except ImportError:
+        raise ConfigError(
+            "[observability].otlp_endpoint needs the extra: pip install 'turnstile-kernel[otel]'"
+        ) from None
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(tracer.close)
+
+
+class _OtlpTracer:
+    """Hands spans to the SDK's batch processor."""
+
+    def __init__(self, take: Callable[[Span], None], close: Callable[[], None]) -> None:
+        self._take = take
+        self.close = close
+
+    @property
+    def enabled(self) -> bool:
+        return True
+
+    def record(self, span: Span) -> None:
+        """Queue it."""
+        self._take(span)
+
+
+def _tracer(endpoint: str, service: str) -> _OtlpTracer:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 -- an extra
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 -- as above
+    from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415 -- as above
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 -- as above
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415 -- as above
+    from opentelemetry.trace import SpanContext, TraceFlags  # noqa: PLC0415 -- as above
+    from opentelemetry.trace import SpanKind as Kind  # noqa: PLC0415 -- as above
+    from opentelemetry.trace.status import Status, StatusCode  # noqa: PLC0415 -- as above
+
+    for name in ("opentelemetry", "urllib3", "requests"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    resource = Resource.create({"service.name": service})
+    scope = InstrumentationScope("turnstile")
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_LAST_SECONDS)
+    processor = BatchSpanProcessor(exporter, schedule_delay_millis=1000)
+    kinds: dict[SpanKind, Kind] = {
+        "internal": Kind.INTERNAL,
+        "server": Kind.SERVER,
+        "client": Kind.CLIENT,
+        "producer": Kind.PRODUCER,
+        "consumer": Kind.CONSUMER,
+    }
+
+    def take(span: Span) -> None:
+        if (place := _PLACE.match(span.traceparent)) is None:
+            return
+        trace, own, flags = int(place[1], 16), int(place[2], 16), TraceFlags(int(place[3], 16) & 1)
+        parent = SpanContext(trace, int(span.parent, 16), is_remote=True, trace_flags=flags) if span.parent else None
+        failed = span.error_code is not None
+        attributes = dict(span.attributes) | ({"error.type": span.error_code} if span.error_code else {})
+        processor.on_end(
+            ReadableSpan(
+                name=span.name,
+                context=SpanContext(trace, own, is_remote=False, trace_flags=flags),
+                parent=parent,
+                resource=resource,
+                attributes=attributes,
+                kind=kinds[span.kind],
+                instrumentation_scope=scope,
+                status=Status(StatusCode.ERROR, span.error_code) if failed else Status(StatusCode.UNSET),
+                start_time=span.started,
+                end_time=max(span.started, span.ended),
+            )
+        )
+
+    return _OtlpTracer(take, processor.shutdown)

@@ -1,0 +1,149 @@
+"""Encryption of what Temporal keeps: the codec that `[temporal].codec` names (docs/security.md).
+
+A client that has it encrypts every payload it sends and decrypts every one it reads, so workers, bridges and commands
+share keys and Temporal has none. Search attributes, workflow ids, task queues and the types of failures stay plain.
+Payloads of before are read as they are. Some microseconds a payload; nothing is kept.
+"""
+
+import base64
+import binascii
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import PayloadCodec
+
+from turnstile.schema.errors import ConfigError
+from turnstile.settings.model import AES_GCM, TemporalSettings
+from turnstile.temporal.converters import ENCRYPTED, unreadable
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_KEY_ID = "encryption-key-id"
+_NONCE_BYTES = 12
+_KEY_BYTES = (16, 24, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An AES key and the name that payloads know it by."""
+
+    key_id: str
+    secret: bytes = field(repr=False)
+
+
+class AesGcmCodec(PayloadCodec):
+    """AES-GCM: the first key encrypts, each decrypts what names it. The key's name is authenticated, not secret."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        """Raises `ConfigError` if `cryptography` is not installed."""
+        aesgcm = _aesgcm()
+        self._first = keys[0].key_id
+        self._ciphers = {key.key_id: aesgcm(key.secret) for key in keys}
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Each payload, metadata included, as the content of another."""
+        return [self._sealed(payload) for payload in payloads]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """The inverse; plain payloads as they are. Raises `ApplicationError` of type `PayloadUnreadable`."""
+        return [
+            self._opened(payload) if payload.metadata.get("encoding") == ENCRYPTED else payload for payload in payloads
+        ]
+
+    def _sealed(self, payload: Payload) -> Payload:
+        nonce = os.urandom(_NONCE_BYTES)
+        name = self._first.encode()
+        sealed = self._ciphers[self._first].encrypt(nonce, payload.SerializeToString(), name)
+        return Payload(metadata={"encoding": ENCRYPTED, _KEY_ID: name}, data=nonce + sealed)
+
+    def _opened(self, payload: Payload) -> Payload:
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 -- an extra
+
+        name = payload.metadata.get(_KEY_ID, b"")
+        cipher = self._ciphers.get(name.decode("utf-8", "replace"))
+        if cipher is None:
+            known = ", ".join(self._ciphers)
+            raise unreadable(f"it is encrypted under key {_shown(name)}, and this process has {known}")
+        try:
+            plain = cipher.decrypt(payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:], name)
+        except (InvalidTag, ValueError):
+            raise unreadable(f"key {_shown(name)} of this process is another than it was encrypted under") from None
+        return Payload.FromString(plain)
+
+
+def codec_of(settings: TemporalSettings) -> PayloadCodec | None:
+    """The codec that the settings name; None if none. Raises `ConfigError` naming the key that is wrong."""
+    if settings.codec == AES_GCM:
+        return AesGcmCodec(read_keys(settings))
+    return _imported(settings.codec) if settings.codec else None
+
+
+def read_keys(settings: TemporalSettings) -> list[Key]:
+    """The keys of `codec_keys` or of the file that `codec_keys_file` names, in order; raises `ConfigError`."""
+    file = settings.codec_keys_file
+    if not file:
+        return _keys(settings.codec_keys, "[temporal].codec_keys")
+    try:
+        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise ConfigError(f"[temporal].codec_keys_file: {file} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"[temporal].codec_keys_file: {file} is no text") from None
+    return _keys([line for line in lines if line and not line.startswith("#")], f"[temporal].codec_keys_file: {file}")
+
+
+def _keys(lines: Sequence[str], where: str) -> list[Key]:
+    found = [_key(line, f"{where}: key {number}") for number, line in enumerate(lines, 1)]
+    if not found:
+        raise ConfigError(f"{where} has no key")
+    if len({key.key_id for key in found}) < len(found):
+        raise ConfigError(f"{where} has two keys of one name")
+    return found
+
+
+def _key(line: str, where: str) -> Key:
+    """A key from `name:base64`. What is wrong is told without a word of it."""
+    name, _, text = (part.strip() for part in line.partition(":"))
+    if not name or not name.isascii() or not name.isprintable() or len(name) > 128:
+        raise ConfigError(f"{where} must be of the form name:base64")
+    try:
+        secret = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"{where} is not valid base64 after the colon") from None
+    if len(secret) not in _KEY_BYTES:
+        raise ConfigError(f"{where} has {len(secret)} bytes: an AES key has 32 (or 24, or 16)")
+    return Key(name, secret)
+
+
+def _imported(path: str) -> PayloadCodec:
+    """What `package.module:name` names: a codec, or what makes one without arguments."""
+    where = f"[temporal].codec: {path}"
+    module, _, name = path.partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), name)
+        made = found() if callable(found) and not isinstance(found, PayloadCodec) else found
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- whatever a stranger's module does; its words may be a key
+        raise ConfigError(f"{where} cannot be made ({type(error).__name__})") from None
+    if not isinstance(made, PayloadCodec):
+        raise ConfigError(f"{where} is no temporalio.converter.PayloadCodec")
+    return made
+
+
+def _aesgcm() -> "type[AESGCM]":
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 -- an extra
+    except ImportError:
+        raise ConfigError("[temporal].codec needs the extra: pip install 'turnstile-kernel[codec]'") from None
+    return AESGCM
+
+
+def _shown(name: bytes) -> str:
+    return repr(name[:128].decode("utf-8", "replace"))

@@ -1,0 +1,137 @@
+"""Turnstile as one Temporal plugin: give it to a client, and workers made from that client run agent turns.
+
+It wires converters, workflows, activities, the content guard and the unsandboxed runner (the sandbox costs half of a
+turn's CPU; determinism is held by import rules and replay tests instead). The step's pools open at first use.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.converter import DataConverter
+from temporalio.plugin import SimplePlugin
+from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
+from temporalio.worker import (
+    PollerBehaviorSimpleMaximum,
+    ReplayerConfig,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerDeploymentConfig,
+)
+
+from turnstile.activities.interceptors import ContentGuard
+from turnstile.activities.pump.advance import PumpActivities
+from turnstile.activities.turn.settle import SettleActivities
+from turnstile.activities.turn.steps import StepActivities
+from turnstile.runtime.release import release
+from turnstile.schema.ids import is_exclusive
+from turnstile.temporal.converters import DATA_CONVERTER, with_codec
+from turnstile.workflows import options
+from turnstile.workflows.agent_turn import AgentTurn
+from turnstile.workflows.message_thread import MessageThread
+
+_POLLERS = 20
+_HANDLERS_POLLERS = 4
+"""A process that a handler holds up goes on taking tasks, one with each of its waiting polls, and the oldest polls are
+served first: so many times may a task have to time out before another worker has it."""
+
+
+class _TurnstilePlugin(SimplePlugin):
+    def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
+        """As a worker, but for one thing: what does not fit is reported, where a worker fails the workflow.
+
+        A `Replayer` that has failure types waits for ever for a history that does not fit.
+        """
+        replayer = super().configure_replayer(config)
+        replayer["workflow_failure_exception_types"] = []
+        return replayer
+
+
+def turnstile_plugin(
+    steps: StepActivities | None = None, settle: SettleActivities | None = None, pump: PumpActivities | None = None
+) -> SimplePlugin:
+    """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays.
+
+    A payload codec that the client has (`data_converter=with_codec(…)`) stays: workers of that client have it too.
+    """
+    return _TurnstilePlugin(
+        "turnstile",
+        data_converter=_converter,
+        workflows=[AgentTurn, MessageThread],
+        activities=_activities(steps, settle, pump),
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        workflow_failure_exception_types=[Exception],
+        interceptors=[ContentGuard()],
+    )
+
+
+def _converter(given: DataConverter | None) -> DataConverter:
+    return DATA_CONVERTER if given is None else with_codec(given.payload_codec)
+
+
+def _activities(
+    steps: StepActivities | None, settle: SettleActivities | None, pump: PumpActivities | None
+) -> list[Callable[..., Any]] | None:
+    activities: list[Callable[..., Any]] = []
+    if steps is not None:
+        activities += [steps.run_step, steps.run_quick_step]
+    if settle is not None:
+        activities += [settle.apply_reports, settle.inject_timeouts, settle.stop_turn]
+    if pump is not None:
+        activities += [pump.look_at_thread, pump.advance_message]
+    return activities or None
+
+
+def turnstile_runtime(metrics_address: str | None = None) -> Runtime:
+    """A runtime whose workers heartbeat to the server, which lets it push cancellations to them.
+
+    With an address (`host:port`) it serves the SDK's own metrics for Prometheus there.
+    """
+    metrics = None if metrics_address is None else PrometheusConfig(bind_address=metrics_address)
+    return Runtime(telemetry=TelemetryConfig(metrics=metrics), worker_heartbeat_interval=timedelta(seconds=60))
+
+
+def turn_workers(
+    client: Client,
+    worker_targets: Sequence[str],
+    *,
+    max_concurrency: int,
+    max_cached_turns: int = 500,
+    handlers_target: str | None = None,
+    deployment: WorkerDeploymentConfig | None = None,
+    activities: Sequence[Callable[..., Any]] = (),
+    workflows: Sequence[type] = (),
+) -> list[Worker]:
+    """One worker per target, on a client that has the plugin with activities; more of either may be added.
+
+    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process. `deployment` says
+    which build these are, where worker versions are on.
+    """
+    pollers = {
+        target: PollerBehaviorSimpleMaximum(maximum=_HANDLERS_POLLERS if target == handlers_target else _POLLERS)
+        for target in worker_targets
+    }
+    return [
+        Worker(
+            client,
+            task_queue=options.task_queue(target),
+            activities=activities,
+            workflows=workflows,
+            deployment_config=deployment,
+            # Without one the SDK hashes every module that is loaded, which holds the loop for seconds.
+            build_id=None if deployment else f"turnstile-{release()}",
+            max_concurrent_activities=max_concurrency,
+            # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
+            max_cached_workflows=max_cached_turns,
+            workflow_task_poller_behavior=pollers[target],
+            activity_task_poller_behavior=pollers[target],
+            # After a crash the next wake of a turn waits this long for the dead worker's sticky queue.
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
+            max_heartbeat_throttle_interval=timedelta(seconds=2),
+            default_heartbeat_throttle_interval=timedelta(seconds=2),
+            # A target of one process is let go of at once: the next holder waits no longer than that (protocol §8).
+            graceful_shutdown_timeout=timedelta(seconds=0 if is_exclusive(target) else 5),
+        )
+        for target in worker_targets
+    ]
