@@ -195,7 +195,7 @@ class Pool:
                 pool = await self._opened()
                 async with pool.acquire(timeout=30) as conn:
                     try:
-                        return await transition(_Counted(self, conn))
+                        return await transition(_CountingConnection(self, conn))
                     except asyncpg.ReadOnlySQLTransactionError:  # another session may be of another server
                         conn.terminate()
                         raise
@@ -243,10 +243,10 @@ class Pool:
         """
         answers: list[T] = []
         async with self.connection() as conn:
-            with contextlib.suppress(_Rehearsed):
+            with contextlib.suppress(_DryRunEnd):
                 async with conn.transaction():
                     answers.append(await transition(conn))
-                    raise _Rehearsed
+                    raise _DryRunEnd
         return answers[0]
 
 
@@ -256,11 +256,11 @@ def _cancellations() -> int:
     return 0 if task is None else task.cancelling()
 
 
-class _Rehearsed(Exception):
+class _DryRunEnd(Exception):
     """The end of a rehearsal."""
 
 
-class _Counted:
+class _CountingConnection:
     """A connection that counts the round trips of its pool."""
 
     __slots__ = ("_conn", "_pool")

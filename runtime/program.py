@@ -184,9 +184,9 @@ class _Watch(threading.Thread):
     def _end(self, why: str) -> NoReturn:
         frame = _frame_of(threading.main_thread())
         where = "an unknown place" if frame is None else _place(frame)
-        teller = threading.Thread(target=log.critical, args=("ended by force: %s %s", why, where), daemon=True)
-        teller.start()  # a log that nobody reads may hold up whoever writes to it
-        teller.join(_LEFT_SECONDS)
+        turn_events = threading.Thread(target=log.critical, args=("ended by force: %s %s", why, where), daemon=True)
+        turn_events.start()  # a log that nobody reads may hold up whoever writes to it
+        turn_events.join(_LEFT_SECONDS)
         os._exit(FORCED)
 
 

@@ -57,7 +57,7 @@ def object_schema(value: JsonObject) -> JsonObject:
 def bounded(schema: JsonObject) -> Validator:
     """A validator of arguments; its `iter_errors` raises `SchemaTooCostly` where the bounds are met."""
     plain = cast("JsonObject", _without_dialects(schema))
-    return _Bounded(plain, registry=Registry(), format_checker=_Looks())
+    return _Bounded(plain, registry=Registry(), format_checker=_CheckBudget())
 
 
 def _flat_metaschema() -> JsonObject:
@@ -76,7 +76,7 @@ def _flat_metaschema() -> JsonObject:
     return json.loads(text)
 
 
-class _Looks(FormatChecker):
+class _CheckBudget(FormatChecker):
     """What a check may still look at, and the patterns it has met.
 
     It is a format checker because jsonschema hands that down, unchanged, to all that a check looks at.

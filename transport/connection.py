@@ -287,7 +287,7 @@ class NatsConnection:
         await self.nc.connect(**options)
         self._opened = True
         self.connected.set()
-        self._tell()
+        self._notify()
 
     def locate(self) -> str | None:
         """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
@@ -315,21 +315,21 @@ class NatsConnection:
     async def _on_disconnected(self) -> None:
         if self.connected.is_set():
             self.connected.clear()
-            self._tell()
+            self._notify()
 
     async def _on_reconnected(self) -> None:
         self.reconnects += 1
         self.connected.set()
         logger.info("NATS at %s: connected again", self.shown)
-        self._tell()
+        self._notify()
 
     async def _on_closed(self) -> None:
         self.connected.clear()
         if not self.closed.is_set():
             self.closed.set()
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed in tuple(self._listeners):
             changed()
 

@@ -36,7 +36,7 @@ class ThreadState:
 
 
 @dataclass(frozen=True, slots=True)
-class Woken:
+class MessagesWoken:
     """Something may have happened to these messages; none are named where it may be any."""
 
     messages: tuple[MessageId, ...]
@@ -58,7 +58,7 @@ class DeadlinePassed:
     now: datetime
 
 
-Event = Woken | Advanced | DeadlinePassed
+Event = MessagesWoken | Advanced | DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class CancelHandler:
     """The message was canceled: whoever handles it may stop."""
 
     message: MessageId
@@ -80,15 +80,15 @@ class Look:
     """See what is open."""
 
 
-Action = Advance | LetGo | Look
+Action = Advance | CancelHandler | Look
 
 
 def reduce(state: ThreadState, event: Event) -> tuple[ThreadState, tuple[Action, ...]]:
     """The next state, and what to do."""
     match event:
-        case Woken(()):
+        case MessagesWoken(()):
             return state, (Look(),)
-        case Woken(messages):
+        case MessagesWoken(messages):
             return _start(replace(state, again=state.again | (state.running & set(messages))), messages)
         case DeadlinePassed(now):
             late = [each.message_id for each in state.open if each.deadline is not None and each.deadline <= now]
@@ -111,7 +111,7 @@ def _advanced(
     if message is not None:
         state = replace(state, running=state.running - {message})
     if answer is not None:
-        let_go = [LetGo(each) for each in answer.canceled if each in state.running]
+        let_go = [CancelHandler(each) for each in answer.canceled if each in state.running]
         if answer.version >= state.version:
             state = replace(
                 state,

@@ -47,7 +47,7 @@ class TurnState:
 
 
 @dataclass(frozen=True, slots=True)
-class Rang:
+class DoorbellRang:
     """A doorbell: pointers to inbox rows."""
 
     rings: tuple[Ring, ...]
@@ -96,7 +96,7 @@ class Stopped:
     result: TurnStopped
 
 
-Event = Rang | StopAsked | StepReturned | StepGaveUp | Settled | DeadlinePassed | Expired | Stopped
+Event = DoorbellRang | StopAsked | StepReturned | StepGaveUp | Settled | DeadlinePassed | Expired | Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
     if state.phase is Phase.ENDED:
         return state, None
     match event:
-        case Rang(rings):
+        case DoorbellRang(rings):
             state = replace(state, rings=_merged(state.rings, rings))
             return _next(state) if state.phase is Phase.WAITING else (state, None)
         case StopAsked():

@@ -52,7 +52,7 @@ class AgentTurn:
     @workflow.signal
     def doorbell(self, rings: list[Ring]) -> None:
         """Inbox rows for this turn are due."""
-        self._events.append(_turn.Rang(tuple(rings)))
+        self._events.append(_turn.DoorbellRang(tuple(rings)))
         if any(ring.message_type == MessageType.STOP for ring in rings):
             self._ask_stop()
 

@@ -43,7 +43,7 @@ class MessageThread:
     @workflow.signal
     def wake(self, messages: list[MessageId]) -> None:
         """These messages are new, or what they wait for has happened."""
-        self._events.append(_thread.Woken(tuple(messages)))
+        self._events.append(_thread.MessagesWoken(tuple(messages)))
 
     @workflow.run
     async def run(self, thread: ThreadInput) -> ThreadEnded:
@@ -74,7 +74,7 @@ class MessageThread:
                 match action:
                     case _thread.Advance(message):
                         self._advance(message)
-                    case _thread.LetGo(message):
+                    case _thread.CancelHandler(message):
                         if (task := self._running.get(message)) is not None:
                             task.cancel()
                     case _thread.Look():

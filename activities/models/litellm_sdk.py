@@ -38,7 +38,7 @@ _DETAILS = (
 
 
 @dataclass(frozen=True, slots=True)
-class CallPiece:
+class ToolCallFragment:
     """A piece of a tool call as the provider indexes it."""
 
     index: int
@@ -53,7 +53,7 @@ class Piece:
 
     text: str
     reasoning: str
-    calls: tuple[CallPiece, ...]
+    calls: tuple[ToolCallFragment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def load_litellm() -> LitellmSdk:
 
 def _piece(delta: Any) -> Piece:
     calls = tuple(
-        CallPiece(call.index or 0, call.id, call.function.name, call.function.arguments or "")
+        ToolCallFragment(call.index or 0, call.id, call.function.name, call.function.arguments or "")
         for call in delta.tool_calls or ()
     )
     return Piece(delta.content or "", getattr(delta, "reasoning_content", None) or "", calls)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
-from turnstile.activities.models.litellm_sdk import CallPiece, End, LitellmSdk, load_litellm
+from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
 from turnstile.runtime.ports import (
     ContentDelta,
@@ -132,7 +132,7 @@ class _Calls:
     count: int = 0
     by_index: dict[int, _Started] = field(default_factory=dict[int, _Started])
 
-    def delta(self, piece: CallPiece) -> ToolCallDelta:
+    def delta(self, piece: ToolCallFragment) -> ToolCallDelta:
         """The piece under an index of its call alone."""
         call = self.by_index.get(piece.index)
         if call is None or _begins_another(call, piece):
@@ -142,7 +142,7 @@ class _Calls:
         return ToolCallDelta(call.index, piece.id or None, piece.name or None, piece.arguments)
 
 
-def _begins_another(call: _Started, piece: CallPiece) -> bool:
+def _begins_another(call: _Started, piece: ToolCallFragment) -> bool:
     if not piece.name:
         return False
     if piece.id and call.id and piece.id != call.id:

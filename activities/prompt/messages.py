@@ -86,7 +86,7 @@ class _Pairs:
 
 
 @dataclass(slots=True)
-class _Said:
+class _Thoughts:
     """What thoughts say: texts by turn, and arguments by turn and name of the call."""
 
     texts: set[tuple[AgentTurnId | None, str]] = field(default_factory=set[tuple[AgentTurnId | None, str]])
@@ -130,7 +130,7 @@ def build_messages(
     for card in named:
         pairs.take(card)
     cards = _each_once(named)
-    said = _Said()
+    said = _Thoughts()
     for card in cards:
         said.take(card)
     names = CallNames()
@@ -150,7 +150,7 @@ def _each_once(cards: Sequence[Card]) -> list[Card]:
     return [card for position, card in enumerate(cards) if last[card.card_id] == position]
 
 
-def _render(card: Card, pairs: _Pairs, said: _Said, names: CallNames) -> Iterable[ModelMessage]:
+def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Iterable[ModelMessage]:
     match card.type:
         case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))

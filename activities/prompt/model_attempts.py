@@ -129,10 +129,10 @@ class Attempts:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
 
-    def tell(self, telemetry: Telemetry, question: "Question") -> None:
+    def record(self, telemetry: Telemetry, question: "Question") -> None:
         """Tell of the attempt that is over: figures, and a span below its step's."""
         if (attempt := self._current) is not None and attempt.ended:
-            _tell(telemetry, question, attempt, self.records[-1])
+            _record_attempt(telemetry, question, attempt, self.records[-1])
 
     def told(self) -> list[JsonObject]:
         """The newest records, and the attempt in hand as one that is lost unless its end is told later."""
@@ -210,10 +210,10 @@ async def _attempt(
             return answer
         finally:
             attempts.end(code)
-            attempts.tell(telemetry, question)
+            attempts.record(telemetry, question)
 
 
-def _tell(telemetry: Telemetry, question: Question, attempt: _Attempt, record: JsonObject) -> None:
+def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt, record: JsonObject) -> None:
     done, first_token = attempt.draft.done, attempt.draft.first_token_seconds
     code = record.get("error_code")
     error_code = code if isinstance(code, str) else None

@@ -33,10 +33,10 @@ from turnstile.activities.pump.routing import (
 from turnstile.activities.pump.thread_metrics import (
     HandlerOutcome,
     enqueue_place,
-    tell_enqueue,
-    tell_handler,
-    tell_message,
-    tell_replies,
+    record_enqueue,
+    record_handler,
+    record_message,
+    record_replies,
 )
 from turnstile.activities.turn.turn_events import SENDER
 from turnstile.ledger.pool import Pool
@@ -132,7 +132,7 @@ class PumpActivities:
 
     async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
         await self._in_hand.settle(message, lambda: self._do(thread, message, run))
-        canceled = await self._tell(thread, message)
+        canceled = await self._announce_replies(thread, message)
         hit(Fault.MESSAGE_TOLD)
         return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
 
@@ -158,7 +158,7 @@ class PumpActivities:
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 known = begun.listener if self._registry.get(begun.listener) else None
-                return tell_message(self._telemetry, thread, begun, known, effect, settled)
+                return record_message(self._telemetry, thread, begun, known, effect, settled)
 
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
         """What the message's handling comes to; None while an agent's turn is out."""
@@ -220,7 +220,7 @@ class PumpActivities:
             outcome = HandlerOutcome.RETURNED
             return effect
         finally:
-            tell_handler(self._telemetry, thread, begun, time.monotonic() - clock, outcome)
+            record_handler(self._telemetry, thread, begun, time.monotonic() - clock, outcome)
         return timed_out()
 
     async def _ask(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Effect | None:
@@ -238,7 +238,7 @@ class PumpActivities:
         assert box is not None  # noqa: S101
         hit(Fault.HOP_ENQUEUED)
         if not made.reply.duplicate:
-            tell_enqueue(self._telemetry, thread, begun, turn, started)
+            record_enqueue(self._telemetry, thread, begun, turn, started)
         if made.lease is not None:
             await self._publish(made.lease.doorbell(SENDER, "enqueue"))
         seconds = listener.deadline_seconds
@@ -272,7 +272,7 @@ class PumpActivities:
             sender=f"listener.{begun.from_id}",
         )
 
-    async def _tell(self, thread: ThreadRef, message: MessageId) -> tuple[MessageId, ...]:
+    async def _announce_replies(self, thread: ThreadRef, message: MessageId) -> tuple[MessageId, ...]:
         """What the handling of the message means for others: answers for requesters, ends of turns. Harmless twice.
 
         Returns the messages that handlers have in hand for nothing.
@@ -284,7 +284,7 @@ class PumpActivities:
             for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
                 await self._publisher.emit(copy)
             marked = await self._pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
-            tell_replies(self._telemetry, replies, marked)
+            record_replies(self._telemetry, replies, marked)
             hit(Fault.REPLY_ANNOUNCED)
         return tuple(each.message_id for each in ended if each.is_in_hand)[:SHOWN]
 

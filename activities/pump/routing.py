@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pydantic import JsonValue, ValidationError
 
 from turnstile.activities.turn.decide import EMPTY_DELIVERABLE
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import JsonContent, TextContent, read_content
 from turnstile.schema.profiles import Choice, RuntimeConfig
@@ -111,7 +111,7 @@ def read_payload(registry: Registry, listener: Listener | None, begun: BegunMess
 def effect_of_response(registry: Registry, listener: Listener, response: object, message: str = "") -> Effect:
     """What a handler returned for a message comes to; raises `TypeError` if it returned something else."""
     if response is None:
-        return Nothing()
+        return NoMessage()
     if not isinstance(response, HandlerResponse):
         raise TypeError(f"a handler returns a HandlerResponse or None, not {type(response).__name__}")
     payload = response.payload

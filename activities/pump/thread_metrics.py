@@ -38,7 +38,7 @@ def message_place(begun: BegunMessage) -> str | None:
     return headers.derived_span(_request_place(begun), begun.message_id)
 
 
-def tell_message(
+def record_message(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, listener: str | None, effect: Effect, settled: Settled
 ) -> None:
     """A message is settled; nothing if it was before. `listener` is None where there is none of that name."""
@@ -61,7 +61,7 @@ def tell_message(
         telemetry.tracer.record(Span("message", own, parent, *times, attributes, code, "consumer"))
 
 
-def tell_handler(
+def record_handler(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, seconds: float, outcome: HandlerOutcome
 ) -> None:
     """A handler has run for so long until now."""
@@ -80,7 +80,7 @@ def enqueue_place(telemetry: Telemetry, begun: BegunMessage) -> str | None:
     return None if above is None else headers.derived_span(above, f"{begun.message_id}-enqueue")
 
 
-def tell_enqueue(
+def record_enqueue(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, turn: AgentTurnId, started: datetime
 ) -> None:
     """An agent was asked: its turn is below this span."""
@@ -91,7 +91,7 @@ def tell_enqueue(
         telemetry.tracer.record(Span("enqueue", own, headers.span_id(above), *times, attributes, None, "producer"))
 
 
-def tell_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], told: Collection[MessageId]) -> None:
+def record_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], told: Collection[MessageId]) -> None:
     """Answers are in the event stream; of `told` that was not known before."""
     now = datetime.now(UTC)
     for reply in replies:
@@ -102,10 +102,10 @@ def tell_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], told: Col
         telemetry.meter.observe(Metric.THREAD_REQUEST_SECONDS, lasted, kind=reply.kind.value)
         own = reply.context_headers.get(headers.TRACEPARENT, "")
         if telemetry.tracer.enabled and (place := headers.derived_span(own, f"{reply.request_id}-reply")) is not None:
-            _tell_reply(telemetry, reply, own, place, now)
+            _record_reply(telemetry, reply, own, place, now)
 
 
-def _tell_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str, now: datetime) -> None:
+def _record_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str, now: datetime) -> None:
     attributes: dict[str, Attribute] = {
         "turnstile.project_id": reply.project_id,
         "turnstile.channel_id": reply.channel_id,

@@ -9,11 +9,11 @@ from turnstile.activities.calls.action_turn import action_ended
 from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.activities.prompt.tool_specs import wanted_fields
-from turnstile.activities.turn.decide import Asked, Suspend
+from turnstile.activities.turn.decide import StepRequest, Suspend
 from turnstile.activities.turn.resume import Termination, termination
 from turnstile.activities.turn.timing import timing
-from turnstile.activities.turn.turn_config import Pinned, TurnConfig
-from turnstile.activities.turn.turn_events import Teller
+from turnstile.activities.turn.turn_config import PinnedConfig, TurnConfig
+from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.turns.transitions import BegunStep, StepRecord
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.base import JsonObject
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StepInHand:
+class CurrentStep:
     """A step that has begun. `attempts` fills as the model is asked; `clock` is when, as `time.monotonic` has it.
 
     `patience` is how long the model is waited for, in seconds: of a quick step, else the model's own timeout counts.
@@ -36,7 +36,7 @@ class StepInHand:
     turn: TurnRef
     number: int
     begun: BegunStep
-    teller: Teller
+    turn_events: TurnEvents
     started: datetime
     clock: float
     attempts: Attempts
@@ -63,7 +63,7 @@ class StepInHand:
         if attempt > limits.max_step_attempts:
             raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
 
-    def prepare(self, pinned: Pinned, suspend_seconds: float) -> tuple[Asked, tuple[ModelMessage, ...]]:
+    def prepare(self, pinned: PinnedConfig, suspend_seconds: float) -> tuple[StepRequest, tuple[ModelMessage, ...]]:
         """What the model is asked (protocol §7.3), and what its answer is judged by; raises `CardUnreadable`."""
         turn, begun = self.turn, self.begun
         wanted = wanted_fields(begun.context)
@@ -73,9 +73,9 @@ class StepInHand:
         memory = [card for card in begun.output if card.metadata.agent_turn_id != turn.agent_turn_id]
         messages = build_messages(pinned.system_prompt, memory, begun.context, own)
         parent = begun.head.parent_step_id or ""
-        return Asked(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
+        return StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
 
-    def metadata(self, pinned: Pinned | None) -> JsonObject:
+    def metadata(self, pinned: PinnedConfig | None) -> JsonObject:
         """The step row's `metadata` so far: usage, cost and timing, and of a first step what it pins."""
         metadata = self.attempts.metadata()
         first_token = self.attempts.records[-1]["first_token_ms"] if self.attempts.records else None

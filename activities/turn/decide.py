@@ -41,7 +41,7 @@ MAX_STEPS_CODE = "max_steps"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StepRequest:
     """The step that was asked: its turn and number, what was pinned, and the fields its requester wants."""
 
     turn: TurnRef
@@ -100,7 +100,7 @@ class _Call:
     answered: AnsweredCall
 
 
-def decide(asked: Asked, answer: ModelAnswer) -> Decision:
+def decide(asked: StepRequest, answer: ModelAnswer) -> Decision:
     """The cards of the step and what follows it."""
     calls = [_Call(tool_call_id(asked.step_id, index), call) for index, call in enumerate(answer.calls)]
     thought = _thought(asked, answer.text, calls)
@@ -116,7 +116,7 @@ def decide(asked: Asked, answer: ModelAnswer) -> Decision:
             return _accept(asked, thought, calls[0], deliverable)
 
 
-def _with_calls(asked: Asked, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
+def _with_calls(asked: StepRequest, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
     """Send what can be sent; the model hears at once what cannot."""
     found = [_send(asked, call) for call in calls]
     sent = [each for each in found if isinstance(each, Outgoing)]
@@ -126,7 +126,7 @@ def _with_calls(asked: Asked, text: str, thought: tuple[Card, ...], calls: Seque
     return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
 
 
-def _send(asked: Asked, call: _Call) -> Outgoing | Card:
+def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
     """The call as it goes out, or the failed `tool.result` that the model is given."""
     row = None if asked.is_last else asked.config.tools.get(call.answered.name)
     if row is None:
@@ -136,7 +136,7 @@ def _send(asked: Asked, call: _Call) -> Outgoing | Card:
     return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
 
 
-def _without_calls(asked: Asked, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
+def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
     text, partial = answer.text, True if answer.truncated else None
     if asked.is_last and (asked.config.must_end_with or not text.strip()):
         return _out_of_steps(asked, text, thought)
@@ -161,7 +161,7 @@ def _without_calls(asked: Asked, answer: ModelAnswer, thought: tuple[Card, ...])
     return Continue((*thought, card))
 
 
-def _out_of_steps(asked: Asked, text: str, cards: tuple[Card, ...]) -> Deliver:
+def _out_of_steps(asked: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
     """The last allowed step did not end the turn by itself: its text is what there is, else a fallback (§7.8)."""
     if not text.strip():
         return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
@@ -172,7 +172,7 @@ def _out_of_steps(asked: Asked, text: str, cards: tuple[Card, ...]) -> Deliver:
     return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
 
 
-def _accept(asked: Asked, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
+def _accept(asked: StepRequest, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
     """The call ends the turn, whatever `must_end_with` says."""
     accepted = ToolResultContent(
         status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
@@ -182,18 +182,18 @@ def _accept(asked: Asked, thought: tuple[Card, ...], call: _Call, data: JsonObje
     return Deliver((*thought, result, deliverable), TurnStatus.SUCCESS, deliverable.card_id, None, result.card_id)
 
 
-def _unknown(asked: Asked, call: _Call) -> str:
+def _unknown(asked: StepRequest, call: _Call) -> str:
     names = [*(() if asked.is_last else asked.config.tools), *asked.config.choices, SUBMIT_RESULT]
     return f"There is no tool {call.answered.name[:64]!r} here. Available: {', '.join(names)}."
 
 
-def _refusal(asked: Asked, call: _Call, code: str, message: str) -> Card:
+def _refusal(asked: StepRequest, call: _Call, code: str, message: str) -> Card:
     error = ToolError(code=code, message=message)
     content = ToolResultContent(status=TurnStatus.FAILED, after_execution=AfterExecution.SUSPEND, error=error)
     return _result(asked, call, content)
 
 
-def _result(asked: Asked, call: _Call, content: ToolResultContent) -> Card:
+def _result(asked: StepRequest, call: _Call, content: ToolResultContent) -> Card:
     return make_card(
         CardId(f"{call.id}-result"),
         CardType.TOOL_RESULT,
@@ -208,7 +208,7 @@ def _result(asked: Asked, call: _Call, content: ToolResultContent) -> Card:
     )
 
 
-def _deliverable(asked: Asked, content: CardContent, *, partial: bool | None = None) -> Card:
+def _deliverable(asked: StepRequest, content: CardContent, *, partial: bool | None = None) -> Card:
     return make_card(
         turn_card_id(asked.turn.agent_turn_id, "deliverable"),
         CardType.DELIVERABLE,
@@ -222,7 +222,7 @@ def _deliverable(asked: Asked, content: CardContent, *, partial: bool | None = N
     )
 
 
-def _thought(asked: Asked, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
+def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
     """The `agent.thought` of the step; none if the model neither wrote nor called."""
     if not text.strip() and not calls:
         return ()

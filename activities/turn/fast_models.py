@@ -17,7 +17,7 @@ _REMEMBERED = 10_000
 """Profiles; the one asked longest ago is forgotten first."""
 
 
-class Paces:
+class FastModels:
     """Counts fast answers. `patience` is how long a quick step waits for a model, in seconds; 0: never."""
 
     def __init__(self, patience: float) -> None:

@@ -1,6 +1,6 @@
 """A step whose gate did not open: what is recorded of it is answered, and nothing else is published (protocol §7)."""
 
-from turnstile.activities.turn.turn_events import Teller
+from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.transitions import recall_step
 from turnstile.runtime.ports import Publisher
@@ -15,19 +15,19 @@ async def recall(pool: Pool, publisher: Publisher, turn: TurnRef, step: int, tel
     found = await pool.run(lambda conn: recall_step(conn, turn, step))
     number = found.step or step
     recorded = found.step_metadata
-    teller = Teller(publisher, turn, found.context_headers, telemetry)
+    turn_events = TurnEvents(publisher, turn, found.context_headers, telemetry)
     if recorded is not None and recorded.get("next") == "end" and (done := found.finished()) is not None:
-        await teller.finished(pool, done, teller.completed(number, recorded))
+        await turn_events.finished(pool, done, turn_events.completed(number, recorded))
         return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
     if not found.gate:
         return StepStale(step=number, head_status=found.head_status)
     if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
         if recorded is not None and recorded.get("next") == "suspend":
-            await teller.tell(*teller.suspended(number, recorded, found.updated_at))
+            await turn_events.publish(*turn_events.suspended(number, recorded, found.updated_at))
         # A step that found no record was not begun: the turn still sleeps in the one before it.
         asleep = number if recorded is not None else max(0, number - 1)
         return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
     if recorded is not None:
-        await teller.tell(teller.completed(number, recorded))
+        await turn_events.publish(turn_events.completed(number, recorded))
         return StepContinues(step=number)
     raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: the head is elsewhere, at {found.head_status}")

@@ -7,7 +7,7 @@ import logging
 
 from temporalio import activity
 
-from turnstile.activities.turn.turn_events import Teller
+from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.ledger.turns.transitions import Ending, fallback_card, finish_turn, recall_step
@@ -43,7 +43,7 @@ class SettleActivities:
             except StaleTurn:
                 return ReportsApplied(waiting=(), deadline=None, stale=True)
             hit(Fault.REPORTS_APPLIED)
-            await tell_applied(self._pool, self._publisher, given.turn, done)
+            await publish_applied(self._pool, self._publisher, given.turn, done)
             return ReportsApplied(waiting=tuple(done.waiting), deadline=done.deadline)
 
     @activity.defn(name="inject_timeouts")
@@ -66,7 +66,7 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
     made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     found = await pool.run(lambda conn: recall_step(conn, turn, 0))
     step = found.step or 0
-    teller = Teller(publisher, turn, found.context_headers, telemetry)
+    turn_events = TurnEvents(publisher, turn, found.context_headers, telemetry)
     card = fallback_card(turn, made or (), TurnStatus.CANCELED, _STOP_REASON)
     ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _STOP_REASON, None, {"steps": step})
     live = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
@@ -76,19 +76,19 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
         )
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
-    await teller.finished(pool, done, None)
+    await turn_events.finished(pool, done, None)
     return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
 
 
-async def tell_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
+async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
     """Say what became of the rows: to the log what was refused, to others all of it, as best effort."""
     for row in done.rows:
         if row.flaw is not None:
             log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
-    teller = Teller(publisher, turn, done.context_headers)
+    turn_events = TurnEvents(publisher, turn, done.context_headers)
     progress = [
         InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
         for row in done.rows
     ]
     if progress:
-        await teller.tell(*(teller.address.inbox_progress(each) for each in progress))
+        await turn_events.publish(*(turn_events.address.inbox_progress(each) for each in progress))

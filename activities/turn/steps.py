@@ -21,23 +21,23 @@ from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
-from turnstile.activities.turn.current_step import StepInHand
+from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import (
-    Asked,
     Continue,
     Decision,
     Deliver,
+    StepRequest,
     Suspend,
     decide,
     partial_thought,
 )
-from turnstile.activities.turn.fast_models import Paces
+from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.resume import Termination
-from turnstile.activities.turn.settle import STOPPED, end_stopped, tell_applied
-from turnstile.activities.turn.timing import tell_begun, tell_calls, tell_step, turn_stats
-from turnstile.activities.turn.turn_config import Pinned, pin
-from turnstile.activities.turn.turn_events import Teller
+from turnstile.activities.turn.settle import STOPPED, end_stopped, publish_applied
+from turnstile.activities.turn.timing import record_begun, record_calls, record_step, turn_stats
+from turnstile.activities.turn.turn_config import PinnedConfig, pin
+from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
@@ -87,7 +87,7 @@ class StepActivities:
         publisher: Publisher,
         limits: StepLimits,
         cache: BoxCache,
-        paces: Paces,
+        paces: FastModels,
         telemetry: Telemetry = SILENT,
     ) -> None:
         self._pool = pool
@@ -137,8 +137,10 @@ class StepActivities:
         except StaleTurn:
             return await recall(self._pool, self._publisher, given.turn, given.step, self._telemetry)
         hit(Fault.STEP_BEGUN)
-        teller = Teller(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
-        step = StepInHand(given.turn, begun.head.step_count + 1, begun, teller, started, clock, attempts, patience)
+        turn_events = TurnEvents(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
+        step = CurrentStep(
+            given.turn, begun.head.step_count + 1, begun, turn_events, started, clock, attempts, patience
+        )
         try:
             return await self._run(step)
         except StaleTurn:
@@ -164,18 +166,18 @@ class StepActivities:
     async def _apply(self, turn: TurnRef, reports: Sequence[InboxId]) -> None:
         done = await self._pool.run(lambda conn: apply_reports(conn, turn, reports))
         hit(Fault.REPORTS_APPLIED)
-        await tell_applied(self._pool, self._publisher, turn, done)
+        await publish_applied(self._pool, self._publisher, turn, done)
 
-    async def _run(self, step: StepInHand) -> StepResult:
+    async def _run(self, step: CurrentStep) -> StepResult:
         head = step.begun.head
-        tell_begun(self._telemetry, step.turn, head)
+        record_begun(self._telemetry, step.turn, head)
         if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
         acts = head.message_type is MessageType.UI_ACTION
         await self._open(step, "executing_tool" if acts else "thinking")
         if acts:
             return await self._act(step)
-        pinned: Pinned | None = None
+        pinned: PinnedConfig | None = None
         try:
             step.check_attempts(self._limits)
             pinned = pin(step.turn, step.begun, self._limits.max_steps)
@@ -187,14 +189,14 @@ class StepActivities:
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
-    async def _open(self, step: StepInHand, doing: str) -> None:
+    async def _open(self, step: CurrentStep, doing: str) -> None:
         head = step.begun.head
-        opening = [step.teller.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
+        opening = [step.turn_events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
         if step.number == 1:
-            opening.insert(0, step.teller.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
-        await step.teller.tell(*opening)
+            opening.insert(0, step.turn_events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
+        await step.turn_events.publish(*opening)
 
-    async def _act(self, step: StepInHand) -> StepResult:
+    async def _act(self, step: CurrentStep) -> StepResult:
         """A UI action's only step, which asks no model: the named tool is called (protocol §7.10)."""
         head = step.begun.head
         place = Place(step.turn, step.key, head.parent_step_id or "", self._limits.suspend_timeout_seconds)
@@ -208,7 +210,7 @@ class StepActivities:
         return await self._suspend(step, decision, decision.cards, step.metadata(None))
 
     async def _ask(
-        self, step: StepInHand, pinned: Pinned, asked: Asked, messages: tuple[ModelMessage, ...]
+        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
     ) -> ModelAnswer:
         head = step.begun.head
         question = Question(
@@ -218,7 +220,7 @@ class StepActivities:
             config=pinned.config.llm_config,
             messages=messages,
             tools=pinned.last_specs if asked.is_last else pinned.specs,
-            address=step.teller.address,
+            address=step.turn_events.address,
         )
         began = time.monotonic()
         async with asyncio.timeout(step.patience):
@@ -235,7 +237,9 @@ class StepActivities:
         self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
         return answer
 
-    async def _commit(self, step: StepInHand, pinned: Pinned, decision: Decision, answer: ModelAnswer) -> StepResult:
+    async def _commit(
+        self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
+    ) -> StepResult:
         cards = (*pinned.cards, *decision.cards)
         metadata = step.metadata(pinned) | {"finish_reason": answer.finish_reason}
         if answer.truncated is not None:
@@ -262,7 +266,7 @@ class StepActivities:
                 )
                 return await self._finish(step, ending, cards, metadata, StepStatus.COMPLETED)
 
-    async def _fail(self, step: StepInHand, pinned: Pinned | None, code: str, message: str) -> StepResult:
+    async def _fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
         """The turn ends as failed, with what there is."""
         cards = () if pinned is None else pinned.cards
         fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.FAILED, message)
@@ -270,18 +274,18 @@ class StepActivities:
         ending = Ending(TurnStatus.FAILED, fallback.card_id, code, message, None, turn_stats(step.number, metadata))
         return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.FAILED)
 
-    async def _continue(self, step: StepInHand, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
+    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
         record = step.record(cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED)
         if done.result == "done":
             self._told(step, record)
-        await step.teller.tell(step.teller.completed(step.number, done.step_metadata))
+        await step.turn_events.publish(step.turn_events.completed(step.number, done.step_metadata))
         hit(Fault.STEP_PUBLISHED)
         return StepContinues(step=step.number, quick=self._paces.is_quick(step.turn.profile_box_id))
 
     async def _suspend(
-        self, step: StepInHand, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
+        self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
     ) -> StepResult:
         """command_intent (protocol §6): committed with the suspended head, published after."""
         sent: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in decision.commands]}
@@ -290,8 +294,8 @@ class StepActivities:
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._told(step, record)
-            tell_calls(self._telemetry, step.turn, step.begun.head, record)
-        await step.teller.tell(*step.teller.suspended(step.number, done.step_metadata, done.updated_at))
+            record_calls(self._telemetry, step.turn, step.begun.head, record)
+        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, done.updated_at))
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
             step=step.number,
@@ -301,16 +305,16 @@ class StepActivities:
             quick=self._paces.is_quick(step.turn.profile_box_id),
         )
 
-    async def _terminate(self, step: StepInHand, ended: Termination) -> StepResult:
+    async def _terminate(self, step: CurrentStep, ended: Termination) -> StepResult:
         """A tool's answer ends the turn: no model is asked, no step is made."""
         head = step.begun.head
         stats: JsonObject = {"steps": head.step_count}
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
         done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
-        await step.teller.finished(self._pool, done, None)
+        await step.turn_events.finished(self._pool, done, None)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
-    async def _stop(self, step: StepInHand) -> StepResult:
+    async def _stop(self, step: CurrentStep) -> StepResult:
         """The turn was stopped in this step: what the model had said becomes a card, then the turn ends (§6, stop)."""
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
@@ -334,7 +338,7 @@ class StepActivities:
             return StepEnds(step=ended.step, outcome=ended.outcome)
 
     async def _finish(
-        self, step: StepInHand, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
+        self, step: CurrentStep, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
     ) -> StepResult:
         record = step.record(cards, metadata | {"next": "end"}, status)
         fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
@@ -344,10 +348,10 @@ class StepActivities:
         if done.result == "done":
             self._told(step, record)
         recorded = done.step_metadata or record.metadata
-        await step.teller.finished(self._pool, done, step.teller.completed(step.number, recorded))
+        await step.turn_events.finished(self._pool, done, step.turn_events.completed(step.number, recorded))
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
 
-    async def _keep(self, step: StepInHand, transition: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
         """Commit what was asked and paid for, however long the ledger takes: given up, it would be asked anew.
 
         A quick step has no time for that.
@@ -355,7 +359,7 @@ class StepActivities:
         write = self._pool.insist if step.patience is None else self._pool.run
         return await write(transition)
 
-    def _told(self, step: StepInHand, record: StepRecord) -> None:
+    def _told(self, step: CurrentStep, record: StepRecord) -> None:
         """Tell of a step that this attempt has committed: so each is told once."""
         seconds = time.monotonic() - step.clock
-        tell_step(self._telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))
+        record_step(self._telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))

@@ -60,7 +60,7 @@ def suspended(head: StepHead) -> float | None:
     return (head.updated_at - head.suspended_at).total_seconds()
 
 
-def tell_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
+def record_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
     """The turn has begun, or is awake again if it slept: how long it was dispatched, or suspended."""
     project, agent = turn.project_id, turn.agent_id
     if head.step_count == 0 and head.step_attempt == 1:
@@ -70,7 +70,7 @@ def tell_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
         telemetry.meter.observe(Metric.SUSPENDED_SECONDS, slept, project=project, agent=agent)
 
 
-def tell_step(
+def record_step(
     telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord, seconds: float, attempts: int
 ) -> None:
     """A step is committed; `attempts` at the model were made for it."""
@@ -93,7 +93,7 @@ def tell_step(
     telemetry.tracer.record(Span("step", own, parent, *times, attributes, code if isinstance(code, str) else None))
 
 
-def tell_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:
+def record_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:
     """Each call that goes out, as the span that its command carries: all that the tool does is below it (§5)."""
     telemetry.meter.count(Metric.TOOL_CALLS, len(record.calls))
     if not telemetry.tracer.enabled:

@@ -48,7 +48,7 @@ class TurnConfig(Tolerant):
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinnedConfig:
     """A turn's configuration, its system prompt and tool specs, and the cards that pin them (first step only).
 
     Where the turn is to be remembered, its instruction is the first of these cards: it is in the context box already.
@@ -65,7 +65,7 @@ class Pinned:
         return last_specs(self.specs, self.config.choices)
 
 
-def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
+def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     """What is pinned, or what this first step pins; raises `ModelError` (`model_request_invalid`) if it cannot."""
     if begun.head.turn_config is not None:
         return _pinned(turn, begun, begun.head.turn_config)
@@ -86,7 +86,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> Pinned:
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     asked = _asked(turn, begun.context) if runtime.remember else ()
-    return Pinned(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
+    return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
 
 
 def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:
@@ -98,7 +98,7 @@ def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:
     )
 
 
-def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> Pinned:
+def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> PinnedConfig:
     own = {card.type: card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id}
     prompt, tools = own.get(CardType.RENDERED_PROMPT), own.get(CardType.TOOLS)
     if prompt is None or tools is None:
@@ -106,7 +106,7 @@ def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> Pinned:
     text, specs = content_of(prompt), content_of(tools)
     if not isinstance(text, TextContent) or not isinstance(specs, ToolContent):
         raise ModelError("model_request_invalid", "the turn's pinned prompt and tools do not parse", retryable=False)
-    return Pinned(TurnConfig.model_validate(stored), text.text, tuple(specs.tools), ())
+    return PinnedConfig(TurnConfig.model_validate(stored), text.text, tuple(specs.tools), ())
 
 
 def _profile(cards: Sequence[Card]) -> Profile:

@@ -29,7 +29,7 @@ SENDER = "turnstile.worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class TurnEvents:
     """Publishes for one turn; a value, made anew in each activity."""
 
     publisher: Publisher
@@ -103,7 +103,7 @@ class Teller:
             self.completed(number, recorded),
         ]
 
-    async def tell(self, *messages: Message) -> None:
+    async def publish(self, *messages: Message) -> None:
         """Publish what nobody waits for."""
         try:
             await self.publisher.publish(messages)

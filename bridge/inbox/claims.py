@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
@@ -98,11 +98,11 @@ class Claims(ABC):
                 pass  # rung together with the others of its turn
             case "consumed" | "skipped" | "deferred":
                 self.counts.settled += 1
-                await self._tell(claim, claim.last_error or claim.verdict)
+                await self._publish_progress(claim, claim.last_error or claim.verdict)
             case "error":
                 self.counts.settled += 1
                 await self._refuse(claim)
-                await self._tell(claim, "protocol_violation")
+                await self._publish_progress(claim, "protocol_violation")
                 await self._fence(claim)
 
     async def _refuse(self, claim: Claim) -> None:
@@ -135,7 +135,7 @@ class Claims(ABC):
             telemetry=self._telemetry,
         )
 
-    async def _tell(self, claim: Claim, reason: str) -> None:
+    async def _publish_progress(self, claim: Claim, reason: str) -> None:
         address = Address(
             project_id=claim.project_id,
             channel_id=claim.channel_id,
@@ -146,7 +146,7 @@ class Claims(ABC):
             sender=SENDER,
         )
         progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
-        await tell(self._publisher, address.inbox_progress(progress))
+        await publish_best_effort(self._publisher, address.inbox_progress(progress))
 
 
 def _flaw(claim: Claim) -> str:

@@ -16,14 +16,14 @@ from typing import cast
 from turnstile.activities.pump.handler_run import let_run
 from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import STOPPED, end_stopped
-from turnstile.activities.turn.turn_events import Teller
+from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
 from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.lease import Claim, TurnInHand
+from turnstile.ledger.turns.lease import Claim, LiveTurn
 from turnstile.ledger.turns.transitions import (
     BegunStep,
     Ending,
@@ -132,12 +132,12 @@ class InboxService(Claims):
             self._stopped.add(turn.agent_turn_id)
             task.cancel()
 
-    async def _begun_before(self, run: Run) -> Sequence[TurnInHand]:
+    async def _begun_before(self, run: Run) -> Sequence[LiveTurn]:
         """Turns that have begun and that nobody has in hand here: of a process before this one, or of a lost server."""
         found = [turn async for turn in list_in_hand(run, self._worker_targets, older_seconds=0)]
         return [turn for turn in found if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]
 
-    async def _take_up(self, turns: Sequence[TurnInHand]) -> int:
+    async def _take_up(self, turns: Sequence[LiveTurn]) -> int:
         for turn in turns:
             self._start(turn)
         return len(turns)
@@ -174,11 +174,11 @@ class InboxService(Claims):
         began = datetime.now(UTC)
         begun = await self._pool.run(lambda conn: begin_step(conn, turn, 0, self._cache))
         hit(Fault.STEP_BEGUN)
-        teller = Teller(self._publisher, turn, begun.head.context_headers)
+        turn_events = TurnEvents(self._publisher, turn, begun.head.context_headers)
         number = begun.head.step_count + 1
         step = step_id(turn.agent_turn_id, number)
-        await teller.tell(
-            teller.state(HeadStatus.RUNNING, begun.head.updated_at), teller.step(step, StepPhase.STARTED, {})
+        await turn_events.publish(
+            turn_events.state(HeadStatus.RUNNING, begun.head.updated_at), turn_events.step(step, StepPhase.STARTED, {})
         )
         card, ending = await self._work(turn, begun)
         metadata: JsonObject = {"next": "end", "new_card_ids": [card.card_id]}
@@ -188,7 +188,7 @@ class InboxService(Claims):
         record = StepRecord(number, metadata | shown, [card], [], began, status)
         # what the handler did cannot be had a second time
         done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
-        await teller.finished(self._pool, done, teller.step(step, phase, shown, [CardId(card.card_id)]))
+        await turn_events.finished(self._pool, done, turn_events.step(step, phase, shown, [CardId(card.card_id)]))
 
     async def _work(self, turn: TurnRef, begun: BegunStep) -> tuple[Card, Ending]:
         """What the handler comes to: a deliverable, or why there is none."""

@@ -12,7 +12,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.schema.wire.events import Doorbell, Message
 
 
-class NearBells:
+class LocalDoorbells:
     """A publisher over another one. Before `heard_by`, and after its claims have ended, everything goes there."""
 
     def __init__(self, publisher: Publisher) -> None:

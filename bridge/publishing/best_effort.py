@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 SENDER = "turnstile.bridge"
 
 
-async def tell(publisher: Publisher, *messages: Message) -> bool:
+async def publish_best_effort(publisher: Publisher, *messages: Message) -> bool:
     """Publish; False if a required message was not acknowledged."""
     try:
         await publisher.publish(messages)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.transitions import LIVE, FinishedTurn, fence, mark_announced
 from turnstile.runtime.ports import Publisher
@@ -44,7 +44,7 @@ async def announce(
     messages = address.ended(event, done.ui_action)
     if (lease := done.next_lease(turn)) is not None:
         messages.append(lease.doorbell(SENDER, "next_turn"))
-    if await tell(publisher, *messages):
+    if await publish_best_effort(publisher, *messages):
         await pool.run(lambda conn: mark_announced(conn, [turn.agent_turn_id]))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from turnstile.activities.pump.thread_metrics import tell_replies
-from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.activities.pump.thread_metrics import record_replies
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
 from turnstile.bridge.safety.rules import ROW_LIMIT, Rule
 from turnstile.ledger.operations.recovery import Run
@@ -97,7 +97,7 @@ class ThreadRules:
 
     async def _stop(self, turns: Sequence[ThreadTurn]) -> int:
         stops = [turn.stop("the message it worked for was ended") for turn in turns]
-        return len(turns) if await tell(self.publisher, *stops) else 0
+        return len(turns) if await publish_best_effort(self.publisher, *stops) else 0
 
     async def _unannounced(self, run: Run) -> Sequence[ThreadReply]:
         """Answers whose event is not known to be in the event stream."""
@@ -107,12 +107,12 @@ class ThreadRules:
         )
 
     async def _announce(self, replies: Sequence[ThreadReply]) -> int:
-        if not await tell(self.publisher, *(reply.event(SENDER) for reply in replies)):
+        if not await publish_best_effort(self.publisher, *(reply.event(SENDER) for reply in replies)):
             return 0
         for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
             await self.publisher.emit(copy)
         marked = await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
-        tell_replies(self.telemetry, replies, marked)
+        record_replies(self.telemetry, replies, marked)
         return len(replies)
 
     async def _lost(self, run: Run) -> Sequence[ThreadRef]:

@@ -22,7 +22,7 @@ from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.recovery import (
-    OverTurn,
+    EndedTurn,
     Run,
     confirm_in_hand,
     list_in_hand,
@@ -32,7 +32,7 @@ from turnstile.ledger.operations.recovery import (
     restart_turn,
 )
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import ServerUnavailable, StaleTurn
@@ -89,7 +89,7 @@ class Reconciler:
         self._publisher = publisher
         self._targets = worker_targets
 
-    async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[TurnInHand]:
+    async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
         """Turns in hand without an open workflow; those leased and never started are the rule 'dispatched's."""
         visible = set(await self._visible())
         suspects = [
@@ -105,22 +105,22 @@ class Reconciler:
         ]
         return await run(lambda conn: confirm_in_hand(conn, lost)) if lost else []
 
-    async def bring_back(self, lost: Sequence[TurnInHand], *, counted: bool = True) -> int:
+    async def bring_back(self, lost: Sequence[LiveTurn], *, counted: bool = True) -> int:
         """Start each again from its head, or end it if that was done often enough; returns how many were mended."""
         mended = await _each(lost, lambda turn: self._bring_back(turn, counted=counted))
         await self._starter.claim([(turn.project_id, turn.agent_id) for turn in lost], "engine")
         return sum(mended)
 
-    async def list_over(self, run: Run) -> list[OverTurn]:
+    async def list_over(self, run: Run) -> list[EndedTurn]:
         """Turns that have been over for a while, whose workflow is visibly open."""
         visible = await self._visible()
         return await run(lambda conn: list_over(conn, visible, older_seconds=OVER_SECONDS)) if visible else []
 
-    async def close(self, over: Sequence[OverTurn]) -> int:
+    async def close(self, over: Sequence[EndedTurn]) -> int:
         """Let the workflow of each end: it is asked, and terminated when it does not hear."""
         return sum(await _each(over, self._close))
 
-    async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[TurnInHand]:
+    async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns that were leased and not begun for so long, with a worker there and no open workflow."""
         late = await run(
             lambda conn: list_undispatched(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
@@ -130,14 +130,14 @@ class Reconciler:
         found = await _each(late, self._look)
         return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
 
-    async def reap_undispatched(self, late: Sequence[TurnInHand]) -> int:
+    async def reap_undispatched(self, late: Sequence[LiveTurn]) -> int:
         """End each whose workflow is closed: an engine that was away is no reason.
 
         One that is open by now is left alone, and one that the engine does not know is started.
         """
         return sum(await _each(late, self._reap_undispatched))
 
-    async def list_silent(self, run: Run, *, older_seconds: float) -> list[TurnInHand]:
+    async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns without any sign of life for so long: neither the head nor an activity, with a worker there."""
         quiet = await run(
             lambda conn: list_silent(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
@@ -152,7 +152,7 @@ class Reconciler:
             if flow.open and (flow.heartbeat is None or flow.heartbeat < since)
         ]
 
-    async def reap_silent(self, quiet: Sequence[TurnInHand]) -> int:
+    async def reap_silent(self, quiet: Sequence[LiveTurn]) -> int:
         """Start each again with a new workflow, or end it if that was done often enough."""
         return sum(await _each(quiet, self._reap_silent))
 
@@ -180,7 +180,7 @@ class Reconciler:
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
 
-    async def _look(self, turn: TurnInHand) -> Workflow:
+    async def _look(self, turn: LiveTurn) -> Workflow:
         try:
             found = await self._handle(turn.agent_turn_id).describe(rpc_timeout=_RPC_TIMEOUT)
         except RPCError as error:
@@ -192,12 +192,12 @@ class Reconciler:
         is_open = found.status is WorkflowExecutionStatus.RUNNING
         return Workflow(known=True, open=is_open, heartbeat=max(beats, default=None))
 
-    async def _bring_back(self, turn: TurnInHand, *, counted: bool) -> bool:
+    async def _bring_back(self, turn: LiveTurn, *, counted: bool) -> bool:
         if counted and turn.restart_count >= MAX_RESTARTS:
             return not (await self._look(turn)).open and await self._reap(turn)
         return await self._restart(turn, counted=counted)
 
-    async def _restart(self, turn: TurnInHand, *, counted: bool) -> bool:
+    async def _restart(self, turn: LiveTurn, *, counted: bool) -> bool:
         await self._starter.start(turn, options.TURN_ID_RESTART)
         try:
             times = await self._pool.run(lambda conn: restart_turn(conn, turn, counted=counted))
@@ -206,7 +206,7 @@ class Reconciler:
         log.warning("turn %s: its workflow was gone: started again (%d of %d)", turn.agent_turn_id, times, MAX_RESTARTS)
         return True
 
-    async def _reap(self, turn: TurnInHand) -> bool:
+    async def _reap(self, turn: LiveTurn) -> bool:
         if turn.status is HeadStatus.DISPATCHED:
             return await self._reap_dispatched(turn)
         reason = f"no sign of life after {MAX_RESTARTS} restarts"
@@ -214,7 +214,7 @@ class Reconciler:
             self._pool, self._publisher, turn, TurnStatus.FAILED, REAPED, reason, telemetry=self._telemetry
         )
 
-    async def _reap_dispatched(self, turn: TurnInHand) -> bool:
+    async def _reap_dispatched(self, turn: LiveTurn) -> bool:
         reason = "no worker began the turn in time"
         dispatched = (HeadStatus.DISPATCHED,)
         return await end_by_force(
@@ -222,7 +222,7 @@ class Reconciler:
             telemetry=self._telemetry,
         )
 
-    async def _reap_undispatched(self, turn: TurnInHand) -> bool:
+    async def _reap_undispatched(self, turn: LiveTurn) -> bool:
         flow = await self._look(turn)
         if flow.open:
             return False
@@ -237,14 +237,14 @@ class Reconciler:
                 return False  # open now, or begun and over since we looked: the next look judges it
         return await self._reap_dispatched(turn)
 
-    async def _reap_silent(self, turn: TurnInHand) -> bool:
+    async def _reap_silent(self, turn: LiveTurn) -> bool:
         used_up = turn.restart_count >= MAX_RESTARTS
         if used_up and not await self._reap(turn):
             return False
         await self._terminate(turn.agent_turn_id, "no sign of life")
         return used_up or await self._restart(turn, counted=True)
 
-    async def _close(self, turn: OverTurn) -> bool:
+    async def _close(self, turn: EndedTurn) -> bool:
         if turn.over_seconds > TERMINATE_SECONDS:
             return await self._terminate(turn.agent_turn_id, "its turn is over")
         try:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
-from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import fence_stopped
 from turnstile.ledger.operations import sweep
@@ -133,7 +133,7 @@ class LedgerRules:
     async def _command(self, silent: Sequence[SilentCall]) -> int:
         messages = [message for call in silent if (message := call.message(SENDER)) is not None]
         if messages:
-            await tell(self.publisher, *messages)
+            await publish_best_effort(self.publisher, *messages)
         return len(messages)
 
     async def _stranded(self, run: Run) -> Sequence[AgentKey]:
@@ -145,7 +145,7 @@ class LedgerRules:
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
         messages = [message for outcome in found for message in outcome.messages(SENDER)]
-        if not await tell(self.publisher, *messages):
+        if not await publish_best_effort(self.publisher, *messages):
             return 0
         await self.pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
         return len(found)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class RuleReport:
     """What a rule found, by ids, and how many it mended; or why it could not look."""
 
     rule: str
@@ -71,20 +71,20 @@ class Watchdog:
         for rule in rules:
             await self._attempt(rule.name, self._look(rule))
 
-    async def once(self, *, dry_run: bool) -> list[Swept]:
+    async def once(self, *, dry_run: bool) -> list[RuleReport]:
         """Each rule once, whoever looked last; a dry run finds and changes nothing."""
         look = self._rehearse if dry_run else self._sweep
         return [await self._attempt(rule.name, look(rule)) for rule in self._rules]
 
-    async def _attempt(self, name: str, look: Coroutine[Any, Any, Swept]) -> Swept:
+    async def _attempt(self, name: str, look: Coroutine[Any, Any, RuleReport]) -> RuleReport:
         try:
             swept = await look
         except TurnstileError as error:
             self._tell_once(name, str(error))
-            return Swept(name, failed=str(error))
+            return RuleReport(name, failed=str(error))
         except Exception as error:  # the net must not fall because one rule did
             log.exception("safety net: rule %s failed", name)
-            return Swept(name, failed=type(error).__name__)
+            return RuleReport(name, failed=type(error).__name__)
         self._hindered.pop(name, None)
         return swept
 
@@ -94,8 +94,8 @@ class Watchdog:
             self._hindered[name] = error
             log.warning("safety net: rule %s cannot look, and tries on: %s", name, error)
 
-    async def _look(self, rule: Rule[Any]) -> Swept:
-        return await self._sweep(rule) if await self._is_due(rule) else Swept(rule.name)
+    async def _look(self, rule: Rule[Any]) -> RuleReport:
+        return await self._sweep(rule) if await self._is_due(rule) else RuleReport(rule.name)
 
     async def _is_due(self, rule: Rule[Any]) -> bool:
         """Whether to look now: at every tick, or when no bridge of the same targets has looked for so long."""
@@ -108,7 +108,7 @@ class Watchdog:
         duty = f"{rule.name}: {','.join(sorted(self._targets))}"
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
-    async def _sweep(self, rule: Rule[Any]) -> Swept:
+    async def _sweep(self, rule: Rule[Any]) -> RuleReport:
         found = await rule.find(self._pool.run)
         mended = await rule.mend(found) if found else 0
         if mended:
@@ -117,11 +117,11 @@ class Watchdog:
             for line in sentences(rule.name, found, mended, self._times):
                 log.info("safety net: %s", line)
             await self._pool.run(lambda conn: record_repairs(conn, {rule.name: mended}))
-        return Swept(rule.name, [_ids(each) for each in found], mended)
+        return RuleReport(rule.name, [_ids(each) for each in found], mended)
 
-    async def _rehearse(self, rule: Rule[Any]) -> Swept:
+    async def _rehearse(self, rule: Rule[Any]) -> RuleReport:
         found = await rule.find(self._pool.rehearse)
-        return Swept(rule.name, [_ids(each) for each in found])
+        return RuleReport(rule.name, [_ids(each) for each in found])
 
 
 def _ids(found: Any) -> str:

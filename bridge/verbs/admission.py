@@ -13,7 +13,7 @@ SHARE = 100
 MAX_PROJECTS = 10_000
 
 
-class Room:
+class AdmissionCache:
     """Enqueues of each project that need no count, since one found room a moment ago."""
 
     def __init__(self, limit: int) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from turnstile.bridge.publishing.best_effort import SENDER, tell
-from turnstile.bridge.verbs.admission import Room
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.verbs.admission import AdmissionCache
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.bridge.verbs.stop import stop_turn
 from turnstile.ledger.operations.sweep import reject
@@ -64,7 +64,7 @@ class Verbs:
         self._publisher = publisher
         self._depth_limit = depth_limit
         self._admission = admission
-        self._room = Room(admission.max_live_turns)
+        self._room = AdmissionCache(admission.max_live_turns)
         self._telemetry = telemetry
 
     def handlers(self) -> Mapping[str, VerbHandler]:
@@ -101,7 +101,7 @@ class Verbs:
             self._room.found(request.project_id)
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
-            await tell(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+            await publish_best_effort(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 
@@ -140,7 +140,7 @@ class Verbs:
             raise
         hit(Fault.REPORT_COMMITTED)
         if done.ring is not None:
-            await tell(self._publisher, done.ring.doorbell(SENDER, "report"))
+            await publish_best_effort(self._publisher, done.ring.doorbell(SENDER, "report"))
         hit(Fault.REPORT_PUBLISHED)
         return done.reply
 

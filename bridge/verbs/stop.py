@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from turnstile.bridge.publishing.best_effort import SENDER, tell
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import announce, end_by_force
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
@@ -84,7 +84,7 @@ async def _stop_queued(
     if done is None:
         return False
     telemetry.turn_ended(turn, done.context_headers, done.status, STOPPED, done.stats, done.ended_at)
-    if await tell(publisher, _address(turn, done.context_headers).task(_queued_event(request, done))):
+    if await publish_best_effort(publisher, _address(turn, done.context_headers).task(_queued_event(request, done))):
         await pool.run(lambda conn: mark_announced(conn, [turn_id]))
     return True
 
@@ -114,7 +114,7 @@ async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, 
         return
     values = found.model_dump() | {"project_id": project, "agent_turn_id": request.agent_turn_id}
     lease = Lease.model_validate(values)
-    await tell(publisher, lease.doorbell(SENDER, "stop"))
+    await publish_best_effort(publisher, lease.doorbell(SENDER, "stop"))
     hit(Fault.STOP_PUBLISHED)
 
 

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pressed:
+class _ReceivedAction:
     """A delivered action; `fault` says why it cannot be done."""
 
     request: VerbRequest
@@ -62,7 +62,7 @@ class _Pressed:
     fault: BadRequest | None = None
 
 
-class Acted(EnqueueReply):
+class ActionReply(EnqueueReply):
     """What came of an action: its turn, the lease to ring for, and how the turn ended if it is over."""
 
     lease: Lease | None = None
@@ -71,14 +71,14 @@ class Acted(EnqueueReply):
     """The turn's `context_headers`, as far as they are known."""
 
 
-def read_action(msg: Msg) -> _Pressed:
+def read_action(msg: Msg) -> _ReceivedAction:
     """The action in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
     subject = subjects.parse(msg.subject)
     request = VerbRequest(VERB, subject.project_id, subject.channel_id, b"", {}, "command", command_id(msg))
     try:
         payload = decode_object(msg.data)
     except BadRequest as error:
-        return _Pressed(request, None, error)
+        return _ReceivedAction(request, None, error)
     given = headers_of(msg)
     payload.setdefault("agent_id", given.get(headers.AGENT_ID))
     blank = _blank(payload)
@@ -87,8 +87,8 @@ def read_action(msg: Msg) -> _Pressed:
         request = replace(request, payload=read.payload, headers=_agreed(read.headers, payload))
         request.parse(UiAction)
     except BadRequest as error:
-        return _Pressed(request, blank, error)
-    return _Pressed(request, blank)
+        return _ReceivedAction(request, blank, error)
+    return _ReceivedAction(request, blank)
 
 
 def _agreed(given: dict[str, str], payload: JsonObject) -> dict[str, str]:
@@ -161,7 +161,7 @@ class UiActions:
         hit(Fault.ENQUEUE_PUBLISHED)
         return Reject() if pressed.fault else Done()
 
-    async def _answer(self, pressed: _Pressed) -> list[Message]:
+    async def _answer(self, pressed: _ReceivedAction) -> list[Message]:
         """What is told of the action now; raises `ServerUnavailable`, and then it is to come again."""
         request = pressed.request
         if pressed.fault is not None:
@@ -169,16 +169,16 @@ class UiActions:
             self._telemetry.meter.count(Metric.VERBS, verb=VERB, status="rejected")
             return await self._refused(pressed, pressed.fault)
         try:
-            acted = Acted.model_validate(await self._act(request))
+            acted = ActionReply.model_validate(await self._act(request))
         except ServerUnavailable:
             raise
         except Limited as error:
-            return _told(pressed, Acted(status=ReplyStatus.BUSY, error_code=error.code, error=str(error)))
+            return _told(pressed, ActionReply(status=ReplyStatus.BUSY, error_code=error.code, error=str(error)))
         except TurnstileError as error:
             return await self._refused(pressed, error)
         return _told(pressed, acted)
 
-    async def _acted(self, request: VerbRequest) -> Acted:
+    async def _acted(self, request: VerbRequest) -> ActionReply:
         """Make the action's turn, or find it; raises what refuses it."""
         action = request.parse(UiAction)
         project, channel = request.project_id, request.channel_id
@@ -200,18 +200,20 @@ class UiActions:
             hit(Fault.ENQUEUE_COMMITTED)
             if not done.reply.duplicate:
                 context = {} if done.lease is None else done.lease.context_headers
-                return Acted(**done.reply.model_dump(), lease=done.lease, context=context)
+                return ActionReply(**done.reply.model_dump(), lease=done.lease, context=context)
             _, turn = await self._pool.run(lambda conn: find_action(conn, project, action))
         if turn is None:
             raise ServerUnavailable("the action's turn cannot be found now: try again")
         return _repeated(action, turn)
 
-    async def _refused(self, pressed: _Pressed, error: TurnstileError) -> list[Message]:
+    async def _refused(self, pressed: _ReceivedAction, error: TurnstileError) -> list[Message]:
         """Record the refusal, and say so where it is known to whom."""
         await self._record(pressed, error)
-        return _told(pressed, Acted(status=ReplyStatus.REJECTED, error_code=error.code, error=str(error)[:_TOLD_LIMIT]))
+        return _told(
+            pressed, ActionReply(status=ReplyStatus.REJECTED, error_code=error.code, error=str(error)[:_TOLD_LIMIT])
+        )
 
-    async def _record(self, pressed: _Pressed, error: TurnstileError) -> None:
+    async def _record(self, pressed: _ReceivedAction, error: TurnstileError) -> None:
         request, blank = pressed.request, pressed.blank
         source = f"command:{request.headers.get(headers.SENDER, 'client')}".replace("\0", "")
         ids = {} if blank is None else {"action_id": blank.action_id, "agent_id": blank.agent_id}
@@ -245,10 +247,10 @@ def _check(request: VerbRequest, action: UiAction, tool: JsonObject | None) -> N
     action_call(place, wanted, [] if tool is None else [tool])
 
 
-def _repeated(action: UiAction, turn: ActionTurn) -> Acted:
+def _repeated(action: UiAction, turn: ActionTurn) -> ActionReply:
     if turn.request_digest != action.digest():
         raise Refused("correlation_conflict", "this message_id or action_id was used before, with other content")
-    return Acted(
+    return ActionReply(
         status=ReplyStatus.ACCEPTED,
         agent_turn_id=turn.agent_turn_id,
         turn_epoch=turn.turn_epoch,
@@ -258,7 +260,7 @@ def _repeated(action: UiAction, turn: ActionTurn) -> Acted:
     )
 
 
-def _told(pressed: _Pressed, acted: Acted) -> list[Message]:
+def _told(pressed: _ReceivedAction, acted: ActionReply) -> list[Message]:
     """The ack, before anything that makes the turn run; then its doorbell, or how it ended."""
     request, blank = pressed.request, pressed.blank
     if blank is None:
@@ -282,6 +284,6 @@ def _told(pressed: _Pressed, acted: Acted) -> list[Message]:
     return messages
 
 
-def _ack(pressed: _Pressed, ack: ActionAck, address: Address, name: str | None = None) -> Message:
+def _ack(pressed: _ReceivedAction, ack: ActionAck, address: Address, name: str | None = None) -> Message:
     """An ack under an id of its own: a command that was `busy` and comes again may be `accepted`."""
     return address.action_ack(ack, f"action-{pressed.request.command_id}-{name or ack.status}")

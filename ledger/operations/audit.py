@@ -119,7 +119,7 @@ class _Slow(Protocol):
     async def fetch(self, query: str, *args: Any, timeout: float) -> list[Any]: ...
 
 
-class _Unhurried:
+class _UntimedConnection:
     """A connection whose statements may take long: they read whole tables."""
 
     __slots__ = ("_conn",)
@@ -163,7 +163,7 @@ async def audit(pool: Pool, scope: Scope, bounds: Bounds, *, row_limit: int) -> 
     async with pool.connection() as conn, conn.transaction():
         await query("begin_audit").many(conn)
         await query("tune_audit").one(conn, whole=scope.whole, windowed=scope.since is not None)
-        return await check_rules(_Unhurried(conn), scope, bounds, row_limit=row_limit)
+        return await check_rules(_UntimedConnection(conn), scope, bounds, row_limit=row_limit)
 
 
 async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_limit: int) -> Audit:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LockTimes:
     """Seconds, each less than the next: what holds back whom is in the docstring of this module."""
 
     watch: float = 1.0
@@ -35,7 +35,7 @@ class Pace:
     silent: float = 8.0
 
 
-PACE = Pace()
+LOCK_TIMES = LockTimes()
 
 
 class Hold:
@@ -69,7 +69,7 @@ class _Raw(Session, Protocol):
 
 
 @asynccontextmanager
-async def try_hold(url: str, name: str, holder: str, pace: Pace = PACE) -> AsyncGenerator[Hold]:
+async def try_hold(url: str, name: str, holder: str, pace: LockTimes = LOCK_TIMES) -> AsyncGenerator[Hold]:
     """Hold the lock of this name for as long as the block lasts, or until `Hold.lost`.
 
     `holder` is what others hear of who holds it. Raises `Held` if another session does, `ServerUnavailable` if there
@@ -90,7 +90,7 @@ async def try_hold(url: str, name: str, holder: str, pace: Pace = PACE) -> Async
         await _close(conn)
 
 
-async def _connect(url: str, holder: str, pace: Pace) -> _Raw:
+async def _connect(url: str, holder: str, pace: LockTimes) -> _Raw:
     settings = {
         "application_name": holder,
         "idle_session_timeout": str(int(pace.silent * 1000)),
@@ -131,7 +131,7 @@ async def _take(conn: _Raw, name: str) -> int:
     return backend
 
 
-async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: Pace) -> None:
+async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTimes) -> None:
     """Ask now and then. An answer that is late counts as none: the server may let go before the next one."""
     clock = asyncio.get_running_loop().time
     proven = clock()

@@ -70,7 +70,7 @@ async def export_project(
             async for row in rows:
                 counts[table] += 1
                 yield ExportedLine(table=table, text=f'{{"table": "{table}", "row": {row["row"]}}}')
-        yield ExportedLine(table=None, text=Trailer(rows=counts).model_dump_json())
+        yield ExportedLine(table=None, text=ExportEnd(rows=counts).model_dump_json())
 
 
 class Header(Tolerant):
@@ -84,7 +84,7 @@ class Header(Tolerant):
     migration: str
 
 
-class Trailer(Tolerant):
+class ExportEnd(Tolerant):
     """The last line: an export without it is not whole."""
 
     end: bool = True

@@ -30,7 +30,7 @@ class Backlog:
     open_threads: int
 
 
-class Standing(InboxLag):
+class SystemStatus(InboxLag):
     """Everything at once. `outcomes` and `mean_seconds` are of the turns that ended in the last minute."""
 
     seen_at: datetime
@@ -103,7 +103,7 @@ async def measure_backlog(conn: Connection, worker_targets: Sequence[str], threa
     return Backlog(await measure_inbox(conn, worker_targets), await count_open_threads(conn, thread_targets))
 
 
-async def look_around(conn: Connection) -> Standing:
+async def look_around(conn: Connection) -> SystemStatus:
     """Everything at once; one round trip."""
     row = await query("look_around").one(conn, row_limit=ROW_LIMIT, silent_seconds=WORKER_SILENT_SECONDS)
-    return Standing.model_validate(dict(row))
+    return SystemStatus.model_validate(dict(row))

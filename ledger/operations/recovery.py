@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.transitions import gate
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import StaleTurn
@@ -28,7 +28,7 @@ class Run(Protocol):
         ...
 
 
-class OverTurn(Tolerant):
+class EndedTurn(Tolerant):
     """A turn that has its outcome."""
 
     agent_turn_id: AgentTurnId
@@ -48,7 +48,7 @@ async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> boo
     return await query("take_duty").opt(conn, duty=duty, every_seconds=every_seconds) is not None
 
 
-async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[TurnInHand]:
+async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[LiveTurn]:
     """Every turn in hand whose head has not changed for so long, page by page."""
     box = _NO_BOX
     while True:
@@ -62,13 +62,13 @@ async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds
             )
         )
         for row in rows:
-            yield TurnInHand.model_validate(dict(row))
+            yield LiveTurn.model_validate(dict(row))
         if len(rows) < _PAGE:
             return
         box = rows[-1]["output_box_id"]
 
 
-async def confirm_in_hand(conn: Connection, turns: Sequence[TurnInHand]) -> list[TurnInHand]:
+async def confirm_in_hand(conn: Connection, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
     """Those of the turns that are still in hand, at the same epoch."""
     rows = await query("confirm_in_hand").many(
         conn,
@@ -81,7 +81,7 @@ async def confirm_in_hand(conn: Connection, turns: Sequence[TurnInHand]) -> list
     return [turn for turn in turns if turn.agent_turn_id in held]
 
 
-async def restart_turn(conn: Connection, turn: TurnInHand, *, counted: bool) -> int:
+async def restart_turn(conn: Connection, turn: LiveTurn, *, counted: bool) -> int:
     """Note that its workflow was started again; returns how often that was.
 
     Raises `StaleTurn` if the turn is over, or another bridge has noted the same loss.
@@ -96,21 +96,21 @@ async def restart_turn(conn: Connection, turn: TurnInHand, *, counted: bool) -> 
 
 async def list_undispatched(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[TurnInHand]:
+) -> list[LiveTurn]:
     """Rule 'dispatched, reap': leased for so long and not begun, with a worker there all that time."""
     return await _in_hand("list_undispatched", conn, worker_targets, older_seconds, row_limit)
 
 
 async def list_silent(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[TurnInHand]:
+) -> list[LiveTurn]:
     """Rule 'running, reap': without a change of the head for so long, with a worker there all that time."""
     return await _in_hand("list_silent", conn, worker_targets, older_seconds, row_limit)
 
 
 async def _in_hand(
     name: str, conn: Connection, worker_targets: Sequence[str], older_seconds: float, row_limit: int
-) -> list[TurnInHand]:
+) -> list[LiveTurn]:
     rows = await query(name).many(
         conn,
         worker_targets=list(worker_targets),
@@ -118,13 +118,13 @@ async def _in_hand(
         silent_seconds=WORKER_SILENT_SECONDS,
         row_limit=row_limit,
     )
-    return [TurnInHand.model_validate(dict(row)) for row in rows]
+    return [LiveTurn.model_validate(dict(row)) for row in rows]
 
 
-async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[OverTurn]:
+async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:
     """Those of the turns that have had their outcome for so long."""
     rows = await query("list_over").many(conn, agent_turn_ids=list(turns), older_seconds=older_seconds)
-    return [OverTurn.model_validate(dict(row)) for row in rows]
+    return [EndedTurn.model_validate(dict(row)) for row in rows]
 
 
 async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:

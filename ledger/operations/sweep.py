@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.lease import AgentKey, TurnInHand
+from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import (
     AgentId,
@@ -157,21 +157,21 @@ async def retry_commands(
 
 async def list_overdue(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[TurnInHand]:
+) -> list[LiveTurn]:
     """Rule 'suspended': the turns whose deadline is over."""
     return await _turns("list_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def list_stops_overdue(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[TurnInHand]:
+) -> list[LiveTurn]:
     """Rule 'stop': the turns that did not stop in time."""
     return await _turns("list_stops_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
-async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[TurnInHand]:
+async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[LiveTurn]:
     rows = await query(name).many(conn, worker_targets=list(worker_targets), **more)
-    return [TurnInHand.model_validate(dict(row)) for row in rows]
+    return [LiveTurn.model_validate(dict(row)) for row in rows]
 
 
 async def reject(

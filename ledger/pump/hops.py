@@ -114,11 +114,11 @@ class Respond:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NoMessage:
     """No message: the chain ends here."""
 
 
-Effect = Forward | Iterate | Respond | Nothing
+Effect = Forward | Iterate | Respond | NoMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +223,13 @@ async def settle_message(
         case Iterate(payload, system) if not limited:
             sender, kind = (SYSTEM, MessageKind.SYSTEM) if system else (begun.listener, MessageKind.SELF)
             await _add_message(conn, thread, ended, ended.segment_id, sender, kind, payload)
-        case Forward() | Iterate() | Nothing():
+        case Forward() | Iterate() | NoMessage():
             await _close_requests(conn, thread.thread_id, [ended.request_id], reason)
     await query("close_thread").many(conn, thread_id=thread.thread_id, reason=reason)
     return Settled(await look_at_thread(conn, thread), name, canceled)
 
 
-_NAMES: dict[type[Effect], str] = {Forward: "forward", Iterate: "self", Respond: "respond", Nothing: "nothing"}
+_NAMES: dict[type[Effect], str] = {Forward: "forward", Iterate: "self", Respond: "respond", NoMessage: "nothing"}
 _EXPIRED = "timeout"
 
 

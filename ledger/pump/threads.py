@@ -82,7 +82,7 @@ class LockedThread(ThreadRef):
     status: str
 
 
-class _Earlier(ThreadRef):
+class _EarlierMessage(ThreadRef):
     message_id: MessageId
     request_digest: str | None
 
@@ -139,7 +139,7 @@ async def _repeated(conn: Connection, send: Send) -> Sent | None:
     row = await query("find_message").opt(conn, correlation_id=send.correlation_id, project_id=send.thread.project_id)
     if row is None:
         return None
-    earlier = _Earlier.model_validate(dict(row))
+    earlier = _EarlierMessage.model_validate(dict(row))
     if earlier.request_digest != send.request_digest:
         raise Refused("correlation_conflict", "this correlation_id was used before, with other content")
     duplicate = earlier.message_id != send.message_id

@@ -72,7 +72,7 @@ class Claim(Tolerant):
         return Ring.model_validate(self.model_dump())
 
 
-class TurnInHand(TurnRef):
+class LiveTurn(TurnRef):
     """A turn that its agent has in hand, and how it is getting on; `updated_at` is the head's last change."""
 
     status: HeadStatus

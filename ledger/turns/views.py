@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, StepId, ToolCallId
 from turnstile.schema.wire.descriptions import TurnView
@@ -110,7 +110,7 @@ async def list_inbox(
     return [InboxLine.model_validate(dict(row)) for row in rows]
 
 
-async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnInHand | None:
+async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> LiveTurn | None:
     """The gate and boxes of the turn, if an agent has it in hand."""
     row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
-    return None if row is None else TurnInHand.model_validate(dict(row))
+    return None if row is None else LiveTurn.model_validate(dict(row))

@@ -104,7 +104,7 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
     )
 
 
-class CallDesk:
+class CallClient:
     """Asks about calls and reports them."""
 
     def __init__(self, conn: NatsConnection) -> None:

@@ -19,14 +19,14 @@ from turnstile.sdk.tools.spec import ToolFunction
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class FunctionReturned:
     """The function came to its end."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class FunctionRaised:
     """The function failed."""
 
     error: BaseException
@@ -37,7 +37,7 @@ class TimedOut:
     """The function has not come to its end in time."""
 
 
-Finished: TypeAlias = Returned | Raised
+Finished: TypeAlias = FunctionReturned | FunctionRaised
 Outcome: TypeAlias = Finished | TimedOut
 
 
@@ -56,7 +56,7 @@ class ToolRun:
                 self._task.cancel()
             return TimedOut()
         if self._task.cancelled():
-            return Raised(RuntimeError("the tool cancelled itself"))
+            return FunctionRaised(RuntimeError("the tool cancelled itself"))
         return self._task.result()
 
     async def ended(self) -> None:
@@ -71,12 +71,12 @@ class ToolRun:
 async def _call(function: ToolFunction, arguments: dict[str, object]) -> Finished:
     try:
         if inspect.iscoroutinefunction(function):
-            return Returned(await function(**arguments))
+            return FunctionReturned(await function(**arguments))
         finished = await _in_thread(partial(function, **arguments))
-        if isinstance(finished, Returned) and inspect.isawaitable(finished.value):
-            return Returned(await finished.value)
+        if isinstance(finished, FunctionReturned) and inspect.isawaitable(finished.value):
+            return FunctionReturned(await finished.value)
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a tool raises is its answer
-        return Raised(error)
+        return FunctionRaised(error)
     return finished
 
 
@@ -91,9 +91,9 @@ def _in_thread(work: Callable[[], object]) -> asyncio.Future[Finished]:
 
     def body() -> None:
         try:
-            finished: Finished = Returned(context.run(work))
+            finished: Finished = FunctionReturned(context.run(work))
         except BaseException as error:  # noqa: BLE001 -- a thread has nobody above it to tell
-            finished = Raised(error)
+            finished = FunctionRaised(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended without it
             loop.call_soon_threadsafe(settle, finished)
 

@@ -29,12 +29,12 @@ _REPLY = re.compile(r"(_INBOX[A-Za-z0-9_-]*|_R_)\.[A-Za-z0-9_.-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Nobody:
+class NotRunning:
     """No connected replica runs it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NoReply:
     """Somebody holds it and does not answer, or NATS is away: it cannot be known."""
 
 
@@ -58,16 +58,16 @@ class Presence:
         finally:
             await self._conn.unsubscribe(subscription)
 
-    async def holder(self, command: CallCommand) -> ToolCallHolder | Nobody | Silence:
+    async def holder(self, command: CallCommand) -> ToolCallHolder | NotRunning | NoReply:
         """Who runs the call. Ask before `held`, or the answer is one's own."""
         subject = self._subject(command.project_id, command.channel_id, command.tool_call_id)
         try:
             answer = await self._conn.request(subject, b"", timeout=_ASK_SECONDS)
             return ToolCallHolder.model_validate_json(answer.data)
         except nats.errors.NoRespondersError:
-            return Nobody()
+            return NotRunning()
         except (*NATS_TROUBLE, ValidationError):
-            return Silence()
+            return NoReply()
 
     @asynccontextmanager
     async def held(self, command: CallCommand) -> AsyncGenerator[None]:

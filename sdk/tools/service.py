@@ -227,7 +227,7 @@ class ToolService:
         ending = asyncio.Event()  # our own: one tool that fails ends the others, not the caller's event
         watch = asyncio.create_task(_pass_on(stop, ending))
         pulls = [asyncio.create_task(worker.run(ending)) for worker in workers]
-        beats = [asyncio.create_task(self._keep(workers)), asyncio.create_task(self._tell(conn, workers))]
+        beats = [asyncio.create_task(self._keep(workers)), asyncio.create_task(self._announce_workers(conn, workers))]
         try:
             await asyncio.wait(pulls, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -248,7 +248,7 @@ class ToolService:
             for worker in workers:
                 await worker.keep()
 
-    async def _tell(self, conn: NatsConnection, workers: list[ToolWorker]) -> None:
+    async def _announce_workers(self, conn: NatsConnection, workers: list[ToolWorker]) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_seconds)
             self._log_counts(conn, workers)

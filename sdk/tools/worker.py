@@ -25,9 +25,9 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCallHolder
 from turnstile.schema.wire import subjects
 from turnstile.sdk.tools.answer import Prepared, ToolFailed, ToolReport, answer, cleared, failed, prepare
-from turnstile.sdk.tools.commands import BridgeFailed, CallCommand, CallDesk, read_command
-from turnstile.sdk.tools.function_run import Outcome, Raised, Returned, TimedOut, ToolRun
-from turnstile.sdk.tools.presence import Nobody, Presence, Silence
+from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
+from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, TimedOut, ToolRun
+from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
 from turnstile.sdk.tools.spec import ToolSpec
 from turnstile.sdk.tools.trace import CallTrace
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -77,7 +77,7 @@ class ToolWorker:
         self.counts = ToolCounts()
         self._conn = conn
         self._project = project
-        self._desk = CallDesk(conn)
+        self._desk = CallClient(conn)
         self._presence = Presence(conn, spec, instance)
         self._filter = spec.filter(project)
         self._consumer = spec.consumer(project)
@@ -202,9 +202,9 @@ class ToolWorker:
                 case ToolCallHolder(stream_seq=seq):
                     self.counts.duplicates += 1
                     return None if seq == command.stream_seq else Done()
-                case Silence():
+                case NoReply():
                     return None
-                case Nobody():
+                case NotRunning():
                     pass
         trace = CallTrace(self._telemetry, command)
         try:
@@ -249,14 +249,14 @@ class ToolWorker:
 
     def _judge(self, outcome: Outcome, prepared: Prepared, command: CallCommand) -> ToolReport:
         match outcome:
-            case Returned(value):
+            case FunctionReturned(value):
                 return answer(value, prepared.secrets)
             case TimedOut():
                 told = f"the tool did not end within its {self.spec.terms.timeout_seconds:g} s"
                 return failed("tool_timeout", told)
-            case Raised(ToolFailed() as error):
+            case FunctionRaised(ToolFailed() as error):
                 return failed(error.code, str(error), prepared.secrets)
-            case Raised(error):
+            case FunctionRaised(error):
                 # the author's traceback goes to the log, without env values; the model hears one sentence
                 trace = cleared("".join(traceback.format_exception(error)), prepared.secrets)
                 logger.warning("tool %s, call %s failed:\n%s", self.spec.name, command.tool_call_id, trace.rstrip())

@@ -11,7 +11,7 @@ from pydantic import JsonValue, ValidationError
 from turnstile.activities.calls.choices import Accepted, Refusal, chosen, ending
 from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
 from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, last_specs
-from turnstile.activities.turn.decide import Asked, Continue, Decision, Deliver, Suspend, decide
+from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide
 from turnstile.activities.turn.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -85,7 +85,7 @@ def step(
     )
     calls = tuple(made(*named))
     answer = ModelAnswer(text, "", calls, "stop", {}, None, "unknown", None)
-    return decide(Asked(TURN, number, config, wanted, "", 60.0), answer)
+    return decide(StepRequest(TURN, number, config, wanted, "", 60.0), answer)
 
 
 def delivered(decision: Decision) -> JsonValue:

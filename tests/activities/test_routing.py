@@ -22,7 +22,7 @@ from turnstile.activities.pump.routing import (
     unreadable,
 )
 from turnstile.activities.turn.decide import EMPTY_DELIVERABLE
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.profiles import Choice
@@ -326,7 +326,7 @@ def test_an_agent_that_says_nothing_has_not_responded() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    assert effect_of_response(REGISTRY, CLERK, None) == Nothing()
+    assert effect_of_response(REGISTRY, CLERK, None) == NoMessage()
 
 
 @pytest.mark.parametrize("response", ["text", {"payload": 1}, Order(item="tea"), 0, False, []])

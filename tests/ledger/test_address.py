@@ -11,13 +11,13 @@ from lab.bench.yardsticks.postgres import scratch_database
 from tests.conftest import Databases
 from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import migrate, pending
-from turnstile.ledger.operations.exclusive import Pace, try_hold
+from turnstile.ledger.operations.exclusive import LockTimes, try_hold
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.processes.addresses import without_password
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 
-PACE = Pace(watch=0.1, give_up=0.6, settle=0.9, silent=3.0)
+LOCK_TIMES = LockTimes(watch=0.1, give_up=0.6, settle=0.9, silent=3.0)
 
 
 def free_port() -> int:
@@ -87,7 +87,7 @@ async def test_the_first_host_that_will_do_serves_pool_migrations_locks_and_yard
     await pool.open(writable=True)
     assert await migrate(pool) == await pending(pool) == []
     assert await pool.run(list_profile_models) == []
-    async with try_hold(url, "a lock", "holder", PACE) as hold:
+    async with try_hold(url, "a lock", "holder", LOCK_TIMES) as hold:
         assert not hold.lost.is_set()
     async with scratch_database(url) as scratch:
         other = Pool(scratch, size=1)
@@ -120,6 +120,6 @@ async def test_a_server_that_takes_no_writes_is_told_where_they_are_needed(stand
     with pytest.raises(ServerUnavailable, match="read-only"):
         await pool.open(writable=True)
     with pytest.raises(ServerUnavailable, match="read-only"):
-        async with try_hold(standby, "a lock", "holder", PACE):
+        async with try_hold(standby, "a lock", "holder", LOCK_TIMES):
             pass
     await pool.close()

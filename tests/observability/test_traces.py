@@ -17,7 +17,7 @@ from tests.support.ledger.agents import ALICE, add_agents, lease
 from tests.workflows.recordings import replay
 from turnstile.activities.models import ScriptedModel, load_scripts
 from turnstile.activities.prompt.model_attempts import StepLimits
-from turnstile.activities.turn.fast_models import Paces
+from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
@@ -146,7 +146,7 @@ class Heard:
         return sorted(span.name for span in self.spans)
 
 
-class Silence:
+class NoReply:
     """A publisher that reaches nobody."""
 
     async def publish(self, messages: Sequence[Message]) -> None:
@@ -179,7 +179,9 @@ async def test_a_step_that_is_run_again_is_one_span(pool: Pool) -> None:
     trace = headers.new_traceparent()
     turn = await lease(pool, ALICE, incoming={headers.TRACEPARENT: trace})
     heard, model = Heard(), DiesOnce(load_scripts([]))
-    steps = StepActivities(pool, model, Silence(), StepLimits(), BoxCache(1_000_000), Paces(0), Telemetry(tracer=heard))
+    steps = StepActivities(
+        pool, model, NoReply(), StepLimits(), BoxCache(1_000_000), FastModels(0), Telemetry(tracer=heard)
+    )
 
     async def run() -> object:
         return await ActivityEnvironment().run(steps.run_step, RunStepInput(turn=turn, step=0))

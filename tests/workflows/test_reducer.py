@@ -20,11 +20,11 @@ from turnstile.schema.turns import (
 from turnstile.workflows._turn import (
     Action,
     DeadlinePassed,
+    DoorbellRang,
     Event,
     Expire,
     Expired,
     Phase,
-    Rang,
     Return,
     RunStep,
     Settle,
@@ -123,7 +123,7 @@ class Turns(RuleBasedStateMachine):
         rings = tuple(ring_of(f"call-{call}", kind) for call, kind in picked)
         if not isinstance(self.doing, Return):
             self.kept |= {ring.inbox_id: ring.correlation_id for ring in rings}
-        self.feed(Rang(rings), answers=False)
+        self.feed(DoorbellRang(rings), answers=False)
 
     @rule()
     def stop_is_asked(self) -> None:

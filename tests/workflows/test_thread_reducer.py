@@ -14,12 +14,12 @@ from turnstile.workflows._thread import (
     Action,
     Advance,
     Advanced,
+    CancelHandler,
     DeadlinePassed,
     Event,
-    LetGo,
     Look,
+    MessagesWoken,
     ThreadState,
-    Woken,
     put_back,
     reduce,
 )
@@ -94,7 +94,7 @@ class Threads(RuleBasedStateMachine):
             case Advance(message):
                 assert message not in self.running(), "advanced twice at once"
                 self.runs.append(Run(message))
-            case LetGo(message):
+            case CancelHandler(message):
                 [run] = [each for each in self.runs if each.message == message]
                 assert message in self.gone
                 assert not run.let_go
@@ -120,13 +120,13 @@ class Threads(RuleBasedStateMachine):
         if is_lost and wake:
             self.wakes.append(())
         else:
-            self.feed(Woken(wake))
+            self.feed(MessagesWoken(wake))
 
     @rule(pick=PICK)
     def a_wake_comes_again(self, pick: int) -> None:
         """For any message that ever was, handled or not."""
         if self.ledger.count:
-            self.feed(Woken((MessageId(f"m{pick % self.ledger.count + 1:03}"),)))
+            self.feed(MessagesWoken((MessageId(f"m{pick % self.ledger.count + 1:03}"),)))
 
     @rule(pick=PICK)
     def a_turn_ends(self, pick: int) -> None:
@@ -268,7 +268,7 @@ def opened(*names: str, version: int = 1, more: int = 0, **fields: object) -> Th
 
 
 def test_a_wake_of_no_message_is_a_look_and_that_advances_what_is_due() -> None:
-    state, actions = reduce(ThreadState(), Woken(()))
+    state, actions = reduce(ThreadState(), MessagesWoken(()))
     assert actions == (Look(),)
     state, actions = reduce(state, Advanced(None, opened("m1", "m2")))
     assert actions == (Advance(MessageId("m1")), Advance(MessageId("m2")))
@@ -277,9 +277,9 @@ def test_a_wake_of_no_message_is_a_look_and_that_advances_what_is_due() -> None:
 
 
 def test_a_message_woken_while_it_runs_is_advanced_once_more() -> None:
-    state, _ = reduce(ThreadState(), Woken((MessageId("m1"),)))
+    state, _ = reduce(ThreadState(), MessagesWoken((MessageId("m1"),)))
     for _ in range(3):
-        state, actions = reduce(state, Woken((MessageId("m1"), MessageId("m1"))))
+        state, actions = reduce(state, MessagesWoken((MessageId("m1"), MessageId("m1"))))
         assert actions == ()
     waiting = opened("m1", status=MessageStatus.WAITING, deadline=BEGIN)
     state, actions = reduce(state, Advanced(MessageId("m1"), waiting))
@@ -302,7 +302,7 @@ def test_only_what_was_canceled_in_hand_is_let_go() -> None:
     state, _ = reduce(ThreadState(), Advanced(None, opened("m1", "m2", "m3")))
     answer = opened("m4", version=2).model_copy(update={"canceled": (MessageId("m3"), MessageId("m9"))})
     state, actions = reduce(state, Advanced(MessageId("m1"), answer))
-    assert actions == (LetGo(MessageId("m3")), Advance(MessageId("m4")))
+    assert actions == (CancelHandler(MessageId("m3")), Advance(MessageId("m4")))
     assert state.running == {"m2", "m3", "m4"}
     state, actions = reduce(state, Advanced(MessageId("m3"), None))
     assert actions == ()
@@ -314,7 +314,7 @@ def test_a_late_answer_is_taken_for_its_end_only() -> None:
     canceled = opened("m1", version=4).model_copy(update={"canceled": (MessageId("m2"),)})
     state, actions = reduce(state, Advanced(MessageId("m1"), canceled))
     assert state.version == 5
-    assert actions[0] == LetGo(MessageId("m2"))  # which no other answer tells
+    assert actions[0] == CancelHandler(MessageId("m2"))  # which no other answer tells
 
 
 def test_a_message_that_is_put_back_is_not_running() -> None:
@@ -322,7 +322,7 @@ def test_a_message_that_is_put_back_is_not_running() -> None:
     state = put_back(state, MessageId("m1"))
     assert state.running == frozenset()
     assert not state.is_over
-    assert reduce(state, Woken((MessageId("m1"),)))[1] == (Advance(MessageId("m1")),)
+    assert reduce(state, MessagesWoken((MessageId("m1"),)))[1] == (Advance(MessageId("m1")),)
 
 
 def test_a_thread_is_over_when_nothing_is_open_and_nothing_runs() -> None:

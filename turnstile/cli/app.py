@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"turnstile {release()}")
         raise typer.Exit
@@ -43,7 +43,7 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and end.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings."""

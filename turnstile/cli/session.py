@@ -92,7 +92,7 @@ class Session:
             yield BridgeClient(conn, project, channel)
 
 
-async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, tell: Callable[[str], None]) -> T:
+async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, on_wait: Callable[[str], None]) -> T:
     """What `attempt` returns once the server is there; raises its `ServerUnavailable` after `patience` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
@@ -104,6 +104,6 @@ async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, tell: 
             if loop.time() >= deadline:
                 raise
             if not told:
-                tell(f"waiting up to {patience:g} s: {error}")
+                on_wait(f"waiting up to {patience:g} s: {error}")
                 told = True
         await asyncio.sleep(0.5)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from turnstile.ledger.operations.exclusive import PACE, Held, Hold, try_hold
+from turnstile.ledger.operations.exclusive import LOCK_TIMES, Held, Hold, try_hold
 from turnstile.schema.errors import ServerUnavailable, TargetHeld
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class ExclusiveTarget:
     """How this process takes targets that belong to one: where the locks are, and what it calls itself."""
 
     database_url: str
@@ -41,7 +41,7 @@ class Alone:
         while not stop.is_set():
             try:
                 async with try_hold(self.database_url, lock, self.instance) as hold:
-                    log.info("%s: taken, to be served in %g s", who, PACE.settle)
+                    log.info("%s: taken, to be served in %g s", who, LOCK_TIMES.settle)
                     await _while_held(hold, stop, serve, who)
                 told = ""
             except Held as held:
@@ -58,7 +58,7 @@ class Alone:
 
 
 async def _while_held(hold: Hold, stop: asyncio.Event, serve: Serve, who: str) -> None:
-    await _first(stop, hold.lost, seconds=PACE.settle)
+    await _first(stop, hold.lost, seconds=LOCK_TIMES.settle)
     if not stop.is_set() and not hold.lost.is_set():
         log.info("%s: served here", who)
         await _serve(hold, stop, serve)

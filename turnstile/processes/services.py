@@ -19,7 +19,7 @@ from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety.watchdog import Watchdog
 from turnstile.processes import addresses
 from turnstile.processes.connections import instance_name, open_nats, open_pool, watch_nats, watchdog_times
-from turnstile.processes.exclusive_targets import Alone
+from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on
 from turnstile.runtime.program import Program
 from turnstile.schema.errors import ConfigError, Refused, TurnstileError
@@ -71,7 +71,9 @@ async def serve_inbox(
             finally:
                 await service.close(GRACE_SECONDS if stop.is_set() else 0)
 
-        serving = asyncio.create_task(Alone(database, instance, standby).serve("bridge", worker_target, stop, serve))
+        serving = asyncio.create_task(
+            ExclusiveTarget(database, instance, standby).serve("bridge", worker_target, stop, serve)
+        )
         watching = asyncio.create_task(watch_nats(conn, stop))
         try:
             await asyncio.wait([serving, watching], return_when=asyncio.FIRST_EXCEPTION)

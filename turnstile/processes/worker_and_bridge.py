@@ -16,13 +16,13 @@ from temporalio.client import Client
 
 from turnstile.activities.prompt.model_attempts import StepLimits
 from turnstile.activities.pump.advance import PumpActivities
-from turnstile.activities.turn.fast_models import Paces
+from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import declare_search_attributes, ensure_engine
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
-from turnstile.bridge.inbox.local_doorbells import NearBells
+from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
@@ -52,7 +52,7 @@ from turnstile.processes.connections import (
     watch_nats,
     watchdog_times,
 )
-from turnstile.processes.exclusive_targets import Alone
+from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.models import real_model, route_models, warm_up
 from turnstile.processes.presence import sign_on
 from turnstile.processes.pump import (
@@ -73,7 +73,7 @@ from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.telemetry.health import Health
 from turnstile.telemetry.loop_watch import watching_loop
-from turnstile.telemetry.setup import Telemetry, sdk_metrics_address, telling
+from turnstile.telemetry.setup import Telemetry, open_telemetry, sdk_metrics_address
 from turnstile.temporal.plugin import turn_workers, turnstile_plugin
 from turnstile.temporal.versions import deployment_of
 from turnstile.transport.connection import NatsConnection
@@ -237,7 +237,7 @@ async def _run_once(
         if opened is None:
             return
         pool, conn, client, telemetry, bells = opened
-        alone = Alone(endpoints.database_url, client.identity, standby)
+        alone = ExclusiveTarget(endpoints.database_url, client.identity, standby)
         async with asyncio.TaskGroup() as group:
             if bridge:  # first: making workers holds the loop for seconds on a busy machine, and NATS would seem silent
                 await _start_bridge(settings, pool, conn, client, telemetry, bells, alone, stop, group)
@@ -254,7 +254,7 @@ def _start_workers(
     settings: Settings,
     pool: Pool,
     client: Client,
-    alone: Alone,
+    alone: ExclusiveTarget,
     registry: Registry | None,
     stop: asyncio.Event,
     group: asyncio.TaskGroup,
@@ -302,7 +302,7 @@ async def _open(
     *,
     worker: bool,
     bridge: bool,
-) -> tuple[Pool, NatsConnection, Client, Telemetry, NearBells]:
+) -> tuple[Pool, NatsConnection, Client, Telemetry, LocalDoorbells]:
     """The three servers, each waited for; `stack` closes what is open."""
     name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
     size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
@@ -310,9 +310,11 @@ async def _open(
     conn = await stack.enter_async_context(open_nats(endpoints.nats_url, name, needed=False))
     if not conn.connected.is_set():
         log.warning("going on without NATS at %s: turns run, and what they publish waits for it", conn.shown)
-    telemetry = await stack.enter_async_context(telling(settings, pool, conn, health, worker=worker, bridge=bridge))
+    telemetry = await stack.enter_async_context(
+        open_telemetry(settings, pool, conn, health, worker=worker, bridge=bridge)
+    )
     # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
-    bells = NearBells(NatsPublisher(conn, give_up_seconds=2))
+    bells = LocalDoorbells(NatsPublisher(conn, give_up_seconds=2))
     activities = _activities(settings, pool, bells, registry, stack, telemetry) if worker else (None, None, None)
     plugin = turnstile_plugin(*activities)
     client = await open_client(
@@ -329,14 +331,14 @@ async def _start_bridge(
     conn: NatsConnection,
     client: Client,
     telemetry: Telemetry,
-    bells: NearBells,
-    alone: Alone,
+    bells: LocalDoorbells,
+    alone: ExclusiveTarget,
     stop: asyncio.Event,
     group: asyncio.TaskGroup,
 ) -> None:
     shared, exclusive = split_targets(settings.worker.worker_targets)
     served = list(shared)  # and those of one process while they are ours: claims and rules look at it each time
-    publisher = NearBells(NatsPublisher(conn))
+    publisher = LocalDoorbells(NatsPublisher(conn))
     # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
     rules = safety_rules(settings, served, pool, NatsPublisher(conn, give_up_seconds=0), client, telemetry)
     threads = thread_starter(settings, client)
@@ -424,7 +426,7 @@ def _activities(
         suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
     )
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
-    paces = Paces(settings.worker.quick_step_ms / 1000)
+    paces = FastModels(settings.worker.quick_step_ms / 1000)
     steps = StepActivities(pool, model, publisher, limits, cache, paces, telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)

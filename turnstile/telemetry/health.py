@@ -11,7 +11,7 @@ PATH = "/health"
 ANSWER_SECONDS = 2.0
 """How long the event loop may take before it counts as stuck."""
 
-Standing = Literal["starting", "serving", "stuck"]
+SystemStatus = Literal["starting", "serving", "stuck"]
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
 
@@ -27,7 +27,7 @@ class Health:
         """Its servers have answered, and its work has begun."""
         self._serves = True
 
-    def standing(self) -> Standing:
+    def standing(self) -> SystemStatus:
         """Now; asked in another thread than the loop's, at most `ANSWER_SECONDS`."""
         if not self._serves:
             return "starting"

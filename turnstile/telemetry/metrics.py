@@ -37,7 +37,7 @@ _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class MetricInfo:
     """What a metric says, by which labels; with `buckets` it is a histogram of seconds."""
 
     text: str
@@ -47,35 +47,37 @@ class Meaning:
     """Whether it takes project and agent where they are asked for."""
 
 
-MEANINGS: dict[Metric, Meaning] = {
-    Metric.CLAIMS: Meaning("Inbox rows claimed by a bridge, by what became of them", ("verdict",)),
-    Metric.CLAIMS_RELEASED: Meaning("Claimed rows given back because Temporal could not be told"),
-    Metric.REPAIRS: Meaning("What the safety net mended, by rule", ("rule",)),
-    Metric.TURNS: Meaning("Turns that ended", ("status", "error_code"), wide=True),
-    Metric.QUEUE_DELAY: Meaning("From a turn's enqueue to its begin", buckets=_LONG, wide=True),
-    Metric.TURN_SECONDS: Meaning("From a turn's enqueue to its end", buckets=_LONG, wide=True),
-    Metric.STEP_SECONDS: Meaning("A step, from its begin to its commit", ("status",), buckets=_LONG),
-    Metric.DISPATCHED_SECONDS: Meaning("From a turn's lease to its begin", buckets=_LONG, wide=True),
-    Metric.SUSPENDED_SECONDS: Meaning("A turn asleep, waiting for its tools", buckets=_LONG, wide=True),
-    Metric.MODEL_ATTEMPTS: Meaning("Attempts at a model; error_code: none where it answered", ("model", "error_code")),
-    Metric.MODEL_SECONDS: Meaning("An attempt at a model", ("model",), buckets=_LONG),
-    Metric.FIRST_TOKEN: Meaning("From the question to the first piece of the answer", ("model",), buckets=_LONG),
-    Metric.MODEL_TOKENS: Meaning("Tokens, as the provider counts them", ("model", "direction")),
-    Metric.MODEL_COST: Meaning("What models cost, in US dollars", ("model",)),
-    Metric.VERBS: Meaning("Requests and commands to the bridge", ("verb", "status")),
-    Metric.LIMITED: Meaning("Requests that came to a limit, by its name", ("limit",)),
-    Metric.VERB_SECONDS: Meaning("A verb, from its request to its reply", ("verb",), buckets=_SHORT),
-    Metric.THREAD_MESSAGES: Meaning(
+MEANINGS: dict[Metric, MetricInfo] = {
+    Metric.CLAIMS: MetricInfo("Inbox rows claimed by a bridge, by what became of them", ("verdict",)),
+    Metric.CLAIMS_RELEASED: MetricInfo("Claimed rows given back because Temporal could not be told"),
+    Metric.REPAIRS: MetricInfo("What the safety net mended, by rule", ("rule",)),
+    Metric.TURNS: MetricInfo("Turns that ended", ("status", "error_code"), wide=True),
+    Metric.QUEUE_DELAY: MetricInfo("From a turn's enqueue to its begin", buckets=_LONG, wide=True),
+    Metric.TURN_SECONDS: MetricInfo("From a turn's enqueue to its end", buckets=_LONG, wide=True),
+    Metric.STEP_SECONDS: MetricInfo("A step, from its begin to its commit", ("status",), buckets=_LONG),
+    Metric.DISPATCHED_SECONDS: MetricInfo("From a turn's lease to its begin", buckets=_LONG, wide=True),
+    Metric.SUSPENDED_SECONDS: MetricInfo("A turn asleep, waiting for its tools", buckets=_LONG, wide=True),
+    Metric.MODEL_ATTEMPTS: MetricInfo(
+        "Attempts at a model; error_code: none where it answered", ("model", "error_code")
+    ),
+    Metric.MODEL_SECONDS: MetricInfo("An attempt at a model", ("model",), buckets=_LONG),
+    Metric.FIRST_TOKEN: MetricInfo("From the question to the first piece of the answer", ("model",), buckets=_LONG),
+    Metric.MODEL_TOKENS: MetricInfo("Tokens, as the provider counts them", ("model", "direction")),
+    Metric.MODEL_COST: MetricInfo("What models cost, in US dollars", ("model",)),
+    Metric.VERBS: MetricInfo("Requests and commands to the bridge", ("verb", "status")),
+    Metric.LIMITED: MetricInfo("Requests that came to a limit, by its name", ("limit",)),
+    Metric.VERB_SECONDS: MetricInfo("A verb, from its request to its reply", ("verb",), buckets=_SHORT),
+    Metric.THREAD_MESSAGES: MetricInfo(
         "Messages of the pump that ended, by what they came to and who spoke", ("listener", "effect", "by")
     ),
-    Metric.THREAD_MESSAGE_DELAY: Meaning("From a message to its begin", ("listener",), buckets=_LONG),
-    Metric.HANDLER_SECONDS: Meaning("One run of a handler", ("listener", "outcome"), buckets=_LONG),
-    Metric.THREAD_REPLIES: Meaning("Answers to messages from outside that were announced", ("kind", "reason")),
-    Metric.THREAD_REQUEST_SECONDS: Meaning("From a message from outside to its answer", ("kind",), buckets=_LONG),
-    Metric.TOOL_CALLS: Meaning("Calls sent to tools"),
-    Metric.TOOL_REPORTS: Meaning("Results that tools reported, by their status", ("status",)),
-    Metric.TOOL_RUNS: Meaning("Calls that a tool of this process ran", ("tool", "status")),
-    Metric.TOOL_RUN_SECONDS: Meaning("A call in its tool, from its command to its result", ("tool",), buckets=_LONG),
+    Metric.THREAD_MESSAGE_DELAY: MetricInfo("From a message to its begin", ("listener",), buckets=_LONG),
+    Metric.HANDLER_SECONDS: MetricInfo("One run of a handler", ("listener", "outcome"), buckets=_LONG),
+    Metric.THREAD_REPLIES: MetricInfo("Answers to messages from outside that were announced", ("kind", "reason")),
+    Metric.THREAD_REQUEST_SECONDS: MetricInfo("From a message from outside to its answer", ("kind",), buckets=_LONG),
+    Metric.TOOL_CALLS: MetricInfo("Calls sent to tools"),
+    Metric.TOOL_REPORTS: MetricInfo("Results that tools reported, by their status", ("status",)),
+    Metric.TOOL_RUNS: MetricInfo("Calls that a tool of this process ran", ("tool", "status")),
+    Metric.TOOL_RUN_SECONDS: MetricInfo("A call in its tool, from its command to its result", ("tool",), buckets=_LONG),
 }
 
 Look = Callable[[], Awaitable[Backlog]]
@@ -125,7 +127,7 @@ class PrometheusMeter:
         values = self._values(metric, labels)
         (histogram.labels(*values) if values else histogram).observe(max(0.0, value))
 
-    def _labels(self, meaning: Meaning) -> tuple[str, ...]:
+    def _labels(self, meaning: MetricInfo) -> tuple[str, ...]:
         return (*meaning.labels, *(self._wide if meaning.wide else ()))
 
     def _values(self, metric: Metric, labels: dict[str, str]) -> list[str]:

@@ -12,11 +12,11 @@ from turnstile.telemetry.metrics import Traffic, serving_metrics
 from turnstile.telemetry.tracing import otlp_tracer
 from turnstile.transport.connection import NatsConnection
 
-__all__ = ["Telemetry", "sdk_metrics_address", "telling"]
+__all__ = ["Telemetry", "open_telemetry", "sdk_metrics_address"]
 
 
 @asynccontextmanager
-async def telling(
+async def open_telemetry(
     settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool
 ) -> AsyncGenerator[Telemetry]:
     """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.

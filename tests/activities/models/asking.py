@@ -36,7 +36,7 @@ class Chunks:
 
 
 @dataclass
-class Asked:
+class StepRequest:
     """What came of a question."""
 
     answer: ModelAnswer | None = None
@@ -73,11 +73,11 @@ async def question(
     messages: tuple[ModelMessage, ...] = MESSAGES,
     tools: tuple[JsonObject, ...] = (),
     limits: StepLimits = LIMITS,
-    asked: Asked | None = None,
+    asked: StepRequest | None = None,
     config: JsonObject | None = None,
-) -> Asked:
+) -> StepRequest:
     """Ask until there is an answer or a last error; nothing but a `ModelError` is caught."""
-    result = asked or Asked()
+    result = asked or StepRequest()
     address = Address(ProjectId("p"), ChannelId("public"), AgentId("a"), AgentTurnId("t"), 1, {}, "worker")
     llm = LlmConfig.model_validate({"model": model_id, **(config or {})})
     asking = Question(AgentTurnId("t"), StepId("t-s1"), 1, llm, messages, tools, address)

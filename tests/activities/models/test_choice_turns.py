@@ -12,7 +12,7 @@ from tests.activities.models.provider_stub import Call, ProviderStub, Said
 from turnstile.activities.models import LitellmModel
 from turnstile.activities.prompt.messages import OPENING, build_messages
 from turnstile.activities.prompt.tool_specs import build_tool_specs
-from turnstile.activities.turn.decide import Asked, Continue, Deliver, decide
+from turnstile.activities.turn.decide import Continue, Deliver, StepRequest, decide
 from turnstile.activities.turn.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, Role, TextContent, content_of, make_card
@@ -88,7 +88,7 @@ class Agent:
         for step in range(1, 6):
             messages = build_messages("You order.", self.memory, context, own)
             asked = await question(self._model, self._id, messages=messages, tools=SPECS, config=self._config)
-            decision = decide(Asked(_turn(number), step, CONFIG, (), "", 1.0), asked.said())
+            decision = decide(StepRequest(_turn(number), step, CONFIG, (), "", 1.0), asked.said())
             own += decision.cards
             if isinstance(decision, Deliver):
                 self.memory += own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.activities.models.asking import LIMITS, PROMPT, Asked, question
+from tests.activities.models.asking import LIMITS, PROMPT, StepRequest, question
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, Fault, ProviderStub, Said
 from tests.support.conditions import until
@@ -63,7 +63,7 @@ PERMANENT: dict[str, tuple[Fault, str]] = {
 }
 
 
-def _assert_told(asked: Asked, code: str, *, retryable: bool) -> None:
+def _assert_told(asked: StepRequest, code: str, *, retryable: bool) -> None:
     error = asked.failed()
     assert (error.code, error.retryable) == (code, retryable)
     assert PROMPT not in str(error)
@@ -197,7 +197,7 @@ async def test_chunks_of_a_failed_attempt_can_be_told_apart(provider: type[Provi
 async def test_a_cancelled_answer_leaves_its_text(provider: type[ProviderStub], model_of: ModelOf) -> None:
     stalls = Said(text=("Hel", "lo"), events=4, ending="stall")
     async with provider(stalls) as stub:
-        asked = Asked()
+        asked = StepRequest()
         task = asyncio.create_task(question(model_of(stub), stub.model, asked=asked))
         await stub.stalled.wait()
 

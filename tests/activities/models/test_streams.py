@@ -7,7 +7,7 @@ import pytest
 from tests.activities.models.asking import question, request_to
 from tests.activities.models.provider_stub import COMPLETION_TOKENS, PROMPT_TOKENS, Call, ProviderStub, Said
 from turnstile.activities.models import LitellmModel
-from turnstile.activities.models.litellm_sdk import CallPiece
+from turnstile.activities.models.litellm_sdk import ToolCallFragment
 from turnstile.activities.models.provider import _Calls
 from turnstile.runtime.ports import ContentDelta, ModelDone, ReasoningDelta
 
@@ -68,7 +68,7 @@ def test_calls_under_one_index_are_told_apart(
     """Providers that give every call the index 0, that repeat a call's name in each piece, or leave out ids."""
     folded, sorter = dict[int, str](), _Calls()
     for piece in pieces:
-        delta = sorter.delta(CallPiece(*piece))
+        delta = sorter.delta(ToolCallFragment(*piece))
         folded.setdefault(delta.index, f"{delta.index}{delta.name}")
         folded[delta.index] += delta.arguments
     assert list(folded.values()) == calls

@@ -50,9 +50,9 @@ from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety import reconciler
 from turnstile.bridge.safety.reconciler import Workflow
-from turnstile.bridge.safety.watchdog import Swept
+from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.embedded import Endpoints
-from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.processes.worker_and_bridge import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
@@ -136,14 +136,14 @@ async def test_a_sleeping_turn_goes_on_with_its_old_deadline(tenant: Tenant, net
         await lose(tenant.stack, turn)
         await pass_time(tenant)
         counted = await repairs(tenant.pool)
-        assert await net.look("engine") == Swept("engine", [f"agent_turn_id={turn}"], 1)
+        assert await net.look("engine") == RuleReport("engine", [f"agent_turn_id={turn}"], 1)
         after = await hand.head()
         assert (after["restart_count"], after["turn_epoch"], after["status"]) == (1, 1, "suspended")
         assert after["resume_deadline"] == before["resume_deadline"]
         assert (await repairs(tenant.pool))["engine"] == counted.get("engine", 0) + 1
         assert await status_of(tenant.stack, turn) is OPEN
         await pass_time(tenant)
-        assert await net.look("engine") == Swept("engine", [])
+        assert await net.look("engine") == RuleReport("engine", [])
         await hand.report(call_of(turn, 1))
         ended = await hand.ended(turn)
     assert (ended.view.status, len(ended.steps), len(ended.results())) == ("success", 2, 2)
@@ -228,7 +228,7 @@ async def test_a_turn_that_is_lost_for_the_fourth_time_is_ended_and_the_next_one
         for number in range(1, reconciler.MAX_RESTARTS + 2):
             await terminate(tenant.stack, turn)
             await pass_time(tenant)
-            assert await net.look("engine") == Swept("engine", [f"agent_turn_id={turn}"], 1)
+            assert await net.look("engine") == RuleReport("engine", [f"agent_turn_id={turn}"], 1)
             if number <= reconciler.MAX_RESTARTS:
                 assert await restarts(tenant, [turn]) == [number]
         ended, following = await hand.ended(turn), await hand.ended(queued)
@@ -329,7 +329,7 @@ async def test_a_lease_whose_workflow_is_closed_is_given_up_while_a_worker_is_th
     await sign_on(tenant.stack)
     assert (await net.look("dispatched_reap")).found == []  # somebody has only just come
     await pass_time(tenant)
-    assert await net.look("dispatched_reap") == Swept("dispatched_reap", [f"agent_turn_id={turn}"], 1)
+    assert await net.look("dispatched_reap") == RuleReport("dispatched_reap", [f"agent_turn_id={turn}"], 1)
     ended = await tenant.ended(turn)
     assert (ended.view.status, ended.view.error_code, ended.steps) == ("timeout", "dispatch_timeout", [])
     head = await in_hand(tenant, queued)
@@ -356,13 +356,13 @@ async def test_a_lease_that_was_never_started_is_started_not_given_up(tenant: Te
     await sign_on(tenant.stack)
     await pass_time(tenant)
     assert (await net.look("engine")).found == []
-    assert await net.look("dispatched_reap") == Swept("dispatched_reap", [f"agent_turn_id={turn}"], 0)
+    assert await net.look("dispatched_reap") == RuleReport("dispatched_reap", [f"agent_turn_id={turn}"], 0)
     assert await status_of(tenant.stack, turn) is OPEN
     async with running_here(tenant.stack, run_worker):
         assert (await tenant.ended(turn)).view.status == "success"
 
 
-async def unstarted(tenant: Tenant, net: Net) -> tuple[AgentTurnId, list[TurnInHand]]:
+async def unstarted(tenant: Tenant, net: Net) -> tuple[AgentTurnId, list[LiveTurn]]:
     """A late lease that the engine did not know when the rule looked."""
     await tenant.agent("plain")
     turn = await unheard(tenant)
@@ -392,7 +392,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
     turn, found = await unstarted(tenant, net)
     reconciler, look = net.rules.reconciler, net.rules.reconciler._look
 
-    async def overtaken(lease: TurnInHand) -> Workflow:
+    async def overtaken(lease: LiveTurn) -> Workflow:
         seen = await look(lease)
         await net.look("doorbell")
         await tenant.ended(turn)
@@ -436,7 +436,7 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
     await sign_on(tenant.stack)
     await pass_time(tenant)
     patient = silent_for(net, 60)
-    assert await patient.look("running_reap") == Swept("running_reap", [])
+    assert await patient.look("running_reap") == RuleReport("running_reap", [])
     tmp_path.joinpath("1").touch()
     tmp_path.joinpath("2").touch()
     assert (await tenant.ended(turn)).view.status == "success"

@@ -30,7 +30,7 @@ from tests.support.processes.net import (
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
-from turnstile.bridge.safety.watchdog import Swept
+from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.base import JsonObject
@@ -83,9 +83,9 @@ async def unannounced(tenant: Tenant) -> AgentTurnId:
 async def mends(net: Net, rule: str, *found: str) -> None:
     """The rule finds these, twice where the first was a dry run, mends each of them, and counts that."""
     before = await repairs(net.rules.pool)
-    assert await net.look(rule, dry_run=True) == Swept(rule, [*found])
+    assert await net.look(rule, dry_run=True) == RuleReport(rule, [*found])
     assert await repairs(net.rules.pool) == before
-    assert await net.look(rule) == Swept(rule, [*found], len(found))
+    assert await net.look(rule) == RuleReport(rule, [*found], len(found))
     assert await repairs(net.rules.pool) == {**before, rule: before.get(rule, 0) + len(found)}
 
 

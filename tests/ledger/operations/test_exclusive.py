@@ -8,12 +8,12 @@ import pytest
 
 from lab.chaos.proxy import Proxy
 from tests.support.conditions import until
-from turnstile.ledger.operations.exclusive import Held, Hold, Pace, try_hold
+from turnstile.ledger.operations.exclusive import Held, Hold, LockTimes, try_hold
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import ServerUnavailable
 
 NAME = "turnstile.worker/svc1_counter_main"
-QUICK = Pace(watch=0.1, give_up=0.6, settle=0.9, silent=3.0)
+QUICK = LockTimes(watch=0.1, give_up=0.6, settle=0.9, silent=3.0)
 
 
 async def is_free(url: str, name: str = NAME) -> bool:
@@ -46,7 +46,7 @@ async def test_one_session_has_it_until_it_lets_go(database_url: str) -> None:
 
 
 async def test_a_session_that_is_ended_is_heard_of_at_once(database_url: str, pool: Pool) -> None:
-    async with try_hold(database_url, NAME, "holder", Pace(watch=30, give_up=60, settle=90, silent=120)) as hold:
+    async with try_hold(database_url, NAME, "holder", LockTimes(watch=30, give_up=60, settle=90, silent=120)) as hold:
         async with pool.connection() as conn:
             await conn.fetch("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
         assert await lost(hold, 5) < 1

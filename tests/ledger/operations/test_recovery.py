@@ -39,7 +39,7 @@ from tests.support.ledger.calls import (
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.operations.recovery import (
-    OverTurn,
+    EndedTurn,
     confirm_in_hand,
     list_in_hand,
     list_over,
@@ -53,7 +53,7 @@ from turnstile.ledger.operations.recovery import (
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
-from turnstile.ledger.turns.lease import AgentKey, TurnInHand
+from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.transitions import fence
 from turnstile.schema.errors import ServerUnavailable, StaleTurn
@@ -69,7 +69,7 @@ class Listing(Protocol):
 
     async def __call__(
         self, conn: Connection, worker_targets: list[str], *, older_seconds: float, row_limit: int
-    ) -> list[TurnInHand]: ...
+    ) -> list[LiveTurn]: ...
 
 
 async def age(pool: Pool, by: timedelta = OLD) -> None:
@@ -93,14 +93,14 @@ async def pass_shift(pool: Pool, *, on_since: float, last_seen: float = 0) -> No
     )
 
 
-async def in_hand(pool: Pool, turn: TurnRef) -> TurnInHand:
+async def in_hand(pool: Pool, turn: TurnRef) -> LiveTurn:
     """The turn as its agent has it."""
     found = await locate(pool, turn.agent_turn_id)
     assert found is not None
     return found
 
 
-def names(turns: list[TurnInHand]) -> list[AgentTurnId]:
+def names(turns: list[LiveTurn]) -> list[AgentTurnId]:
     """Their ids."""
     return [turn.agent_turn_id for turn in turns]
 
@@ -129,7 +129,7 @@ async def test_a_duty_is_taken_by_one_of_two_bridges_at_once(agents: Pool, known
     assert sum(await asyncio.gather(*(taken(agents, "another") for _ in range(6)))) == 1
 
 
-async def listed(pool: Pool, target: str = TARGET, older: float = 5) -> list[TurnInHand]:
+async def listed(pool: Pool, target: str = TARGET, older: float = 5) -> list[LiveTurn]:
     """list_in_hand, to its last page."""
     return [turn async for turn in list_in_hand(pool.run, [target], older_seconds=older)]
 
@@ -174,7 +174,7 @@ async def test_a_turn_is_confirmed_while_its_gate_holds(agents: Pool) -> None:
         await in_hand(agents, await sleeper(agents, "a", agent=BOB)),
     )
 
-    async def confirmed(*asked: TurnInHand) -> list[AgentTurnId]:
+    async def confirmed(*asked: LiveTurn) -> list[AgentTurnId]:
         return names(await agents.run(lambda conn: confirm_in_hand(conn, asked)))
 
     assert await confirmed(turn, other) == [turn.agent_turn_id, other.agent_turn_id]
@@ -187,7 +187,7 @@ async def test_a_turn_is_confirmed_while_its_gate_holds(agents: Pool) -> None:
     assert await confirmed(turn, other) == [other.agent_turn_id]  # its agent has the next one
 
 
-async def restarted(pool: Pool, turn: TurnInHand, *, counted: bool = True) -> int:
+async def restarted(pool: Pool, turn: LiveTurn, *, counted: bool = True) -> int:
     """restart_turn."""
     return await pool.run(lambda conn: restart_turn(conn, turn, counted=counted))
 
@@ -297,7 +297,7 @@ async def test_only_a_lease_that_nobody_began_is_undispatched(agents: Pool) -> N
     await begin(agents, running)
     await sleeper(agents, "a", agent=CAROL)
 
-    async def found() -> list[TurnInHand]:
+    async def found() -> list[LiveTurn]:
         return await agents.run(lambda c: list_undispatched(c, [TARGET], older_seconds=60, row_limit=9))
 
     await pass_shift(agents, on_since=3600)
@@ -349,7 +349,7 @@ async def test_turns_that_are_over_are_told_from_those_in_hand(agents: Pool) -> 
     await fence(agents, young, TurnStatus.FAILED, "reaped", "reaped")
     asked = [turn.agent_turn_id for turn in (over, live, young)]
 
-    async def found(older: float) -> list[OverTurn]:
+    async def found(older: float) -> list[EndedTurn]:
         return await agents.run(lambda c: list_over(c, [*asked, AgentTurnId("unknown")], older_seconds=older))
 
     [listed] = await found(10)

@@ -39,7 +39,7 @@ from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.intake import Enqueued
-from turnstile.ledger.turns.lease import TurnInHand, claim_inbox, dispatch_next, release_claims
+from turnstile.ledger.turns.lease import LiveTurn, claim_inbox, dispatch_next, release_claims
 from turnstile.ledger.turns.transitions import (
     begin_step,
     commit_step,
@@ -161,7 +161,7 @@ class Live:
     """Frank's turn, past its deadline: it waits for two calls, one of them `reported`."""
     silent: ToolCallId
     reported: InboxId
-    lost: TurnInHand
+    lost: LiveTurn
     """Grace's turn, asleep: a report of it was claimed."""
 
 
@@ -194,7 +194,7 @@ async def touch(pool: Pool) -> None:
     await pool.run(lambda conn: sweep.touch_worker(conn, "w1", [TARGET]))
 
 
-async def in_hand(conn: Connection, targets: list[str]) -> list[TurnInHand]:
+async def in_hand(conn: Connection, targets: list[str]) -> list[LiveTurn]:
     """list_in_hand, on this connection."""
 
     async def run(transition: Callable[[Connection], Awaitable[T]]) -> T:

@@ -9,7 +9,7 @@ from tests.support.ledger.agents import PROJECT, rows, value
 from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, RESPONSE, USER, Talk, forward, message, new_ref, sent_by, talk
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import Iterate, Nothing, Respond, settle_message
+from turnstile.ledger.pump.hops import Iterate, NoMessage, Respond, settle_message
 from turnstile.ledger.pump.thread_views import find_thread, list_replies, list_threads
 from turnstile.ledger.pump.threads import SHOWN, ThreadLimits, look_at_thread
 from turnstile.ledger.queries import Connection
@@ -134,9 +134,9 @@ async def test_a_full_thread_is_busy(pool: Pool) -> None:
         await made.join("b")
     assert refused.value.code == "busy"
     assert await made.row() == before
-    await made.do(Nothing(), second)
+    await made.do(NoMessage(), second)
     for _ in range(3):
-        await made.do(Nothing(), await made.join())
+        await made.do(NoMessage(), await made.join())
     with pytest.raises(Refused, match=r"1 messages in flight, 5 in all"):
         await made.join()
 
@@ -161,7 +161,7 @@ async def test_each_run_that_begins_a_message_is_an_attempt(pool: Pool) -> None:
     assert (repeat.was, repeat.attempt) == ("handling", 1)
     second = await made.begun(made.first)
     assert (second.was, second.attempt) == ("handling", 2)
-    await made.settle(second, Nothing())
+    await made.settle(second, NoMessage())
     assert await made.begin(made.first) is None
     assert await made.begin(MessageId("nosuch")) is None
 
@@ -177,7 +177,7 @@ async def test_a_message_that_waits_for_a_turn_is_no_attempt(pool: Pool) -> None
     deadline = begun.deadline
     await made.wait(made.first, 1000, box)
     assert (await made.begun(made.first)).deadline == deadline  # a repeat does not put it off
-    await made.settle(begun, Nothing())
+    await made.settle(begun, NoMessage())
     assert await made.wait(made.first) is None
 
 
@@ -205,7 +205,7 @@ async def test_a_message_is_reached_in_its_own_thread_only(pool: Pool, field: st
     begun = await made.begun(made.first)
     before = await made.row()
     assert await stranger.wait(made.first) is None
-    for effect in (Nothing(), RESPONSE, AGAIN, forward("b")):
+    for effect in (NoMessage(), RESPONSE, AGAIN, forward("b")):
         await stranger.settle(begun, effect)
     assert await made.row() == before
     assert await made.shape() == ["user.anna > a request handling"]
@@ -337,7 +337,7 @@ async def test_a_message_of_the_pump_at_the_top_is_the_answer(pool: Pool) -> Non
 
 async def test_a_request_that_comes_to_nothing_hears_that_it_ended(pool: Pool) -> None:
     made = await talk(pool)
-    await made.do(Nothing(), await made.do(forward("b")))
+    await made.do(NoMessage(), await made.do(forward("b")))
     [answer] = await made.answers()
     assert (answer.kind, answer.reason, answer.payload, answer.from_id) == ("ended", "ended", None, None)
     row = await made.row()
@@ -393,7 +393,7 @@ async def test_requests_that_nobody_had_begun_move_to_a_fresh_segment(pool: Pool
     fourth = await made.join()
     assert {each.message_id: each.segment_id for each in await made.lines()}[fourth] == segments[second]
     for each in (second, third, fourth):
-        await made.do(Nothing(), each)
+        await made.do(NoMessage(), each)
     assert (await made.row())["status"] == "ended"
 
 
@@ -402,7 +402,7 @@ async def test_no_segment_is_made_where_nothing_moves(pool: Pool) -> None:
     other = await made.join("b")
     await made.do(RESPONSE, made.first)
     assert (await made.look()).chains == ("user.anna.b",)
-    await made.do(Nothing(), other)
+    await made.do(NoMessage(), other)
 
 
 async def test_what_waits_further_down_does_not_move(pool: Pool) -> None:
@@ -439,7 +439,7 @@ async def test_what_comes_late_changes_nothing(pool: Pool) -> None:
     await made.settle(begun, RESPONSE)
     before, shape = await made.row(), await made.shape()
     for late in (slow, begun):
-        for effect in (RESPONSE, Nothing(), AGAIN, forward("b"), Respond("<x/>", system=True, expired=True)):
+        for effect in (RESPONSE, NoMessage(), AGAIN, forward("b"), Respond("<x/>", system=True, expired=True)):
             answer = await made.settle(late, effect)
             assert (answer.open, answer.version) == ((), before["version"])
     assert await made.row() == before
@@ -457,7 +457,7 @@ async def test_too_many_hops_end_a_request(pool: Pool) -> None:
     assert (await made.shape())[-1] == "a > a self limit"
     assert await made.replies() == {made.first: "limit"}
     assert (await made.row())["status"] == "open"
-    await made.do(Nothing(), other)
+    await made.do(NoMessage(), other)
 
 
 async def test_a_response_is_never_one_hop_too_many(pool: Pool) -> None:
@@ -477,10 +477,10 @@ async def test_too_many_messages_end_a_request(pool: Pool) -> None:
     made = await talk(pool, limits=FEW)
     second = await made.join()
     third = await made.do(AGAIN, second)
-    await made.do(Nothing(), third)
+    await made.do(NoMessage(), third)
     for _ in range(2):
         second = await made.join()
-        await made.do(Nothing(), second)
+        await made.do(NoMessage(), second)
     await made.do(AGAIN, made.first)
     assert (await made.replies())[made.first] == "limit"
     row = await made.row()

@@ -9,7 +9,7 @@ from tests.support.ledger.agents import ALICE, BOB, PROJECT, ask, begin, finish,
 from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, RESPONSE, Talk, forward, new_ref, talk
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import Nothing, Respond
+from turnstile.ledger.pump.hops import NoMessage, Respond
 from turnstile.ledger.pump.thread_views import (
     list_canceled_turns,
     list_ended_messages,
@@ -225,7 +225,7 @@ async def test_answers_are_listed_until_they_are_told(agents: Pool) -> None:
     await made.begun(second)
     await made.do(Respond("<done>\u00e9</done>"), made.first)
     other = await talk_here(agents)
-    await other.do(Nothing())
+    await other.do(NoMessage())
     first, ended = await agents.run(lambda conn: list_replies(conn, made.ref.thread_id))
     assert (first.request_id, first.kind, first.reason, first.from_id) == (made.first, "reply", "responded", "a")
     assert (ended.request_id, ended.kind, ended.reason, ended.payload) == (second, "ended", "pruned", None)

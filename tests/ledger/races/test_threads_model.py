@@ -25,7 +25,7 @@ from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import USER, Talk, forward, message, sent_by, talk
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, Nothing, Respond
+from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Iterate, NoMessage, Respond
 from turnstile.ledger.pump.threads import ThreadLimits
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId
@@ -40,7 +40,7 @@ EFFECT = st.sampled_from(
         *(forward("b"), forward("b", turn=AgentTurnId("t")), forward("c")),
         *(Iterate("<again/>"), Iterate("<error/>", system=True)),
         *(Respond("<done/>"), Respond("<done/>"), Respond("<huh/>", system=True)),
-        *(Respond("<late/>", system=True, expired=True), Nothing()),
+        *(Respond("<late/>", system=True, expired=True), NoMessage()),
     ]
 )
 OPEN = ("pending", "handling", "waiting")
@@ -134,7 +134,7 @@ class Chain:
             case Iterate(system=system):
                 said.effect = "self"
                 self.make(said, here, "system" if system else here.listener, "system" if system else "self")
-            case Nothing():
+            case NoMessage():
                 said.effect, said.root.answer = "nothing", "ended"
             case Respond():
                 self.respond(said, effect)

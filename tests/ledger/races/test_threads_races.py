@@ -13,7 +13,7 @@ from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, LIMITS, RESPONSE, Talk, forward, message, sent_by, talk
 from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.hops import Effect, Nothing, Respond, await_turn, begin_message
+from turnstile.ledger.pump.hops import Effect, NoMessage, Respond, await_turn, begin_message
 from turnstile.ledger.pump.threads import ThreadLimits, send_message
 from turnstile.ledger.queries import Connection
 from turnstile.schema.errors import Refused
@@ -83,7 +83,7 @@ async def test_two_that_join_at_once_open_one_segment(counted: Counting) -> None
     assert len({each.segment_id for each in await made.lines()}) == 2
 
 
-@pytest.mark.parametrize("effect", [RESPONSE, Nothing(), AGAIN, forward("b")], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("effect", [RESPONSE, NoMessage(), AGAIN, forward("b")], ids=lambda each: type(each).__name__)
 async def test_a_message_is_settled_once(counted: Counting, effect: Effect) -> None:
     made = await talk(counted)
     begun = await made.begun(made.first)
@@ -192,7 +192,7 @@ class Hammer:
     def effect(self) -> Effect:
         """Mostly what keeps a conversation going."""
         late = Respond("<late/>", system=True, expired=True)
-        return self.dice.choice([forward("b"), forward("c"), AGAIN, AGAIN, RESPONSE, RESPONSE, late, Nothing()])
+        return self.dice.choice([forward("b"), forward("c"), AGAIN, AGAIN, RESPONSE, RESPONSE, late, NoMessage()])
 
     async def work(self) -> None:
         """Until the end, and then until nothing is open."""

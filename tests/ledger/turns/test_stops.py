@@ -36,7 +36,7 @@ from tests.support.ledger.calls import (
 )
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.lease import TurnInHand
+from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.transitions import fence
 from turnstile.schema.errors import BadRequest, StaleTurn
 from turnstile.schema.ids import AgentTurnId, uuid7
@@ -230,7 +230,7 @@ async def test_turns_that_do_not_stop_in_time_are_listed(agents: Pool) -> None:
     await ask_to_stop(agents, turn.agent_turn_id)
     await ask_to_stop(agents, other.agent_turn_id)
 
-    async def listed(target: str = TARGET, older: float = 5) -> list[TurnInHand]:
+    async def listed(target: str = TARGET, older: float = 5) -> list[LiveTurn]:
         return await agents.run(lambda c: sweep.list_stops_overdue(c, [target], older_seconds=older, row_limit=9))
 
     assert await listed() == []

@@ -19,7 +19,7 @@ from turnstile.ledger.turns.intake import (
     enqueue_turn,
     stop_queued_turn,
 )
-from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, TurnInHand, claim_inbox, dispatch_next
+from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.transitions import (
     BegunStep,
@@ -243,7 +243,7 @@ async def wake(pool: Pool, turn: TurnRef) -> None:
     await pool.run(lambda conn: apply_reports(conn, turn, [ring.inbox_id for ring in rings]))
 
 
-async def locate(pool: Pool, turn: AgentTurnId) -> TurnInHand | None:
+async def locate(pool: Pool, turn: AgentTurnId) -> LiveTurn | None:
     """locate_turn."""
     return await pool.run(lambda conn: locate_turn(conn, PROJECT, turn))
 

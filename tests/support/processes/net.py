@@ -19,12 +19,12 @@ from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety.rules import Rules, WatchdogTimes
-from turnstile.bridge.safety.watchdog import Swept, Watchdog
+from turnstile.bridge.safety.watchdog import RuleReport, Watchdog
 from turnstile.ledger.operations.recovery import list_repairs
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.lease import Claim, TurnInHand, claim_inbox
+from turnstile.ledger.turns.lease import Claim, LiveTurn, claim_inbox
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import report
 from turnstile.processes.worker_and_bridge import safety_rules
@@ -62,7 +62,7 @@ class Net:
 
     rules: Rules
 
-    async def look(self, name: str, *, dry_run: bool = False) -> Swept:
+    async def look(self, name: str, *, dry_run: bool = False) -> RuleReport:
         """What this rule found and mended now."""
         [swept] = await self.watchdog(name).once(dry_run=dry_run)
         return swept
@@ -73,7 +73,7 @@ class Net:
         watchdog._rules = [rule for rule in watchdog._rules if not names or rule.name in names]
         return watchdog
 
-    async def finds(self, name: str, turn: AgentTurnId) -> Swept:
+    async def finds(self, name: str, turn: AgentTurnId) -> RuleReport:
         """What it mended once it found this turn: visibility may lag."""
 
         async def found() -> bool:
@@ -116,7 +116,7 @@ async def repairs(pool: Pool) -> dict[str, int]:
     return {each.rule: each.repaired for each in await pool.run(list_repairs)}
 
 
-async def in_hand(tenant: Tenant, turn: AgentTurnId) -> TurnInHand:
+async def in_hand(tenant: Tenant, turn: AgentTurnId) -> LiveTurn:
     """The turn as its agent has it."""
     found = await tenant.pool.run(lambda conn: locate_turn(conn, tenant.project, turn))
     assert found is not None

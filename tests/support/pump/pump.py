@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.tenants import CHANNEL, Tenant, new_tenant
-from turnstile.ledger.pool import _Counted
+from turnstile.ledger.pool import _CountingConnection
 from turnstile.ledger.pump.thread_views import list_thread_messages
 from turnstile.ledger.queries import Connection, parse
 from turnstile.schema.base import JsonObject
@@ -147,15 +147,15 @@ async def assert_threads(conn: Connection) -> None:
 def noting_statements(ours: set[str]) -> Generator[list[str]]:
     """The statements of this process, in their order, of which an argument is in `ours`."""
     seen: list[str] = []
-    fetch = _Counted.fetch
+    fetch = _CountingConnection.fetch
 
-    async def counted(self: _Counted, query: str, *args: Any) -> list[Any]:
+    async def counted(self: _CountingConnection, query: str, *args: Any) -> list[Any]:
         if ours & {str(each) for each in args}:
             seen.append(query)
         return await fetch(self, query, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Counted, "fetch", counted)
+        patch.setattr(_CountingConnection, "fetch", counted)
         yield seen
 
 

@@ -100,7 +100,7 @@ async def _converse(session: Session, pool: Pool, client: BridgeClient, scene: S
                 over = waiting.done()
                 shown = await _show(session, pool, sent.thread_id, shown)
                 await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
-            _tell(session, waiting.result())
+            _print_result(session, waiting.result())
         finally:
             waiting.cancel()
     return sent.thread_id
@@ -117,7 +117,7 @@ async def _show(session: Session, pool: Pool, thread: ThreadId, shown: int) -> i
     return len(messages)
 
 
-def _tell(session: Session, heard: ReplyEvent) -> None:
+def _print_result(session: Session, heard: ReplyEvent) -> None:
     if not session.out.as_json:
         session.out.line(f"{heard.sender} answers ({heard.reason}): {heard.payload}")
 

@@ -67,10 +67,10 @@ async def run_demo(session: Session, *, keep: bool, model: str) -> None:
     """Run it; with `keep` stay up until told to stop. Raises what `run_up` raises."""
     worker = session.settings.worker.model_copy(update={"worker_targets": [demo_profiles()[0].worker_target]})
     settings = session.settings.model_copy(update={"worker": worker})
-    await run_staged(session, settings, lambda inner: _tell(inner, model, keep=keep), keep=keep)
+    await run_staged(session, settings, lambda inner: _show(inner, model, keep=keep), keep=keep)
 
 
-async def _tell(session: Session, model: str, *, keep: bool) -> None:
+async def _show(session: Session, model: str, *, keep: bool) -> None:
     out = session.out
     guide, echo = demo_profiles(model)
     async with session.ledger() as pool, _serving(session):

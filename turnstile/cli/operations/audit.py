@@ -48,7 +48,7 @@ async def audit(
         found = [await audit(pool, scope, bounds, row_limit=limit)]
     if engine:
         found.append(await _engine(session, scope, limit))
-    _tell(session, found, time.monotonic() - began)
+    _print_result(session, found, time.monotonic() - began)
     if any(each.violations for each in found):
         session.exit_code = REFUSED
 
@@ -73,7 +73,7 @@ async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
         return await audit_engine(pool, client, scope, EngineBounds(), row_limit=limit)
 
 
-def _tell(session: "Session", found: "Sequence[Audit]", seconds: float) -> None:
+def _print_result(session: "Session", found: "Sequence[Audit]", seconds: float) -> None:
     """The rules as a table and each violation on a line, or all of it as one JSON object."""
     rules = [rule for each in found for rule in each.rules]
     broken = [violation for each in found for violation in each.violations]

@@ -41,7 +41,7 @@ async def remove(
         report = await (
             _count(named, *servers) if dry_run else _remove(session, named, *servers, stop_turns=stop_turns)
         )
-    _tell(session, named, report, dry_run=dry_run)
+    _print_result(session, named, report, dry_run=dry_run)
 
 
 async def _count(project: "ProjectId", pool: "Pool", conn: "NatsConnection", client: "Client") -> dict[str, int]:
@@ -77,7 +77,7 @@ async def _remove(
     return {"turns stopped": stopped, "workflows": flows} | rows | await purge_project(conn, project)
 
 
-def _tell(session: "Session", project: "ProjectId", report: dict[str, int], *, dry_run: bool) -> None:
+def _print_result(session: "Session", project: "ProjectId", report: dict[str, int], *, dry_run: bool) -> None:
     if session.out.as_json:
         session.out.document({"project": project, "dry_run": dry_run, "removed": {**report}})
         return

@@ -45,7 +45,7 @@ async def prune(
     async with session.ledger() as pool:
         with session.out.progress("counting" if dry_run else "pruning") as told:
             done = await run(pool, limits, dry_run=dry_run, report=lambda sums: told(_shown(sums)))
-    _tell(session, limits, done, time.monotonic() - began, dry_run=dry_run)
+    _print_result(session, limits, done, time.monotonic() - began, dry_run=dry_run)
 
 
 def _old(text: str) -> "datetime":
@@ -64,7 +64,7 @@ def _shown(done: "Pruned") -> str:
     return f"{done.turns} turns, {done.threads} threads, {done.boxes} boxes, {done.cards} cards"
 
 
-def _tell(session: "Session", limits: "Limits", done: "Pruned", seconds: float, *, dry_run: bool) -> None:
+def _print_result(session: "Session", limits: "Limits", done: "Pruned", seconds: float, *, dry_run: bool) -> None:
     sums = done.model_dump()
     if session.out.as_json:
         before = limits.before.isoformat()

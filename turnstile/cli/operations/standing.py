@@ -19,7 +19,7 @@ from rich.text import Text
 
 from turnstile.cli.output import clean, clock
 from turnstile.cli.session import Session
-from turnstile.ledger.operations.monitor import ROW_LIMIT, Standing, look_around
+from turnstile.ledger.operations.monitor import ROW_LIMIT, SystemStatus, look_around
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import ServerUnavailable
 
@@ -40,7 +40,7 @@ async def watch_standing(session: Session, pool: Pool, interval: float, *, once:
         await _live(session, pool, first, interval)
 
 
-async def _live(session: Session, pool: Pool, first: Standing, interval: float) -> None:
+async def _live(session: Session, pool: Pool, first: SystemStatus, interval: float) -> None:
     hint, console = Text("q ends it", style="dim"), session.out.console
     shown = Group(screen(first), hint)
     with _keys() as ended, Live(shown, console=console, screen=True, auto_refresh=False) as live:
@@ -60,14 +60,14 @@ async def _live(session: Session, pool: Pool, first: Standing, interval: float) 
                 live.update(Group(shown, Text(clean(str(error)), style="red")), refresh=True)
 
 
-async def _lines(session: Session, pool: Pool, standing: Standing, interval: float) -> None:
+async def _lines(session: Session, pool: Pool, standing: SystemStatus, interval: float) -> None:
     while True:
         session.out.json_line(standing)
         await asyncio.sleep(interval)
         standing = await pool.run(look_around)
 
 
-def screen(standing: Standing) -> RenderableType:
+def screen(standing: SystemStatus) -> RenderableType:
     """All of it, as text that fits 80 columns."""
     ended = sum(standing.outcomes.values())
     mean = "" if standing.mean_seconds is None else f", {standing.mean_seconds:.2f} s each"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.session import Session, patiently
-from turnstile.cli.turns.follow import telling_interrupt, telling_outages
+from turnstile.cli.turns.follow import printing_outages, telling_interrupt
 from turnstile.cli.turns.texts import given_text, read_text
 from turnstile.ledger.operations.sweep import is_served
 from turnstile.ledger.pump.thread_views import list_thread_replies
@@ -43,7 +43,7 @@ class NoAnswer(ServerUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class MessageOptions:
     """What `thread send` was given."""
 
     to: str
@@ -64,7 +64,7 @@ class Letter:
         return asked
 
 
-async def send_letter(session: Session, letter: Letter, *, wait: bool, timeout: float) -> None:
+async def send_letter(session: Session, letter: MessageOptions, *, wait: bool, timeout: float) -> None:
     """Send it and print the ids, or with `wait` its answer; raises `CommandFailed` for one that is none."""
     asked = letter.request()
     async with session.nats() as conn:
@@ -81,9 +81,9 @@ async def send_letter(session: Session, letter: Letter, *, wait: bool, timeout: 
             sent = await _send(session, client, {**asked, "reply_to": inbox.subject})
             session.out.remark(f"thread {sent.thread_id}")
             told = f"message {sent.message_id}", {f"thread show {sent.thread_id}": "shows it"}
-            with telling_outages(session, conn), telling_interrupt(session, *told):
+            with printing_outages(session, conn), telling_interrupt(session, *told):
                 heard = await _answer(session, inbox, sent, timeout)
-    _tell(session, heard)
+    _print_result(session, heard)
 
 
 async def _send(session: Session, client: BridgeClient, asked: JsonObject) -> SendReply:
@@ -157,7 +157,7 @@ def _nobody(session: Session) -> str:
     return f"no worker with listeners serves {target!r}: name them in [pump].listeners and start `turnstile worker`"
 
 
-def _tell(session: Session, heard: ReplyEvent) -> None:
+def _print_result(session: Session, heard: ReplyEvent) -> None:
     """Print the answer; raises `CommandFailed`, or with --json only exits so, unless somebody responded."""
     out = session.out
     if out.as_json:

@@ -31,9 +31,9 @@ async def send(
     Exits 0 with an answer; 1 if it was refused, could not be delivered or has ended without an answer; 3 if no bridge
     answers, or nobody in time.
     """
-    from turnstile.cli.threads.sending import Letter, send_letter
+    from turnstile.cli.threads.sending import MessageOptions, send_letter
 
-    await send_letter(session, Letter(to, payload, thread, correlation_id), wait=wait, timeout=timeout)
+    await send_letter(session, MessageOptions(to, payload, thread, correlation_id), wait=wait, timeout=timeout)
 
 
 @command(app, "show", project=True)

@@ -12,7 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.session import Session, patiently
-from turnstile.cli.turns.follow import follow_turn, telling_interrupt, telling_outages, wait_turn, ways_of
+from turnstile.cli.turns.follow import follow_turn, printing_outages, telling_interrupt, wait_turn, ways_of
 from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_report
 from turnstile.ledger.pool import Pool
@@ -52,12 +52,12 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
                 turn = turn_of(reply)
                 with telling_interrupt(session, f"turn {turn}", ways_of(turn)):
                     await wait_turn(session, pool, turn)
-                await tell_end(session, pool, turn_of(reply))
+                await print_end(session, pool, turn_of(reply))
     elif wait:
         async with session.ledger() as pool:
             with _naming_direct():
                 turn = await ask_and_follow(session, pool, request, goes_on=True)
-            await tell_end(session, pool, turn)
+            await print_end(session, pool, turn)
     else:
         with _naming_direct():
             async with session.bridge() as client:
@@ -90,7 +90,7 @@ async def ask_and_follow(
             # one document with --json, so what streams is not shown there
             view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
             interrupt = telling_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
-            with telling_outages(session, conn), interrupt:
+            with printing_outages(session, conn), interrupt:
                 await follow_turn(session, pool, turn, events, view)
             return turn
 
@@ -128,7 +128,7 @@ async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
     return reply
 
 
-async def tell_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:
+async def print_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:
     """Print the deliverable of a turn that has ended; raises `CommandFailed` unless it succeeded."""
     report = await read_report(pool, session, turn)
     view = report.turn

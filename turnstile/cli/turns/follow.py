@@ -49,7 +49,7 @@ async def wait_turn(session: Session, pool: Pool, turn: AgentTurnId) -> None:
 
 
 @contextmanager
-def telling_outages(session: Session, conn: NatsConnection) -> Generator[None]:
+def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
     """Say when NATS goes away and comes back."""
 
     def changed() -> None:

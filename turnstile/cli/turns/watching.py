@@ -1,7 +1,7 @@
 """What `watch` does with an agent or a turn. Subscribed first, then the ledger is asked, so that no end is missed."""
 
 from turnstile.cli.session import Session
-from turnstile.cli.turns.follow import follow_turn, telling_outages
+from turnstile.cli.turns.follow import follow_turn, printing_outages
 from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_report
 from turnstile.ledger.pool import Pool
@@ -17,7 +17,7 @@ async def watch_agent(session: Session, agent: AgentId) -> None:
         view = LiveView(session.out)
         async with client.watching(agent, include_chunks=True) as events:
             session.out.remark(f"watching agent {agent} in {session.project}/{session.channel}; Ctrl-C ends it")
-            with telling_outages(session, conn):
+            with printing_outages(session, conn):
                 async for event in events:
                     view.take(event)
 
@@ -29,7 +29,7 @@ async def watch_turn(session: Session, pool: Pool, turn: TurnView) -> None:
             client = BridgeClient(conn, session.project, turn.channel_id)
             async with client.watching(turn.agent_id, include_chunks=True) as events:
                 view = LiveView(session.out, turn.agent_turn_id)
-                with telling_outages(session, conn):
+                with printing_outages(session, conn):
                     await follow_turn(session, pool, turn.agent_turn_id, events, view)
     report = await read_report(pool, session, turn.agent_turn_id)
     if session.out.as_json:
