@@ -3,8 +3,8 @@
 `Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
 seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after an error
 that may pass (`turnstile.ledger.postgres_errors`); every transition is idempotent. It counts round trips, which is what
-a turn is billed in. A server that is away is waited for up to `patience` seconds, one that answers that it cannot do it now for three of
-them; then `ServerUnavailable` says why.
+a turn is billed in. A server that is away is waited for up to `patience` seconds, one that answers that it cannot do it
+now for three of them; then `ServerUnavailable` says why.
 """
 
 import asyncio
