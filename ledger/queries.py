@@ -1,6 +1,6 @@
-"""Named SQL: read once from the `.sql` files beside the modules, called by name with named parameters.
+"""Named SQL statements, read once from the `.sql` files beside the modules, and called with named parameters.
 
-A query is a block that starts with `-- name: <name> :<mode>`, and a line on what it does. Modes: `one` (exactly one
+A query is a block that starts with `-- name: <name> :<mode>` and a line that describes it. Modes: `one` (exactly one
 row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter. There
 is no SQL text in Python.
 """
@@ -16,7 +16,7 @@ Mode = Literal["one", "opt", "many", "exec"]
 
 _HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
 _PIECE = re.compile(r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b")
-"""A quoted text, which stays; a comment, which goes; a parameter, which gets its number."""
+"""Matches a quoted text, which is kept; a comment, which is removed; a parameter, which is replaced by its number."""
 
 Row = Mapping[str, Any]
 """A row by column name; every caller validates it into a model."""
@@ -31,16 +31,16 @@ class Connection(Protocol):
 
 
 class Cursors(Protocol):
-    """The part of an asyncpg connection, in a transaction, that reads rows as they are wanted."""
+    """The part of an asyncpg connection that reads rows through a cursor; needs a transaction."""
 
     def cursor(self, query: str, *args: Any, prefetch: int, timeout: float) -> AsyncIterator[Any]:
-        """The rows, so many to a round trip."""
+        """Yields the rows, `prefetch` per round trip."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One named statement; `parameters` are in the order of their numbers."""
+    """A named statement; `parameters` are in the order of their numbers."""
 
     name: str
     mode: Mode
@@ -54,7 +54,7 @@ class Query:
         return cast("list[Row]", await conn.fetch(self.sql, *values))
 
     def stream(self, conn: Cursors, *, prefetch: int, timeout: float, **arguments: Any) -> AsyncIterator[Row]:
-        """The rows one by one, `prefetch` of them in memory; a round trip may take `timeout` seconds."""
+        """Yields the rows, `prefetch` per round trip, each of which may take `timeout` seconds."""
         return conn.cursor(self.sql, *self._values(arguments), prefetch=prefetch, timeout=timeout)
 
     def _values(self, arguments: dict[str, Any]) -> list[Any]:

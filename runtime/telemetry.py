@@ -169,7 +169,7 @@ def turn_attributes(turn: TurnRef) -> dict[str, Attribute]:
     }
 
 
-def step_place(context: Mapping[str, str], step: StepId) -> str | None:
+def step_traceparent(context: Mapping[str, str], step: StepId) -> str | None:
     """The `traceparent` of a step's span in its turn's trace; None if the turn has no valid trace."""
     return headers.derived_span(context.get(headers.TRACEPARENT, ""), step)
 

@@ -1,8 +1,8 @@
-"""A leased turn from begin to end: begin_step, retry_step, commit_step, finish_turn, fence (protocol §3, §7).
+"""The transitions of a leased turn: begin_step, retry_step, commit_step, finish_turn, fence (protocol §3, §7).
 
-Guarantees: every write passes the CAS gate in its own statement; a repeat finds its own effect and answers what is
-recorded; a finish frees the agent and leases its next turn in one transaction. Each is one round trip. Never publishes.
-A gate that is gone raises `StaleTurn`; `recall_step` then says what stands there.
+Guarantees: every write passes the CAS gate in its own statement. A repeat finds its own effect and returns what is
+recorded. A finish frees the agent and leases its next turn in one transaction. Each is one round trip. Never publishes.
+A closed gate raises `StaleTurn`; `recall_step` then reads what is recorded.
 """
 
 import json
@@ -53,7 +53,7 @@ LIVE = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
 
 
 class AnsweredCall(Tolerant):
-    """A call whose report was applied; `after_execution` is the report's, if it said one."""
+    """A call whose report was applied; `after_execution` is the report's, if it has one."""
 
     tool_call_id: ToolCallId
     tool_name: str
@@ -62,7 +62,7 @@ class AnsweredCall(Tolerant):
 
 
 class StepHead(Tolerant):
-    """The head as a step begins."""
+    """The head at the begin of a step."""
 
     message_type: MessageType = MessageType.TURN
     status: HeadStatus
@@ -76,9 +76,9 @@ class StepHead(Tolerant):
     started_at: datetime
     enqueued_at: datetime
     due_at: datetime
-    """When the turn was leased, or when its row was last made due again."""
+    """When the turn was leased, or its row last became due again."""
     suspended_at: datetime | None = None
-    """Since when it slept, where the step before this one sent calls."""
+    """When the turn was suspended, if the previous step sent calls."""
     context_headers: ContextHeaders
     runtime_config: RuntimeConfig
     profile_box_id: BoxId
@@ -87,14 +87,14 @@ class StepHead(Tolerant):
     tools: list[JsonObject]
     """The project's `resource.tools` rows, raw; only for a turn's first step."""
     turn_config: JsonObject | None
-    """What the first step pinned; null until it is committed."""
+    """The configuration that the first step pinned; null until that step is committed."""
     answered: list[AnsweredCall]
-    """The calls of the last committed step that were applied or expired, in no order."""
+    """The calls of the last committed step that were applied or expired, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class BegunStep:
-    """A step in hand: its head, and the cards of the three boxes in order."""
+    """A step that has begun: its head, and the cards of the three boxes in order."""
 
     head: StepHead
     profile: tuple[Card, ...]
@@ -104,7 +104,7 @@ class BegunStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step leaves behind, whatever follows it. `metadata` is what a repeated commit answers again."""
+    """The rows of a committed step. A repeated commit returns the recorded `metadata`."""
 
     step: int
     metadata: JsonObject
@@ -113,14 +113,14 @@ class StepRecord:
     started_at: datetime
     status: StepStatus = StepStatus.COMPLETED
     calls: Sequence[ToolCommand] = ()
-    """The calls that are sent once this is committed; the turn is then suspended."""
+    """The calls to publish after the commit; with calls the commit suspends the turn."""
     wait_seconds: float = 0.0
     kept: Sequence[CardId] = ()
-    """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
+    """Those of the cards that exist already: they are only put into the output box."""
 
 
 class CommittedStep(Tolerant):
-    """Answer of `commit_step`: the recorded metadata, this attempt's or an earlier one's."""
+    """Result of `commit_step`: the recorded metadata, of this attempt or an earlier one."""
 
     result: Literal["done", "already"]
     status: HeadStatus
@@ -130,7 +130,7 @@ class CommittedStep(Tolerant):
 
 
 class FinishedTurn(Tolerant):
-    """Answer of `finish_turn`: the outcome as recorded, and where the head went."""
+    """Result of `finish_turn`: the recorded outcome, and the head's new state."""
 
     result: Literal["done", "already"]
     status: TurnStatus
@@ -165,7 +165,7 @@ class FinishedTurn(Tolerant):
         )
 
     def next_lease(self, turn: TurnRef) -> Lease | None:
-        """The agent's next turn, if it was leased: somebody must ring."""
+        """The lease of the agent's next turn, if there is one; the caller must ring its doorbell."""
         if self.next_inbox_id is None or self.next_turn_id is None:
             return None
         return Lease.model_validate(
@@ -183,7 +183,7 @@ class FinishedTurn(Tolerant):
 
 
 class RecalledStep(Tolerant):
-    """Where a turn stands when its gate did not open: `gate` says whether it is still the head's turn and epoch."""
+    """The recorded state of a turn whose gate was closed. `gate`: it is still the head's turn and epoch."""
 
     gate: bool
     step: int | None
@@ -211,7 +211,7 @@ class RecalledStep(Tolerant):
     ui_action: StoredAction
 
     def finished(self) -> FinishedTurn | None:
-        """The end of the turn as it is recorded; None while there is no outcome."""
+        """The recorded end of the turn; None while there is no outcome."""
         if self.status is None:
             return None
         values = self.model_dump() | {"result": "already", "step_metadata": json.dumps(self.step_metadata)}
@@ -220,7 +220,7 @@ class RecalledStep(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a turn ends: its status, its deliverable (among the cards), codes and figures."""
+    """How a turn ends: its status, its deliverable (one of the cards), codes and statistics."""
 
     status: TurnStatus
     deliverable_card_id: CardId
@@ -241,7 +241,7 @@ def gate(turn: TurnRef) -> dict[str, Any]:
 
 
 async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache) -> BegunStep:
-    """Open the gate for a step (0: whichever is next) and read what it needs; raises `StaleTurn` if it stays shut."""
+    """Begin a step (0: the next one) and read its cards; raises `StaleTurn` if the gate is closed."""
     boxes = (turn.profile_box_id, turn.context_box_id, turn.output_box_id)
     known = [cache.get(turn.project_id, box) for box in boxes]
     rows = await query("begin_step").many(
@@ -265,7 +265,7 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
 
 
 async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, int]:
-    """Count a failed model call; returns the number of the next stream and of the failures so far in this step."""
+    """Count a failed model call; returns the number of the next attempt and of the failures so far in this step."""
     row = await query("retry_step").opt(conn, **gate(turn), step=step)
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be retried")
@@ -273,7 +273,7 @@ async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, i
 
 
 async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
-    """Commit a step that another one follows, now or after its calls; raises `StaleTurn` if the gate is gone."""
+    """Commit a step that does not end the turn; raises `StaleTurn` if the gate is closed."""
     row = await query("commit_step").opt(
         conn,
         **gate(turn),
@@ -299,7 +299,7 @@ async def finish_turn(
     from_statuses: Sequence[HeadStatus] = (HeadStatus.RUNNING,),
     raise_epoch: bool = False,
 ) -> FinishedTurn:
-    """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is gone.
+    """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is closed.
 
     `raise_epoch` fences: the epoch rises even if no next turn is leased (protocol §8).
     """
@@ -347,9 +347,9 @@ async def fence(
     reason: str,
     from_statuses: Sequence[HeadStatus] = LIVE,
 ) -> FinishedTurn:
-    """End a turn by force, whatever its worker does: fallback deliverable, outcome, raised epoch, next lease (§8).
+    """End a turn by force, without its worker: fallback deliverable, outcome, raised epoch, next lease (§8).
 
-    Raises `StaleTurn` if the turn is not the head's any more. Two round trips.
+    Raises `StaleTurn` if the turn is no longer the head's. Two round trips.
     """
     made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     card = fallback_card(turn, made or (), status, reason)
@@ -363,7 +363,7 @@ async def fence(
 
 
 def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str) -> Card:
-    """The deliverable of a turn that made none itself, from what it has written so far (protocol §4)."""
+    """The fallback deliverable of a turn, made of the cards that it has written so far (protocol §4)."""
     own = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
     fallback = FallbackDeliverable(
         reason=reason,
@@ -399,13 +399,13 @@ def _last_thought(own: Sequence[Card]) -> str | None:
 
 
 async def recall_step(conn: Connection, turn: TurnRef, step: int) -> RecalledStep:
-    """What the ledger has of a step (0: the latest) and its turn, without changing anything."""
+    """Read what is recorded of a step (0: the latest) and its turn."""
     row = await query("recall_step").one(conn, **gate(turn), step=step, inbox_id=turn.inbox_id)
     return RecalledStep.model_validate(dict(row))
 
 
 async def mark_announced(conn: Connection, turns: Sequence[AgentTurnId]) -> None:
-    """The `task` events of these turns are in the event stream."""
+    """Record that the `task` events of these turns are in the event stream."""
     await query("mark_announced").many(conn, agent_turn_ids=list(turns))
 
 
