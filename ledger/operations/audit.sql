@@ -1,7 +1,7 @@
--- The audit's rules on heads, turns and outcomes: what the protocol never lets be (docs/operations.md). Each gives the ids of
--- what breaks it and what is wrong, in words without content. Those on turns look at the rows made since a moment
--- (:since, and :since_id for ids that sort by time) of one project, or at all; heads and live rows are always looked at.
--- What L0 enqueued has a request_digest; a row without one is a stranger's, and no turn until it is leased.
+-- The audit's rules on heads, turns and outcomes (docs/operations.md). Each returns the ids of the rows that break it and
+-- says what is wrong, without content. Rules on turns read the rows made since a moment (:since, and :since_id for ids
+-- that sort by time) of one project, or all rows; heads and live rows are always read. A row that L0 enqueued has a
+-- request_digest; a row without one was written by others, and is no turn until it is leased.
 
 -- name: one_active_turn :many
 -- Protocol §2.1: the turn on a head has its inbox row, of its agent, project and epoch, and is on no other head.

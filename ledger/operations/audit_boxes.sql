@@ -1,6 +1,6 @@
--- The audit's rules on cards and boxes. They read the tables that grow most, so each reads them once and no more of them than it
--- needs. Of a window they look at the boxes that its turns name, and at cards by the ids that kernel makes of a turn's, which sort
--- by time. A box may be a copy of another (a fork, or a context with an instruction added): it holds cards older than itself.
+-- The audit's rules on cards and boxes. They read the largest tables, so each reads them once and only as far as needed. For
+-- a window they read the boxes that its turns name, and cards by the ids that the kernel derives from a turn's, which sort by
+-- time. A box may be a copy of another (a fork, or a context with an instruction added): it holds cards older than itself.
 
 -- name: deliverable_in_its_box :many
 -- Protocol §2.3: the output box that an outcome names has one task.deliverable of the turn, the one that the outcome names, and

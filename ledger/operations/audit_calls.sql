@@ -1,5 +1,5 @@
--- The audit's rules on steps, calls and edges. Those on calls start from the turns of the window, as the other rules do. Steps
--- called step_… are a UI worker's (protocol §10.12): of its turns there is no outcome, and no order of steps.
+-- The audit's rules on steps, calls and edges. Rules on calls start from the turns of the window, as the other rules do. Steps
+-- named step_… are a UI worker's (protocol §10.12): its turns have no outcome, and their steps no order.
 
 -- name: steps_in_order :many
 -- Protocol §4.2: the steps of a turn are 1 to n.

@@ -1,5 +1,5 @@
--- The audit's rules on inbox rows and on what must happen in time. What the safety net does (protocol §8) has :grace_seconds beyond
--- the net's own time, and only where a worker of the target has signed on within :silent_seconds: else nobody was there to do it.
+-- The audit's rules on inbox rows and on time limits. What the safety net does (protocol §8) may take :grace_seconds beyond the
+-- net's own time, and is only checked where a worker of the target has signed on within :silent_seconds.
 
 -- name: final_rows_are_archived :many
 -- Protocol §4.4: final rows, and only they, are archived; live rows but queued ones are due some time.
