@@ -122,7 +122,7 @@ def _exit(code: int) -> NoReturn:
     """End the process now, without waiting for threads."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # its reader is gone
             stream.flush()
     os._exit(code)
 

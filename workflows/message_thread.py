@@ -35,10 +35,10 @@ class MessageThread:
         self._events: deque[_thread.Event] = deque()
         self._state = _thread.ThreadState()
         self._running: dict[MessageId, asyncio.Task[ThreadAdvanced | None]] = {}
-        self._broken: BaseException | None = None
-        self._looks = True
-        self._leaves = False
-        self._late_at = datetime.min.replace(tzinfo=UTC)
+        self._failure: BaseException | None = None
+        self._must_look = True
+        self._starts_no_more = False
+        self._asked_at = datetime.min.replace(tzinfo=UTC)
 
     @workflow.signal
     def wake(self, messages: list[MessageId]) -> None:
@@ -49,15 +49,15 @@ class MessageThread:
     async def run(self, thread: ThreadInput) -> ThreadEnded:
         """Advance messages until none is open."""
         while True:
-            self._take()
-            if self._looks:
-                self._looks = False
+            self._reduce_events()
+            if self._must_look:
+                self._must_look = False
                 self._events.append(_thread.Advanced(None, await self._look()))
                 continue
             if not self._running:
-                if self._broken is not None:
-                    raise self._broken
-                if self._leaves or (self._is_long() and not self._state.is_over):
+                if self._failure is not None:
+                    raise self._failure
+                if self._starts_no_more or (self._is_long() and not self._state.is_over):
                     workflow.continue_as_new(self._input)
             if self._state.is_over:
                 break
@@ -66,7 +66,7 @@ class MessageThread:
         self._show()
         return ThreadEnded(thread_id=thread.thread_id, version=self._state.version)
 
-    def _take(self) -> None:
+    def _reduce_events(self) -> None:
         """Reduce the events, in order, and start the actions."""
         while self._events:
             self._state, actions = _thread.reduce(self._state, self._events.popleft())
@@ -78,13 +78,13 @@ class MessageThread:
                         if (task := self._running.get(message)) is not None:
                             task.cancel()
                     case _thread.Look():
-                        self._looks = True
+                        self._must_look = True
 
     def _advance(self, message: MessageId) -> None:
         """Start the activity, unless the history is long or an activity has failed: then start no more."""
-        if self._is_long() or self._broken is not None:
+        if self._is_long() or self._failure is not None:
             self._state = _thread.put_back(self._state, message)
-            self._leaves = True
+            self._starts_no_more = True
         else:
             self._running[message] = task = asyncio.create_task(self._advancing(message))
             task.add_done_callback(partial(self._advanced, message))  # called even if the task is cancelled at once
@@ -93,8 +93,8 @@ class MessageThread:
         del self._running[message]
         answer = None
         if not task.cancelled():
-            self._broken = task.exception() or self._broken
-            answer = None if self._broken else task.result()
+            self._failure = task.exception() or self._failure
+            answer = None if self._failure else task.result()
         self._events.append(_thread.Advanced(message, answer))
 
     def _is_long(self) -> bool:
@@ -129,8 +129,8 @@ class MessageThread:
 
     async def _wait(self) -> None:
         """Sleep until an event, or until the deadline of a turn that a message waits for."""
-        deadline = None if self._leaves else self._state.deadline
-        left = None if deadline is None else max(deadline, self._late_at + options.DEADLINE_LOOK) - workflow.now()
+        deadline = None if self._starts_no_more else self._state.deadline
+        left = None if deadline is None else max(deadline, self._asked_at + options.DEADLINE_LOOK) - workflow.now()
         if left is None or left > timedelta():
             try:
                 await workflow.wait_condition(
@@ -140,8 +140,8 @@ class MessageThread:
                 pass
             else:
                 return
-        self._late_at = workflow.now()
-        self._events.append(_thread.DeadlinePassed(self._late_at))
+        self._asked_at = workflow.now()
+        self._events.append(_thread.DeadlinePassed(self._asked_at))
 
     def _summary(self, message: MessageId) -> str:
         return next((each.listener for each in self._state.open if each.message_id == message), "a message")

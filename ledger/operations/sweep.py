@@ -81,7 +81,7 @@ async def list_due_agents(
 async def retry_dispatched(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[AgentKey]:
-    """Rule 'dispatched, retry': make rows of leased turns that nobody began pending again; returns their agents."""
+    """Rule 'dispatched, retry': make rows of leased turns that were not begun pending again; returns their agents."""
     return await _agents("retry_dispatched", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
