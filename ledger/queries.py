@@ -1,6 +1,6 @@
-"""Named SQL statements, read once from the `.sql` files beside the modules, and called with named parameters.
+"""Named SQL: read once from the `.sql` files beside the modules, called by name with named parameters.
 
-A query is a block that starts with `-- name: <name> :<mode>` and a line that describes it. Modes: `one` (exactly one
+A query is a block that starts with `-- name: <name> :<mode>`, and a line on what it does. Modes: `one` (exactly one
 row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter. There
 is no SQL text in Python.
 """
@@ -16,7 +16,7 @@ Mode = Literal["one", "opt", "many", "exec"]
 
 _HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
 _PIECE = re.compile(r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b")
-"""Matches a quoted text, which is kept; a comment, which is removed; a parameter, which is replaced by its number."""
+"""A quoted text, which stays; a comment, which goes; a parameter, which gets its number."""
 
 Row = Mapping[str, Any]
 """A row by column name; every caller validates it into a model."""

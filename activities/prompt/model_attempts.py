@@ -141,7 +141,7 @@ class Attempts:
         return [*self.records, *open_one][-_HEARTBEAT_RECORDS:]
 
     def metadata(self) -> JsonObject:
-        """`llm_usage` and `llm_response_cost` over all attempts, and the records of the attempts."""
+        """`llm_usage` and `llm_response_cost` over all attempts, and the attempts one by one."""
         usage: dict[str, float] = {}
         for record in self.records:
             counts = record.get("usage")

@@ -25,17 +25,17 @@ from turnstile.schema.wire import headers
 
 
 def timing(head: StepHead, seconds: float, first_token_ms: object) -> JsonObject:
-    """`timing` of a step that began `seconds` ago."""
+    """`timing` of a step that has taken so long until now."""
     first_token = first_token_ms if isinstance(first_token_ms, int) else None
-    durations: JsonObject = {
+    told: JsonObject = {
         "queue_delay_ms": _millis((head.started_at - head.enqueued_at).total_seconds()),
         "step_ms": _millis(seconds),
         "first_token_ms": first_token,
         "e2e_ms": _millis((datetime.now(UTC) - head.enqueued_at).total_seconds()),
     }
     if (slept := suspended(head)) is not None:
-        durations["suspended_ms"] = _millis(slept)
-    return durations
+        told["suspended_ms"] = _millis(slept)
+    return told
 
 
 def turn_stats(step: int, metadata: JsonObject) -> JsonObject:

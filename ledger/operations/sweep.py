@@ -31,7 +31,7 @@ WORKER_SILENT_SECONDS = 30.0
 
 
 class Unannounced(Tolerant):
-    """An outcome that is not marked as announced: its `task` event may be missing from the event stream."""
+    """An outcome whose `task` event is not known to be in the event stream."""
 
     agent_turn_id: AgentTurnId
     project_id: ProjectId
@@ -50,7 +50,7 @@ class Unannounced(Tolerant):
     ui_action: StoredAction
 
     def messages(self, sender: str) -> list[Message]:
-        """The `task` event, and a UI action's final ack, under their fixed message ids."""
+        """The event, and a UI action's last ack, with the message ids they always have."""
         address = Address(
             project_id=self.project_id,
             channel_id=self.channel_id,
@@ -133,7 +133,7 @@ class SilentCall(Tolerant):
     context_headers: ContextHeaders
 
     def message(self, sender: str) -> Message | None:
-        """The command, under a new message id; None if the step recorded no command."""
+        """The command, under a message id of its own; None if the step recorded none."""
         if self.command is None:
             return None
         address = Address(

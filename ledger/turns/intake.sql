@@ -60,7 +60,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
               AND t.message_type IN ('turn', 'ui_action'))) AS depth) d
-    CROSS JOIN LATERAL (  -- a child of an active turn: refusing it could keep its parent from ending
+    CROSS JOIN LATERAL (  -- a child of a turn in hand: refused, it could keep its parent from ending
         SELECT CASE WHEN EXISTS (
             SELECT FROM state.agent_inbox t
             JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id

@@ -26,7 +26,7 @@ class Lease(Tolerant):
     context_headers: ContextHeaders
 
     def address(self, sender: str) -> Address:
-        """The address of messages about the leased turn."""
+        """Whom messages about the leased turn are about."""
         return Address(
             project_id=self.project_id,
             channel_id=self.channel_id,
@@ -38,7 +38,7 @@ class Lease(Tolerant):
         )
 
     def doorbell(self, sender: str, reason: str) -> Message:
-        """The doorbell of the leased turn."""
+        """The message that rings for it."""
         return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason)
 
 

@@ -1,4 +1,4 @@
-"""Replies of `describe` and, for operators, `thread.describe`: the ledger's rows for callers (protocol §6)."""
+"""What `describe` and, for operators, `thread.describe` answer: the ledger's rows as callers see them (protocol §6)."""
 
 from datetime import datetime
 
@@ -30,7 +30,7 @@ from turnstile.schema.wire.inbox import Reply
 
 
 class TurnView(Tolerant):
-    """A turn: its request, its status, and its outcome."""
+    """A turn: its request, where it stands, and its outcome. `status` is the outcome's once there is one."""
 
     agent_turn_id: AgentTurnId
     """The turn."""
@@ -79,7 +79,7 @@ class TurnView(Tolerant):
     error: str | None
     """What went wrong, for people."""
     stats: Json[JsonObject] | None
-    """Statistics, as in its `task` event."""
+    """Figures, as in its `task` event."""
     steps: int
     """The number of committed steps."""
 
@@ -106,7 +106,7 @@ class CallView(Tolerant):
     tool_call_card_id: CardId | None
     """Its `tool.call` card."""
     content: Json[JsonObject] | None
-    """The content of the `tool.call` card: `arguments`, and the subject of the command."""
+    """The card's content: `arguments`, and the subject that it was sent on."""
     resume_deadline: datetime | None
     """The deadline until which the turn waits for it."""
 

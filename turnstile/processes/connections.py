@@ -16,7 +16,7 @@ from turnstile.embedded import Endpoints
 from turnstile.ledger.migrate import MigrationError, pending
 from turnstile.ledger.pool import Pool
 from turnstile.processes.pump import served_targets
-from turnstile.runtime.waiting import await_server, unless_stopped
+from turnstile.runtime.waiting import await_server, unless_told
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings import BridgeSettings, Settings
 from turnstile.temporal.connect import connect_engine
@@ -69,7 +69,7 @@ async def watch_nats(conn: NatsConnection, stop: asyncio.Event) -> None:
         await conn.opened()
         await conn.closed.wait()
 
-    await unless_stopped(stop, until_closed())
+    await unless_told(stop, until_closed())
     if not stop.is_set():
         raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
 

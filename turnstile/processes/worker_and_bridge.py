@@ -65,7 +65,7 @@ from turnstile.processes.pump import (
 from turnstile.processes.working import NotBegun, work
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT
-from turnstile.runtime.waiting import await_server, unless_stopped
+from turnstile.runtime.waiting import await_server, unless_told
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets
 from turnstile.schema.pump.listeners import Registry
@@ -233,7 +233,7 @@ async def _run_once(
 ) -> None:
     async with AsyncExitStack() as stack:
         opening = _open(settings, endpoints, stack, health, registry, worker=worker, bridge=bridge)
-        opened = await unless_stopped(stop, opening)
+        opened = await unless_told(stop, opening)
         if opened is None:
             return
         pool, conn, client, telemetry, bells = opened
@@ -280,7 +280,7 @@ def _start_workers(
             working.create_task(
                 sign_on(pool, client.identity, targets, stop, serves=serves, signed=signed, reach=reach)
             )
-            await unless_stopped(stop, signed.wait())
+            await unless_told(stop, signed.wait())
             if serves is not None and serves.worker_target in targets:
                 log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
             for each in workers:
@@ -399,7 +399,7 @@ async def _serve(service: VerbService, conn: NatsConnection, heard: asyncio.Even
         await await_server(f"JetStream at {conn.shown}", partial(declare_streams, conn))
         heard.set()
 
-    await unless_stopped(stop, listen())
+    await unless_told(stop, listen())
     await stop.wait()
     await service.stop(timeout=20)
 

@@ -10,7 +10,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from turnstile.bridge.engine import ensure_engine
-from turnstile.runtime.waiting import await_server, unless_stopped
+from turnstile.runtime.waiting import await_server, unless_told
 from turnstile.schema.errors import ServerUnavailable
 
 _NOT_BEGUN = "Worker validation failed"
@@ -32,7 +32,7 @@ async def work(client: Client, worker: Worker, stop: asyncio.Event) -> None:
 
     try:
         # A worker that is cancelled shuts down like one that is told to, and one that has not begun ends at once.
-        await unless_stopped(stop, begin())
+        await unless_told(stop, begin())
     except RuntimeError as error:
         if not str(error).startswith(_NOT_BEGUN):
             raise
