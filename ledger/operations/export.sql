@@ -40,7 +40,7 @@ SELECT to_jsonb(x)::text AS row FROM state.agent_state_pointers x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
 -- name: export_agent_inbox :many
--- The inbox rows.
+-- The rows of the agents' inboxes.
 SELECT to_jsonb(x)::text AS row FROM state.agent_inbox x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
@@ -70,7 +70,7 @@ SELECT to_jsonb(x)::text AS row FROM state.turn_outcomes x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
 -- name: export_rejections :many
--- The rejections.
+-- The rejections that were recorded.
 SELECT to_jsonb(x)::text AS row FROM state.rejections x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.ids ->> 'agent_id' = ANY (:agent_ids));
 
