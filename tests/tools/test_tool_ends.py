@@ -86,7 +86,7 @@ def test_it_can_be_stopped_when_nats_has_gone(server: NatsServer) -> None:
     with running(WORD_COUNT, "--nats", server.url) as process:
         said(process, "serving word_count")
         server.kill()
-        said(process, "EOF")
+        said(process, f"NATS at {server.url}: ")  # the end of its connection, or its reset
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=15)
         assert process.returncode == 0
