@@ -95,7 +95,7 @@ async def tapped(stack: Stack, project: ProjectId) -> AsyncGenerator[Wiretap]:
     tap = Wiretap()
     heard = [
         await stack.conn.subscribe(f"cg.{subjects.VERSION}.{project}.>", tap.on_message),
-        await stack.conn.subscribe(f"cg.{subjects.VERSION}.*.*.evt.sys.probe", tap.on_message),  # of a project of its own
+        await stack.conn.subscribe(f"cg.{subjects.VERSION}.*.*.evt.sys.probe", tap.on_message),  # no project has it
         await stack.conn.subscribe("_INBOX.>", tap.on_reply),
     ]
     try:
