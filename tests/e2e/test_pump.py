@@ -11,6 +11,7 @@ from schema.payloads import Payload
 from schema.peers import RESPONSE_WARNING
 from schema.primitives import CORE_NAMESPACE, INVALID_STRUCTURE, REJECTED, TIMED_OUT, UNDELIVERABLE
 from tests.conftest import Databases
+from tests.support.conditions import until
 from tests.support.organism import Errand, Order, Shout, Task
 from tests.support.pump import Caller, Heard, assert_threads, calling_in, pump_config
 from tests.support.stack import Stack, open_stack
@@ -42,6 +43,11 @@ async def caller(here: Stack) -> AsyncIterator[Caller]:
         yield caller
         async with here.pool.connection() as conn:
             await assert_threads(conn)
+
+        async def kept() -> bool:
+            return len(await caller.stored()) >= len(caller.events)
+
+        await until(kept, 10, "the stream has every answer that was heard")  # who listens may hear it first
         stored = await caller.stored()
         assert sorted(stored) == sorted(set(stored)) == sorted(caller.events)
 

@@ -22,7 +22,7 @@ from tests.support.faults import DONE
 from tests.support.invariants import assert_invariants
 from tests.support.net import unheard, workflow
 from tests.support.quick import learned, shape
-from tests.support.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.stack import PATIENT, Stack, open_stack, running_here
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import hand_of
 from tests.support.waiting import in_flight, until_waiting
@@ -31,7 +31,6 @@ from turnstile.embedded import Endpoints
 NO_LAG = (0.0, 0.0)
 TEMPORAL_LAG = (0.8, 0.8)
 POSTGRES_LAG = (1.0, 1.2)
-PATIENT: Config = {**QUICK, "worker": {**QUICK["worker"], "quick_step_ms": 1000}}
 LINE: JsonObject = {"text": "Done after a while.", "delay_seconds": 0.4}
 
 

@@ -43,12 +43,11 @@ service.main()
 @contextmanager
 def running(*command: str | Path) -> Generator["subprocess.Popen[str]"]:
     """A program, killed at the end."""
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def said(process: "subprocess.Popen[str]", words: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ledger.roster import add_agent, put_profile
-from schema.ids import AgentId, ProjectId
+from schema.ids import AgentId, ProjectId, uuid7
 from schema.profiles import Profile
 from tests.conftest import Databases
 from tests.support.stack import Stack, open_stack, running_here
@@ -66,7 +66,7 @@ async def test_no_bridge_recommends_what_the_command_has(stack: Stack) -> None:
     short = {"TURNSTILE__NATS__PATIENCE_SECONDS": "0.5"}
     own = ("--json", "--config", stack.config)
     stopped, asked = await asyncio.gather(
-        turnstile("turn", "stop", "t1", *own, cwd=stack.directory, **short),
+        turnstile("turn", "stop", uuid7(), *own, cwd=stack.directory, **short),
         turnstile("enqueue", "c", "hi", *own, cwd=stack.directory, **short),
     )
     found = {name: ran.json()["error"] for name, ran in (("stop", stopped), ("enqueue", asked))}
