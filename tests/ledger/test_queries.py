@@ -181,7 +181,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_dispatched": AGENT_KEY,
     "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
-    "server_version": {"number", "text"},
+    "server_version": {"number", "text", "read_only"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
@@ -189,7 +189,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "top_segment": {"segment_id"},
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
-    "try_hold": {"held", "backend"},
+    "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }
 

@@ -24,7 +24,12 @@ from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 log = logging.getLogger(__name__)
-CONFIG: Config = {**HASTY, "bridge": {**HASTY["bridge"], "stop_grace_seconds": 1.0}}
+CONFIG: Config = {
+    **HASTY,
+    # A worker that is not stopped misses none on a busy machine: the SDK sends them every 2 s at most.
+    "worker": {**HASTY["worker"], "activity_heartbeat_timeout_seconds": 4.0},
+    "bridge": {**HASTY["bridge"], "stop_grace_seconds": 1.0},
+}
 POLLS = 25
 """More steps than a worker polls for at once: what is handed to the polls that a stopped one left open is lost."""
 

@@ -31,6 +31,7 @@ from turnstile.schema.wire import subjects
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.json_messages import decode_object
+from turnstile.transport.stream_probe import probe_streams
 
 AMONG_TOOLS = {"req.tool", "req.tool.reply"}
 VALIDATORS: dict[str, Any] = {name: Draft202012Validator(made) for name, made in schemas().items()}
@@ -51,7 +52,7 @@ async def stack(
 
 @dataclass
 class Wiretap:
-    """Every message of one project, and of all reply inboxes."""
+    """Every message of one project, what probes store as events, and all of the reply inboxes."""
 
     said: list[Msg] = field(default_factory=list[Msg])
     replies: dict[str, list[Msg]] = field(default_factory=dict[str, list[Msg]])
@@ -94,6 +95,7 @@ async def tapped(stack: Stack, project: ProjectId) -> AsyncGenerator[Wiretap]:
     tap = Wiretap()
     heard = [
         await stack.conn.subscribe(f"cg.{subjects.VERSION}.{project}.>", tap.on_message),
+        await stack.conn.subscribe(f"cg.{subjects.VERSION}.*.*.evt.sys.probe", tap.on_message),  # no project has it
         await stack.conn.subscribe("_INBOX.>", tap.on_reply),
     ]
     try:
@@ -133,6 +135,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             await client.request("thread.describe", {"thread_id": answer.thread_id})
             sent = await acked(client, tap, "send", {"to": "shouter", "payload": "<shout><text>hi</text></shout>"})
             await caller.heard(str(sent["message_id"]))
+            assert set((await probe_streams(here.conn)).values()) == {None}
 
             async def complete() -> bool:
                 return tap.seen() >= expected() - AMONG_TOOLS

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Databases
+from tests.support.conditions import until
 from tests.support.processes.stack import Stack, open_stack
 from tests.support.pump.organism import Errand, Order, Shout, Task
 from tests.support.pump.pump import Caller, Heard, assert_threads, calling_in, pump_config
@@ -48,6 +49,11 @@ async def caller(here: Stack) -> AsyncIterator[Caller]:
         yield caller
         async with here.pool.connection() as conn:
             await assert_threads(conn)
+
+        async def kept() -> bool:
+            return len(await caller.stored()) >= len(caller.events)
+
+        await until(kept, 10, "the stream has every answer that was heard")  # who listens may hear it first
         stored = await caller.stored()
         assert sorted(stored) == sorted(set(stored)) == sorted(caller.events)
 

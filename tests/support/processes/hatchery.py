@@ -20,8 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from temporalio.worker import _worker
-
 from tests.support.paths import ROOT
 
 _EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.worker_and_bridge")
@@ -110,7 +108,6 @@ async def hatchery() -> AsyncGenerator[Hatchery]:
 def _serve() -> None:
     for name in _EVERYTHING:
         importlib.import_module(name)
-    _worker.load_default_build_id()  # a third of a second of every worker's start: it reads the code of all modules
     gc.collect()
     gc.freeze()
     awake, waker = os.pipe()

@@ -41,6 +41,8 @@ QUICK: Config = {
     "model": {"retry_initial_seconds": 0.01, "retry_max_seconds": 0.05},
 }
 """The same rules as ever, with less patience."""
+PATIENT: Config = {**QUICK, "worker": {**QUICK["worker"], "quick_step_ms": 1000}}
+"""The longest quick steps that there are, so that a busy machine makes none of them an activity."""
 
 
 @dataclass(frozen=True)
