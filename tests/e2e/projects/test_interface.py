@@ -13,14 +13,13 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.actions import allowed, done
-from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
 from tests.support.tools import Hand, calling, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
@@ -37,16 +36,11 @@ VALIDATORS: dict[str, Any] = {name: Draft202012Validator(made) for name, made in
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config({**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @dataclass
