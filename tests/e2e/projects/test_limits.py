@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from pydantic import JsonValue
 
+from tests.conftest import Databases
 from tests.support.conditions import until
-from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, running_here
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
+from turnstile.embedded import Endpoints
 from turnstile.processes.worker_and_bridge import run_bridge
 from turnstile.schema.base import JsonObject
 
@@ -25,13 +26,18 @@ TIGHT: Config = {
 
 
 @pytest.fixture(scope="module")
-async def tight(stacks: Stacks) -> AsyncIterator[Stack]:
+async def tight(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
     """A bridge that allows little, without a worker: what is enqueued stays live."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     async with (
-        stacks.open(TIGHT, SCRIPTS) as opened,
+        open_stack(endpoints, tmp_path_factory.mktemp("tight"), TIGHT, SCRIPTS) as opened,
         running_here(opened, run_bridge),
     ):
         yield opened
+    await databases.drop(name)
 
 
 async def last(tenant: Tenant, verb: str, payloads: Sequence[Mapping[str, JsonValue]]) -> JsonObject:

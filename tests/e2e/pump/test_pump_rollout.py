@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.conftest import Databases
 from tests.support.conditions import until
-from tests.support.processes.stack import Stack, running_here
-from tests.support.processes.stacks import Stacks
+from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from turnstile.doctor.examine import examine
+from turnstile.embedded import Endpoints
 from turnstile.processes.worker_and_bridge import run_worker
 from turnstile.schema.pump.threads import LISTENER_SILENT_SECONDS
 
@@ -21,11 +22,16 @@ MESSAGES = 20
 
 
 @pytest.fixture(scope="module")
-async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
     """One with the listeners of before the change."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config(listeners=[BEFORE])
-    async with stacks.open(config) as opened:
+    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
         yield opened
+    await databases.drop(name)
 
 
 @pytest.fixture
