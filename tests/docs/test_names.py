@@ -71,7 +71,9 @@ def dotted_exists(name: str) -> bool:
     for length in range(len(parts), 0, -1):
         try:
             found: object = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if error.name not in {".".join(parts[:each]) for each in range(1, len(parts) + 1)}:
+                raise  # it is there, and lacks something that it imports
             continue
         for part in parts[length:]:
             if not hasattr(found, part):
