@@ -1,4 +1,4 @@
-"""The connections to Postgres, and the rule by which a transition is run again (ARCHITECTURE.md).
+"""The connections to Postgres, and the rule by which a transition is run again (docs/decisions/0002).
 
 `Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
 seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after an error

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY, rows_of
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
-from tests.support.processes.stack import Config, Stack, open_stack
+from tests.support.processes.stack import Config, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 log = logging.getLogger(__name__)
@@ -35,15 +34,10 @@ POLLS = 25
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that notices soon, and fences soon."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), CONFIG) as opened:
+    async with stacks.open(CONFIG) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")

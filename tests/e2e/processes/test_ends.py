@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import processes_of
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.ids import AgentId
@@ -44,15 +43,10 @@ main("svc1_deaf_main", deaf)
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the organism's listeners."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config()) as opened:
+    async with stacks.open(pump_config()) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(stack: Stack, hatching: Hatchery) -> None:

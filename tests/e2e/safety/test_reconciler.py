@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
@@ -43,7 +42,8 @@ from tests.support.processes.net import (
     workflow,
 )
 from tests.support.processes.process import processes_of
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.publishing.endings import end_by_force
@@ -51,7 +51,6 @@ from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety import reconciler
 from turnstile.bridge.safety.reconciler import Workflow
 from turnstile.bridge.safety.watchdog import RuleReport
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.processes.worker_and_bridge import run_bridge, run_worker
@@ -68,18 +67,13 @@ Lose = Callable[[Stack, AgentTurnId], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A bridge in this process, whose own net does not look."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     async with (
-        open_stack(endpoints, tmp_path_factory.mktemp("stack"), STILL) as opened,
+        stacks.open(STILL) as opened,
         running_here(opened, run_bridge),
     ):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture
