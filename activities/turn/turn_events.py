@@ -19,7 +19,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import CardId, StepId, step_id
 from turnstile.schema.states import HeadStatus, StepPhase
-from turnstile.schema.tools import ToolCommand
+from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Address, Message, StateEvent, StepEvent, TaskEvent
@@ -75,23 +75,18 @@ class TurnEvents:
         )
         return self.address.step(event)
 
-    def completed(self, number: int, recorded: JsonObject) -> Message:
+    def completed(self, number: int, recorded: StepMetadata) -> Message:
         """The `step` event of a step that is over, from what its commit recorded."""
-        failed = "error_code" in recorded
-        ids = recorded.get("new_card_ids")
-        names = ("timing", "finish_reason", "truncated", "error_code")
-        shown = {name: recorded[name] for name in names if name in recorded}
         return self.step(
             step_id(self.turn.agent_turn_id, number),
-            StepPhase.FAILED if failed else StepPhase.COMPLETED,
-            shown,
-            [CardId(str(each)) for each in ids] if isinstance(ids, list) else [],
+            StepPhase.COMPLETED if recorded.error_code is None else StepPhase.FAILED,
+            recorded.model_dump(mode="json", include={"timing", "finish_reason", "truncated", "error_code"}),
+            list(recorded.new_card_ids),
         )
 
-    def suspended(self, number: int, recorded: JsonObject, updated_at: datetime) -> list[Message]:
+    def suspended(self, number: int, recorded: StepMetadata, updated_at: datetime) -> list[Message]:
         """The commands, and what happened; a repeat has the commands again, under the same message ids."""
-        sent = recorded.get("commands")
-        commands = [ToolCommand.model_validate(each) for each in sent] if isinstance(sent, list) else []
+        commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
         key = step_id(self.turn.agent_turn_id, number)
         waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
         return [

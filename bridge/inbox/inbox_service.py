@@ -38,8 +38,9 @@ from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentTurnId, CardId, step_id, turn_card_id
+from turnstile.schema.ids import AgentTurnId, step_id, turn_card_id
 from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -181,14 +182,12 @@ class InboxService(Claims):
             turn_events.state(HeadStatus.RUNNING, begun.head.updated_at), turn_events.step(step, StepPhase.STARTED, {})
         )
         card, ending = await self._work(turn, begun)
-        metadata: JsonObject = {"next": "end", "new_card_ids": [card.card_id]}
-        shown: JsonObject = {} if ending.error_code is None else {"error_code": ending.error_code}
-        failed = ending.status is TurnStatus.FAILED
-        status, phase = (StepStatus.FAILED, StepPhase.FAILED) if failed else (StepStatus.COMPLETED, StepPhase.COMPLETED)
-        record = StepRecord(number, metadata | shown, [card], [], began, status)
+        metadata = EndMetadata(new_card_ids=(card.card_id,), error_code=ending.error_code)
+        status = StepStatus.FAILED if ending.status is TurnStatus.FAILED else StepStatus.COMPLETED
+        record = StepRecord(number, metadata, [card], [], began, status)
         # what the handler did cannot be had a second time
         done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
-        await turn_events.finished(self._pool, done, turn_events.step(step, phase, shown, [CardId(card.card_id)]))
+        await turn_events.finished(self._pool, done, turn_events.completed(number, metadata))
 
     async def _work(self, turn: TurnRef, begun: BegunStep) -> tuple[Card, Ending]:
         """What the handler comes to: a deliverable, or why there is none."""

@@ -44,6 +44,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.profiles import STORED, RuntimeConfig
 from turnstile.schema.states import HeadStatus, MessageType, StepStatus, TurnStatus
+from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import Outcome, TurnRef
 from turnstile.schema.wire.headers import ContextHeaders
@@ -107,16 +108,19 @@ class StepRecord:
     """What a step leaves behind, whatever follows it. `metadata` is what a repeated commit answers again."""
 
     step: int
-    metadata: JsonObject
+    metadata: StepMetadata
     cards: Sequence[Card]
     tool_call_ids: Sequence[ToolCallId]
     started_at: datetime
     status: StepStatus = StepStatus.COMPLETED
-    calls: Sequence[ToolCommand] = ()
-    """The calls that are sent once this is committed; the turn is then suspended."""
     wait_seconds: float = 0.0
     kept: Sequence[CardId] = ()
     """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
+
+    @property
+    def calls(self) -> Sequence[ToolCommand]:
+        """The calls that are sent once this is committed; the turn is then suspended."""
+        return self.metadata.commands if isinstance(self.metadata, SuspendMetadata) else ()
 
 
 class CommittedStep(Tolerant):
@@ -126,7 +130,7 @@ class CommittedStep(Tolerant):
     status: HeadStatus
     updated_at: datetime
     resume_deadline: datetime | None
-    step_metadata: Json[JsonObject]
+    step_metadata: Json[StepMetadata]
 
 
 class FinishedTurn(Tolerant):
@@ -141,7 +145,7 @@ class FinishedTurn(Tolerant):
     error: str | None
     stats: Json[JsonObject]
     ended_at: datetime
-    step_metadata: Json[JsonObject] | None
+    step_metadata: Json[StepMetadata] | None
     head_status: HeadStatus
     head_epoch: int
     updated_at: datetime
@@ -188,7 +192,7 @@ class RecalledStep(Tolerant):
     gate: bool
     step: int | None
     """The number of the recorded step, if there is one."""
-    step_metadata: Json[JsonObject] | None
+    step_metadata: Json[StepMetadata] | None
     status: TurnStatus | None
     deliverable_card_id: CardId | None
     tool_result_card_id: CardId | None
@@ -214,8 +218,7 @@ class RecalledStep(Tolerant):
         """The end of the turn as it is recorded; None while there is no outcome."""
         if self.status is None:
             return None
-        values = self.model_dump() | {"result": "already", "step_metadata": json.dumps(self.step_metadata)}
-        return FinishedTurn.model_validate(values | {"stats": json.dumps(self.stats)})
+        return FinishedTurn.model_validate(self.model_dump(round_trip=True) | {"result": "already"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +337,7 @@ def _record(turn: TurnRef, record: StepRecord) -> dict[str, Any]:
         "step_id": step_id(turn.agent_turn_id, record.step),
         "step": record.step,
         "tool_call_ids": json.dumps(list(record.tool_call_ids)),
-        "step_metadata": json.dumps(record.metadata),
+        "step_metadata": record.metadata.model_dump_json(),
         "step_started_at": record.started_at,
     }
 

@@ -51,6 +51,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -167,13 +168,13 @@ def card(turn: TurnRef, step: int, name: str, kind: CardType = CardType.THOUGHT,
 
 def middle_record(turn: TurnRef, step: int) -> StepRecord:
     """A step with one thought, after which another step follows."""
-    return StepRecord(step, {"next": "continue"}, [card(turn, step, "thought")], [], STARTED)
+    return StepRecord(step, ContinueMetadata(), [card(turn, step, "thought")], [], STARTED)
 
 
 def last_record(turn: TurnRef, step: int) -> StepRecord:
     """A step with one thought and the deliverable."""
     cards = [card(turn, step, "thought"), card(turn, step, "deliverable", CardType.DELIVERABLE)]
-    return StepRecord(step, {"next": "end"}, cards, [], STARTED)
+    return StepRecord(step, EndMetadata(), cards, [], STARTED)
 
 
 async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[Lease]:
