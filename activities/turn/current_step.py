@@ -12,15 +12,16 @@ from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.activities.prompt.tool_specs import wanted_fields
 from turnstile.activities.turn.decide import StepRequest
 from turnstile.activities.turn.resume import Termination, termination
-from turnstile.activities.turn.timing import timing
+from turnstile.activities.turn.timing import timing, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, TurnConfig
 from turnstile.activities.turn.turn_events import TurnEvents
-from turnstile.ledger.turns.transitions import BegunStep, StepRecord
+from turnstile.ledger.turns.ends import Ending, fallback_ending
+from turnstile.ledger.turns.steps import BegunStep, StepRecord
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import StepId, step_id
-from turnstile.schema.states import MessageType, StepStatus
+from turnstile.schema.states import MessageType, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 
@@ -94,6 +95,14 @@ class CurrentStep:
             attempts=tuple(records),
             turn_config=pinned.config.model_dump(mode="json") if pins else None,
         )
+
+    def fallback(
+        self, cards: tuple[Card, ...], status: TurnStatus, code: str, reason: str, figures: StepFigures
+    ) -> tuple[tuple[Card, ...], Ending]:
+        """The end of the turn with this step where it delivered nothing: these cards and the fallback, and how."""
+        made, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
+        card, ending = fallback_ending(self.turn, made, status, code, reason, stats)
+        return (*cards, card), ending
 
     def record(
         self, cards: tuple[Card, ...], metadata: StepMetadata, status: StepStatus, wait_seconds: float = 0.0

@@ -2,7 +2,7 @@
 
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import recall_step
+from turnstile.ledger.turns.ends import recall_step
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
 from turnstile.schema.errors import StaleTurn

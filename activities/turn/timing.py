@@ -7,7 +7,7 @@ span's id is derived, so what a lost attempt told below it still hangs there. Id
 import time
 from datetime import UTC, datetime
 
-from turnstile.ledger.turns.transitions import StepHead, StepRecord
+from turnstile.ledger.turns.steps import StepHead, StepRecord
 from turnstile.runtime.telemetry import (
     Attribute,
     Metric,

@@ -15,7 +15,7 @@ from typing import cast
 
 from turnstile.activities.pump.handler_run import let_run
 from turnstile.activities.text import storable, storable_object
-from turnstile.activities.turn.settle import STOPPED, end_stopped
+from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
@@ -23,15 +23,9 @@ from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.ends import STOPPED, Ending, fallback_ending, finish_turn
 from turnstile.ledger.turns.lease import Claim, LiveTurn
-from turnstile.ledger.turns.transitions import (
-    BegunStep,
-    Ending,
-    StepRecord,
-    begin_step,
-    fallback_card,
-    finish_turn,
-)
+from turnstile.ledger.turns.steps import BegunStep, StepRecord, begin_step
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
@@ -227,8 +221,8 @@ def _deliverable(turn: TurnRef, step: int, value: str | JsonObject) -> Card:
 
 
 def _failure(turn: TurnRef, begun: BegunStep, code: str, message: str) -> tuple[Card, Ending]:
-    card = fallback_card(turn, begun.output, TurnStatus.FAILED, message)
-    return card, Ending(TurnStatus.FAILED, card.card_id, code, message, stats={"steps": begun.head.step_count + 1})
+    stats: JsonObject = {"steps": begun.head.step_count + 1}
+    return fallback_ending(turn, begun.output, TurnStatus.FAILED, code, message, stats)
 
 
 def _instruction(begun: BegunStep) -> str:

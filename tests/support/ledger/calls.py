@@ -8,16 +8,8 @@ from tests.support.ledger.agents import ALICE, PROJECT, STARTED, begin, box, car
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.transitions import (
-    LIVE,
-    CommittedStep,
-    Ending,
-    FinishedTurn,
-    StepRecord,
-    commit_step,
-    fallback_card,
-    finish_turn,
-)
+from turnstile.ledger.turns.ends import LIVE, Ending, FinishedTurn, fallback_card, finish_turn
+from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
 from turnstile.ledger.turns.waiting import (
     AppliedReports,
     Reported,

@@ -29,7 +29,8 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import Ending, StepRecord, finish_turn
+from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.steps import StepRecord
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId
 from turnstile.schema.states import StepStatus, TurnStatus
