@@ -84,7 +84,7 @@ class CurrentStep:
         records = self.attempts.records
         usage, cost = self.attempts.spent()
         first_token = records[-1]["first_token_ms"] if records else None
-        pins = self.number == 1 and pinned is not None
+        pins = pinned if self.number == 1 else None
         return StepFigures(
             timing=timing(self.begun.head, time.monotonic() - self.clock, first_token),
             finish_reason=None if answer is None else answer.finish_reason,
@@ -93,7 +93,7 @@ class CurrentStep:
             llm_usage=usage,
             llm_response_cost=cost,
             attempts=tuple(records),
-            turn_config=pinned.config.model_dump(mode="json") if pins else None,
+            turn_config=None if pins is None else pins.config.model_dump(mode="json"),
         )
 
     def fallback(
