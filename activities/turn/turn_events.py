@@ -138,7 +138,7 @@ async def announce(pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId
     try:
         await publisher.publish(messages)
     except ServerUnavailable as error:
-        log.warning("turn %s: task event left to the safety net: %s", ", ".join(turns), error)
+        log.warning("turn %s, of %d: task event left to the safety net: %s", turns[0], len(turns), error)
         return False
     hit(Fault.TURN_PUBLISHED)
     await pool.run(lambda conn: mark_announced(conn, turns))
