@@ -136,15 +136,7 @@ class Claims(ABC):
         )
 
     async def _publish_progress(self, claim: Claim, reason: str) -> None:
-        address = Address(
-            project_id=claim.project_id,
-            channel_id=claim.channel_id,
-            agent_id=claim.agent_id,
-            agent_turn_id=claim.agent_turn_id,
-            turn_epoch=claim.turn_epoch or 0,
-            context=claim.context_headers,
-            sender=SENDER,
-        )
+        address = Address.of(claim, claim.context_headers, SENDER)
         progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
         await publish_best_effort(self._publisher, address.inbox_progress(progress))
 

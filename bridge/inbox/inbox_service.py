@@ -15,7 +15,7 @@ from typing import cast
 
 from turnstile.activities.pump.handler_run import let_run
 from turnstile.activities.text import storable, storable_object
-from turnstile.activities.turn.settle import STOPPED, end_stopped
+from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
@@ -23,23 +23,18 @@ from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.ends import STOPPED, Ending, fallback_ending, finish_turn
 from turnstile.ledger.turns.lease import Claim, LiveTurn
-from turnstile.ledger.turns.transitions import (
-    BegunStep,
-    Ending,
-    StepRecord,
-    begin_step,
-    fallback_card,
-    finish_turn,
-)
+from turnstile.ledger.turns.steps import BegunStep, StepRecord, begin_step
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentTurnId, CardId, step_id, turn_card_id
+from turnstile.schema.ids import AgentTurnId, step_id, turn_card_id
 from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -181,14 +176,12 @@ class InboxService(Claims):
             turn_events.state(HeadStatus.RUNNING, begun.head.updated_at), turn_events.step(step, StepPhase.STARTED, {})
         )
         card, ending = await self._work(turn, begun)
-        metadata: JsonObject = {"next": "end", "new_card_ids": [card.card_id]}
-        shown: JsonObject = {} if ending.error_code is None else {"error_code": ending.error_code}
-        failed = ending.status is TurnStatus.FAILED
-        status, phase = (StepStatus.FAILED, StepPhase.FAILED) if failed else (StepStatus.COMPLETED, StepPhase.COMPLETED)
-        record = StepRecord(number, metadata | shown, [card], [], began, status)
+        metadata = EndMetadata(new_card_ids=(card.card_id,), error_code=ending.error_code)
+        status = StepStatus.FAILED if ending.status is TurnStatus.FAILED else StepStatus.COMPLETED
+        record = StepRecord(number, metadata, [card], [], began, status)
         # what the handler did cannot be had a second time
         done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
-        await turn_events.finished(self._pool, done, turn_events.step(step, phase, shown, [CardId(card.card_id)]))
+        await turn_events.finished(self._pool, done, turn_events.completed(number, metadata))
 
     async def _work(self, turn: TurnRef, begun: BegunStep) -> tuple[Card, Ending]:
         """What the handler comes to: a deliverable, or why there is none."""
@@ -228,8 +221,8 @@ def _deliverable(turn: TurnRef, step: int, value: str | JsonObject) -> Card:
 
 
 def _failure(turn: TurnRef, begun: BegunStep, code: str, message: str) -> tuple[Card, Ending]:
-    card = fallback_card(turn, begun.output, TurnStatus.FAILED, message)
-    return card, Ending(TurnStatus.FAILED, card.card_id, code, message, stats={"steps": begun.head.step_count + 1})
+    stats: JsonObject = {"steps": begun.head.step_count + 1}
+    return fallback_ending(turn, begun.output, TurnStatus.FAILED, code, message, stats)
 
 
 def _instruction(begun: BegunStep) -> str:

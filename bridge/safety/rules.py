@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from turnstile.activities.turn.turn_events import announce
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
@@ -20,7 +21,6 @@ from turnstile.ledger.operations.sweep import SilentCall, Unannounced
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.lease import AgentKey, dispatch_next
-from turnstile.ledger.turns.transitions import mark_announced
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
@@ -145,10 +145,8 @@ class LedgerRules:
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
         messages = [message for outcome in found for message in outcome.messages(SENDER)]
-        if not await publish_best_effort(self.publisher, *messages):
-            return 0
-        await self.pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
-        return len(found)
+        turns = [outcome.agent_turn_id for outcome in found]
+        return len(found) if await announce(self.pool, self.publisher, turns, messages) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

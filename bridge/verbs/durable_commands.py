@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 
 from turnstile.bridge.verbs.micro_service import (
     Answer,
+    Payload,
     VerbHandler,
     VerbRequest,
     encode_reply,
@@ -36,7 +37,7 @@ from turnstile.schema.wire.events import Message
 from turnstile.schema.wire.inbox import REQUEST_ID_LIMIT
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
-from turnstile.transport.json_messages import decode_object, encode
+from turnstile.transport.json_messages import decode_object
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import COMMANDS_CONSUMER, declare_commands
 
@@ -57,7 +58,7 @@ class _Command:
 def read_command(msg: Msg) -> _Command:
     """The command in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
     subject, name = subjects.parse(msg.subject), command_id(msg)
-    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, b"", {}, "command", name)
+    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, Payload(b""), {}, "command", name)
     try:
         payload = decode_object(msg.data)
     except BadRequest as error:
@@ -68,7 +69,7 @@ def read_command(msg: Msg) -> _Command:
     elif len(request_id) > REQUEST_ID_LIMIT:
         return _Command(bare, None, BadRequest(f"request_id has more than {REQUEST_ID_LIMIT} characters"))
     try:
-        request = replace(read_request(msg, "command", encode(payload)), command_id=name)
+        request = replace(read_request(msg, "command", payload), command_id=name)
     except BadRequest as error:
         return _Command(bare, request_id, error)
     return _Command(request, request_id)

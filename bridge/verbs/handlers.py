@@ -45,7 +45,6 @@ from turnstile.schema.wire.inbox import (
     StopRequest,
 )
 from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
-from turnstile.transport.json_messages import decode_object
 
 
 class Verbs:
@@ -189,7 +188,7 @@ def dispatched(lease: Lease) -> Message:
 def _claimed_call(request: VerbRequest) -> str:
     """The call that a report is about, as far as it can be read; for the row that says it was refused."""
     try:
-        claimed = decode_object(request.payload).get("tool_call_id")
+        claimed = request.payload.read().get("tool_call_id")
     except BadRequest:
         claimed = None
     return (claimed if isinstance(claimed, str) else request.headers.get(headers.TOOL_CALL_ID, ""))[:128]

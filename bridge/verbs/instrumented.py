@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.runtime.log_context import about
@@ -73,7 +73,7 @@ async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry
         meter.count(Metric.VERBS, verb=request.verb, status=status)
         meter.observe(Metric.VERB_SECONDS, time.perf_counter() - clock, verb=request.verb)
         if reply is not None and request.verb == "report" and meter.enabled and not getattr(reply, "duplicate", False):
-            meter.count(Metric.TOOL_REPORTS, status=_reported(request))
+            meter.count(Metric.TOOL_REPORTS, status=request.parse(ReportRequest).status.value)
         if telemetry.tracer.enabled:
             attributes = _attributes(request, reply)
             times = (started, time.time_ns())
@@ -93,11 +93,3 @@ def _attributes(request: VerbRequest, reply: BaseModel | None) -> dict[str, Attr
     if getattr(reply, "duplicate", False):
         told["turnstile.duplicate"] = True
     return told
-
-
-def _reported(request: VerbRequest) -> str:
-    """The status that an accepted report says."""
-    try:
-        return request.parse(ReportRequest).status.value
-    except (TurnstileError, ValidationError):
-        return "unknown"

@@ -43,6 +43,37 @@ logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class Payload:
+    """The JSON object that a request came with: decoded when it is first read, and kept as it was last parsed."""
+
+    def __init__(self, given: bytes | JsonObject) -> None:
+        self._given = given
+        self._parsed: BaseModel | None = None
+
+    def read(self) -> JsonObject:
+        """The object; raises `BadRequest` if it is none."""
+        if isinstance(self._given, bytes):
+            self._given = decode_object(self._given)
+        return self._given
+
+    def parse(self, model: type[Model]) -> Model:
+        """As `VerbRequest.parse`."""
+        if isinstance(self._parsed, model):
+            return self._parsed
+        value = self.read()
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:  # 1e999 is valid JSON, and becomes a number that no column can hold
+            raise BadRequest("the payload holds a number out of range") from None
+        try:
+            self._parsed = parsed = model.model_validate(value)
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            told = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
+            raise BadRequest("; ".join(list(told)[:_SHOWN_FAULTS])) from None
+        return parsed
+
+
 @dataclass(frozen=True, slots=True)
 class VerbRequest:
     """A verb that somebody asked for; project and channel are the subject's."""
@@ -50,7 +81,7 @@ class VerbRequest:
     verb: str
     project_id: ProjectId
     channel_id: ChannelId
-    payload: bytes
+    payload: Payload
     headers: dict[str, str]
     source: Literal["request", "command"]
     command_id: str | None = None
@@ -60,17 +91,7 @@ class VerbRequest:
 
     def parse(self, model: type[Model]) -> Model:
         """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
-        value = decode_object(self.payload)
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:  # 1e999 is valid JSON, and becomes a number that no column can hold
-            raise BadRequest("the payload holds a number out of range") from None
-        try:
-            return model.model_validate(value)
-        except ValidationError as error:
-            faults = error.errors(include_url=False, include_context=False, include_input=False)
-            told = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
-            raise BadRequest("; ".join(list(told)[:_SHOWN_FAULTS])) from None
+        return self.payload.parse(model)
 
 
 VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
@@ -143,7 +164,7 @@ def encode_reply(reply: JsonObject, limit: int) -> bytes:
     return encode({**error, "request_id": reply["request_id"]} if "request_id" in reply else error)
 
 
-def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes) -> VerbRequest:
+def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes | JsonObject) -> VerbRequest:
     """Who asks for which verb; raises `BadRequest` where subject and headers name different things (protocol §5)."""
     subject = subjects.parse(msg.subject)
     given = headers_of(msg)
@@ -152,7 +173,7 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
         if given.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
     verb = ".".join(subject.rest[2:])
-    return VerbRequest(verb, subject.project_id, subject.channel_id, payload, given, source)
+    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), given, source)
 
 
 class VerbService:

@@ -19,7 +19,7 @@ from turnstile.activities.calls.outgoing import Place
 from turnstile.bridge.publishing.best_effort import SENDER
 from turnstile.bridge.verbs.handlers import dispatched
 from turnstile.bridge.verbs.instrumented import observed
-from turnstile.bridge.verbs.micro_service import VerbRequest, read_request
+from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
 from turnstile.bridge.verbs.rate_limits import Throttle
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
@@ -41,7 +41,7 @@ from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
 from turnstile.schema.wire.ui_actions import ActionAck, UiAction
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
-from turnstile.transport.json_messages import decode_object, encode, headers_of
+from turnstile.transport.json_messages import decode_object, headers_of
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import UI_ACTIONS_CONSUMER, declare_ui_actions
 
@@ -74,7 +74,7 @@ class ActionReply(EnqueueReply):
 def read_action(msg: Msg) -> _ReceivedAction:
     """The action in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
     subject = subjects.parse(msg.subject)
-    request = VerbRequest(VERB, subject.project_id, subject.channel_id, b"", {}, "command", command_id(msg))
+    request = VerbRequest(VERB, subject.project_id, subject.channel_id, Payload(b""), {}, "command", command_id(msg))
     try:
         payload = decode_object(msg.data)
     except BadRequest as error:
@@ -83,7 +83,7 @@ def read_action(msg: Msg) -> _ReceivedAction:
     payload.setdefault("agent_id", given.get(headers.AGENT_ID))
     blank = _blank(payload)
     try:
-        read = read_request(msg, "command", encode(payload))
+        read = read_request(msg, "command", payload)
         request = replace(request, payload=read.payload, headers=_agreed(read.headers, payload))
         request.parse(UiAction)
     except BadRequest as error:

@@ -27,15 +27,7 @@ class Lease(Tolerant):
 
     def address(self, sender: str) -> Address:
         """Whom messages about the leased turn are about."""
-        return Address(
-            project_id=self.project_id,
-            channel_id=self.channel_id,
-            agent_id=self.agent_id,
-            agent_turn_id=self.agent_turn_id,
-            turn_epoch=self.turn_epoch,
-            context=self.context_headers,
-            sender=sender,
-        )
+        return Address.of(self, self.context_headers, sender)
 
     def doorbell(self, sender: str, reason: str) -> Message:
         """The message that rings for it."""

@@ -16,7 +16,7 @@ from turnstile.ledger.operations import audit, export, monitor, recovery, remova
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
-from turnstile.ledger.turns import action_lookup, intake, lease, roster, transitions, usage, views, waiting
+from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
@@ -48,7 +48,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "claim_inbox": lease.Claim,
     "close_requests": NOTHING,
     "close_thread": NOTHING,
-    "commit_step": transitions.CommittedStep,
+    "commit_step": steps.CommittedStep,
     "begin_export": NOTHING,
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
@@ -98,7 +98,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_roles": {"role", "found", "is_owner"},
     "find_request": {"payload"},
     "find_thread": descriptions.ThreadLine,
-    "finish_turn": transitions.FinishedTurn,
+    "finish_turn": ends.FinishedTurn,
     "fork_box": {"verdict"},
     "get_card": CARD,
     "has_migrations": {"found"},
@@ -163,7 +163,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
-    "recall_step": transitions.RecalledStep,
+    "recall_step": ends.RecalledStep,
     "record_migration": NOTHING,
     "record_repairs": NOTHING,
     "reject": NOTHING,

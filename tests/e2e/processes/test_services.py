@@ -144,7 +144,7 @@ async def serving(stack: Stack, handler: Handler, *, crashes: bool = False) -> A
 async def test_a_turn_in_the_middle_is_done_again_and_stops_are_obeyed(
     tenant: Tenant, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exclusive_targets, "PACE", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
+    monkeypatch.setattr(exclusive_targets, "LOCK_TIMES", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
     heard: list[ServiceTurn] = []
 
     async def handle(turn: ServiceTurn) -> str:

@@ -9,6 +9,7 @@ from turnstile.ledger.operations.sweep import list_stranded, release_stale_claim
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn, mark_announced
 from turnstile.ledger.turns.intake import (
     Enqueue,
     Enqueued,
@@ -21,17 +22,7 @@ from turnstile.ledger.turns.intake import (
 )
 from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.ledger.turns.transitions import (
-    BegunStep,
-    CommittedStep,
-    Ending,
-    FinishedTurn,
-    StepRecord,
-    begin_step,
-    commit_step,
-    finish_turn,
-    mark_announced,
-)
+from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts
 from turnstile.schema.cards import Card, CardType, Role, TextContent, make_card
@@ -51,6 +42,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -167,13 +159,13 @@ def card(turn: TurnRef, step: int, name: str, kind: CardType = CardType.THOUGHT,
 
 def middle_record(turn: TurnRef, step: int) -> StepRecord:
     """A step with one thought, after which another step follows."""
-    return StepRecord(step, {"next": "continue"}, [card(turn, step, "thought")], [], STARTED)
+    return StepRecord(step, ContinueMetadata(), [card(turn, step, "thought")], [], STARTED)
 
 
 def last_record(turn: TurnRef, step: int) -> StepRecord:
     """A step with one thought and the deliverable."""
     cards = [card(turn, step, "thought"), card(turn, step, "deliverable", CardType.DELIVERABLE)]
-    return StepRecord(step, {"next": "end"}, cards, [], STARTED)
+    return StepRecord(step, EndMetadata(), cards, [], STARTED)
 
 
 async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[Lease]:

@@ -8,16 +8,8 @@ from tests.support.ledger.agents import ALICE, PROJECT, STARTED, begin, box, car
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.transitions import (
-    LIVE,
-    CommittedStep,
-    Ending,
-    FinishedTurn,
-    StepRecord,
-    commit_step,
-    fallback_card,
-    finish_turn,
-)
+from turnstile.ledger.turns.ends import LIVE, Ending, FinishedTurn, fallback_card, finish_turn
+from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
 from turnstile.ledger.turns.waiting import (
     AppliedReports,
     Reported,
@@ -27,10 +19,10 @@ from turnstile.ledger.turns.waiting import (
     report,
     request_stop,
 )
-from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, ToolResultContent, make_card
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, InboxId, ProjectId, ToolCallId, step_id, uuid7
 from turnstile.schema.states import AfterExecution, HeadStatus, TurnStatus
+from turnstile.schema.step_metadata import SuspendMetadata
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import Ring, TurnRef
 from turnstile.schema.wire.inbox import ReportRequest
@@ -70,11 +62,9 @@ def call_record(
         for each in sent
         if each.tool_call_id not in uncarded
     ]
-    metadata: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in sent]}
+    metadata = SuspendMetadata(commands=tuple(sent))
     ids = [each.tool_call_id for each in sent]
-    return StepRecord(
-        step, metadata, [card(turn, step, "thought"), *cards], ids, STARTED, calls=sent, wait_seconds=wait_seconds
-    )
+    return StepRecord(step, metadata, [card(turn, step, "thought"), *cards], ids, STARTED, wait_seconds=wait_seconds)
 
 
 async def suspend(

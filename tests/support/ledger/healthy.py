@@ -29,10 +29,12 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import Ending, StepRecord, finish_turn
+from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.steps import StepRecord
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId
 from turnstile.schema.states import StepStatus, TurnStatus
+from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
@@ -113,7 +115,7 @@ async def _failed(pool: Pool) -> TurnRef:
     turn = await lease(pool, DAVE)
     await begin(pool, turn)
     made = card(turn, 1, "deliverable", CardType.DELIVERABLE)
-    record = StepRecord(1, {"next": "end", "error_code": "x"}, [made], [], STARTED, status=StepStatus.FAILED)
+    record = StepRecord(1, EndMetadata(error_code="x"), [made], [], STARTED, status=StepStatus.FAILED)
     how = Ending(TurnStatus.FAILED, made.card_id, "x")
     await pool.run(lambda conn: finish_turn(conn, turn, how, record=record))
     return turn

@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 from turnstile.ledger.queries import all_queries
 
 WORKER = ("activities", "turnstile/processes/models.py")
-BRIDGE = ("bridge", "turnstile/telemetry/setup.py")
+BRIDGE = ("bridge", "activities/turn/turn_events.py", "turnstile/telemetry/setup.py")
 PROCESSES = tuple(
     f"turnstile/processes/{name}.py" for name in ("worker_and_bridge", "connections", "presence", "exclusive_targets")
 )
@@ -21,7 +21,7 @@ SHARED = {
     "Pool": "both",
     "Hold": "both",
     "Held": "both",
-    "PACE": "both",
+    "LOCK_TIMES": "both",
     "try_hold": "both",
 }
 """What the modules of `turnstile` that make up both processes use of the ledger by themselves."""
