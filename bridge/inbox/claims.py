@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.sweep import reject
@@ -46,12 +47,10 @@ class ClaimCounts:
 class Claims(ABC):
     """Claims due rows for the served worker targets, as they are at that moment."""
 
-    def __init__(
-        self, pool: Pool, publisher: Publisher, worker_targets: Sequence[str], telemetry: Telemetry = SILENT
-    ) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, served: ServedTargets, telemetry: Telemetry = SILENT) -> None:
         self._pool = pool
         self._publisher = publisher
-        self._worker_targets = worker_targets
+        self._served = served
         self._telemetry = telemetry
         self.counts = ClaimCounts()
 
@@ -69,7 +68,7 @@ class Claims(ABC):
         while waiting:
             wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
             claims = await self._pool.run(
-                lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
+                lambda conn: claim_inbox(conn, wanted, self._served.now(), row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
             hit(Fault.CLAIM_TAKEN)
             self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)

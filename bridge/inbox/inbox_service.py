@@ -18,6 +18,7 @@ from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import STOPPED, end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
 from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
@@ -82,7 +83,7 @@ class InboxService(Claims):
         deadline_seconds: float = 300.0,
         max_attempts: int = 5,
     ) -> None:
-        super().__init__(pool, publisher, (worker_target,))
+        super().__init__(pool, publisher, ServedTargets([worker_target]))
         self._handler = handler
         self._slots = asyncio.Semaphore(concurrency)
         self._deadline = deadline_seconds
@@ -98,11 +99,11 @@ class InboxService(Claims):
         """
         begun = Rule("service", self._begun_before, self._take_up)
         times = replace(times, dispatched_retry=times.inbox_processing_timeout)
-        return LedgerRules(self._pool, self, self._publisher, self._worker_targets, times, more=[begun])
+        return LedgerRules(self._pool, self, self._publisher, self._served, times, more=[begun])
 
     async def take_over(self) -> None:
         """What a process before this one had claimed is due again: nobody else may have it in hand."""
-        targets, limit = self._worker_targets, ROW_LIMIT
+        targets, limit = self._served.now(), ROW_LIMIT
         while agents := await self._pool.run(
             lambda conn: release_stale_claims(conn, targets, older_seconds=0, row_limit=limit)
         ):
@@ -134,7 +135,7 @@ class InboxService(Claims):
 
     async def _begun_before(self, run: Run) -> Sequence[LiveTurn]:
         """Turns that have begun and that nobody has in hand here: of a process before this one, or of a lost server."""
-        found = [turn async for turn in list_in_hand(run, self._worker_targets, older_seconds=0)]
+        found = [turn async for turn in list_in_hand(run, self._served.now(), older_seconds=0)]
         return [turn for turn in found if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]
 
     async def _take_up(self, turns: Sequence[LiveTurn]) -> int:

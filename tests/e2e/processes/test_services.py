@@ -24,8 +24,8 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.processes import exclusive_targets
+from turnstile.processes.run import run_bridge
 from turnstile.processes.services import Handler, Refused, ServiceTurn, serve_inbox
-from turnstile.processes.worker_and_bridge import run_bridge
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile
@@ -151,7 +151,7 @@ async def serving(stack: Stack, handler: Handler, *, crashes: bool = False) -> A
 async def test_a_turn_in_the_middle_is_done_again_and_stops_are_obeyed(
     tenant: Tenant, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exclusive_targets, "PACE", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
+    monkeypatch.setattr(exclusive_targets, "LOCK_TIMES", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
     heard: list[ServiceTurn] = []
 
     async def handle(turn: ServiceTurn) -> str:

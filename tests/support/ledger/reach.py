@@ -13,7 +13,8 @@ from turnstile.ledger.queries import all_queries
 WORKER = ("activities", "turnstile/processes/models.py")
 BRIDGE = ("bridge", "turnstile/telemetry/setup.py")
 PROCESSES = tuple(
-    f"turnstile/processes/{name}.py" for name in ("worker_and_bridge", "connections", "presence", "exclusive_targets")
+    f"turnstile/processes/{name}.py"
+    for name in ("run", "worker", "bridge", "migration", "connections", "presence", "exclusive_targets")
 )
 SHARED = {
     "touch_worker": "worker",
@@ -21,7 +22,7 @@ SHARED = {
     "Pool": "both",
     "Hold": "both",
     "Held": "both",
-    "PACE": "both",
+    "LOCK_TIMES": "both",
     "try_hold": "both",
 }
 """What the modules of `turnstile` that make up both processes use of the ledger by themselves."""

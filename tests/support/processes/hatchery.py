@@ -24,7 +24,7 @@ from temporalio.worker import _worker
 
 from tests.support.paths import ROOT
 
-_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.worker_and_bridge")
+_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.run")
 
 
 class Hatched:
