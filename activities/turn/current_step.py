@@ -20,7 +20,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import StepId, step_id
-from turnstile.schema.states import MessageType, StepStatus
+from turnstile.schema.message_types import asks_model
+from turnstile.schema.states import StepStatus
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class CurrentStep:
     def termination(self) -> Termination | None:
         """The end that the answers to the last step's calls make, if they do."""
         head, output = self.begun.head, self.begun.output
-        if head.message_type is MessageType.UI_ACTION:
+        if not asks_model(head.message_type):
             return action_ended(self.turn, head, output)
         if not head.answered:
             return None

@@ -23,6 +23,7 @@ from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.message_types import Purpose
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
@@ -152,12 +153,12 @@ def _flaw(claim: Claim) -> str:
     """Which rule of the claim (protocol §6) a row breaks."""
     if claim.agent_turn_id is None or not claim.turn_epoch or claim.correlation_id is None:
         return "it lacks a turn, an epoch or a correlation"
-    match claim.message_type:
-        case "tool_result" | "timeout":
+    match claim.purpose:
+        case Purpose.REPORT:
             return "its correlation is no call of this agent"
-        case "turn" | "ui_action" | "stop":
+        case Purpose.MODEL_TURN | Purpose.TOOL_TURN | Purpose.STOP:
             return "its turn is another agent's"
-        case _:
+        case None:
             return "its message_type is unknown"
 
 

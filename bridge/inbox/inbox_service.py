@@ -40,7 +40,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
 from turnstile.schema.ids import AgentTurnId, CardId, step_id, turn_card_id
-from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.message_types import Purpose, asks_model
+from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class InboxService(Claims):
     async def ring(self, claims: list[Claim]) -> None:
         """Only a stop means anything to a turn that waits for no calls."""
         turn = claims[0].turn()
-        if not any(claim.message_type == MessageType.STOP for claim in claims):
+        if not any(claim.purpose is Purpose.STOP for claim in claims):
             return
         if (task := self._tasks.get(turn.agent_turn_id)) is None:
             await end_stopped(self._pool, self._publisher, turn)
@@ -195,7 +196,7 @@ class InboxService(Claims):
         """What the handler comes to: a deliverable, or why there is none."""
         if begun.head.step_attempt > self._max_attempts:
             return _failure(turn, begun, EXHAUSTED, f"the turn was begun {begun.head.step_attempt} times")
-        if begun.head.message_type is MessageType.UI_ACTION:
+        if not asks_model(begun.head.message_type):
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:
