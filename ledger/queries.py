@@ -17,9 +17,10 @@ from turnstile.schema.message_types import TYPE_LISTS
 Mode = Literal["one", "opt", "many", "exec"]
 
 _HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
-_PIECE = re.compile(r"'[^']*'|(?P<comment>--[^\n]*)|\{(?P<types>[a-z_]+)\}|(?<![:\w]):(?P<parameter>[a-z_]+)\b")
-"""A quoted text, which stays; a comment, which goes; a list of types, which is written
-out; a parameter, which gets its number."""
+_PIECE = re.compile(
+    r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b|\{(?P<types>" + "|".join(TYPE_LISTS) + r")\}"
+)
+"""A quoted text, which stays; a comment, which goes; a parameter, which gets a number; a list of types, written out."""
 
 Row = Mapping[str, Any]
 """A row by column name; every caller validates it into a model."""
