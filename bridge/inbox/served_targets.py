@@ -1,6 +1,6 @@
 """The worker targets that a bridge serves: shared ones always, one of one process while this process has it (§8)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 
@@ -15,7 +15,7 @@ class ServedTargets:
         return self._now
 
     @contextmanager
-    def serving(self, worker_target: str) -> Iterator[None]:
+    def serving(self, worker_target: str) -> Generator[None]:
         """Serve one more target for as long as the block lasts."""
         self._now = (*self._now, worker_target)
         try:

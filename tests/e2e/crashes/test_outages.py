@@ -123,7 +123,7 @@ async def test_a_worker_whose_server_goes_as_it_begins_begins_when_it_is_back(
     monkeypatch.setattr(worker_module, "turn_workers", after_a_kill)
     stop = asyncio.Event()
     running = asyncio.create_task(run_worker(stack.settings, stack.endpoints, stop))
-    while "waiting for Temporal" not in caplog.text:
+    while "not signed on" not in caplog.text:
         await asyncio.wait([running], timeout=0.1)
         assert not running.done(), running.exception()
     await own_servers.restart("temporal")
