@@ -21,7 +21,8 @@ from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import StepId, step_id
-from turnstile.schema.states import MessageType, StepStatus, TurnStatus
+from turnstile.schema.message_types import asks_model
+from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 
@@ -52,7 +53,7 @@ class CurrentStep:
     def termination(self) -> Termination | None:
         """The end that the answers to the last step's calls make, if they do."""
         head, output = self.begun.head, self.begun.output
-        if head.message_type is MessageType.UI_ACTION:
+        if not asks_model(head.message_type):
             return action_ended(self.turn, head, output)
         if not head.answered:
             return None

@@ -51,7 +51,8 @@ from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
 from turnstile.schema.ids import InboxId
-from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.message_types import asks_model
+from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
@@ -164,9 +165,9 @@ class StepActivities:
         record_begun(self._telemetry, step.turn, head)
         if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
-        acts = head.message_type is MessageType.UI_ACTION
-        await self._open(step, "executing_tool" if acts else "thinking")
-        if acts:
+        thinks = asks_model(head.message_type)
+        await self._open(step, "thinking" if thinks else "executing_tool")
+        if not thinks:
             return await self._act(step)
         pinned: PinnedConfig | None = None
         try:

@@ -65,10 +65,9 @@ class FairQueue:
 
 
 class ClaimQueue:
-    """Claims for whoever waits, in lanes."""
+    """Agents that wait to be claimed for. `run` claims for them, in lanes."""
 
-    def __init__(self, starter: Claims) -> None:
-        self._starter = starter
+    def __init__(self) -> None:
         self._queue = FairQueue()
         self._offered = asyncio.Event()
         self.runs = False
@@ -81,11 +80,11 @@ class ClaimQueue:
             self._offered.set()
         return added
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`: what is being claimed then is finished, who still waits is left to the poll."""
+    async def run(self, claims: Claims, stop: asyncio.Event) -> None:
+        """Claim until `stop`: what is being claimed then is finished, who still waits is left to the poll."""
         async with asyncio.TaskGroup() as lanes:
             for _ in range(LANES):
-                lanes.create_task(self._lane(stop))
+                lanes.create_task(self._lane(claims, stop))
             self.runs = True
             try:
                 await stop.wait()
@@ -93,17 +92,17 @@ class ClaimQueue:
                 self.runs = False
             self._offered.set()
 
-    async def _lane(self, stop: asyncio.Event) -> None:
+    async def _lane(self, claims: Claims, stop: asyncio.Event) -> None:
         while not stop.is_set():
             if not len(self._queue):
                 self._offered.clear()
                 await self._offered.wait()
             for reason, agents in self._queue.take(BATCH).items():
-                await self._claim(agents, reason)
+                await self._claim(claims, agents, reason)
 
-    async def _claim(self, agents: list[AgentKey], reason: str) -> None:
+    async def _claim(self, claims: Claims, agents: list[AgentKey], reason: str) -> None:
         try:
-            await self._starter.claim(agents, reason)
+            await claims.claim(agents, reason)
         except ServerUnavailable as error:
             log.warning("%d agents are left to the watchdog: %s", len(agents), error)
         except Exception:  # a lane must outlive any claim; what is due is found by the poll

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.sweep import reject
@@ -22,6 +23,7 @@ from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.message_types import Purpose
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
@@ -46,12 +48,10 @@ class ClaimCounts:
 class Claims(ABC):
     """Claims due rows for the served worker targets, as they are at that moment."""
 
-    def __init__(
-        self, pool: Pool, publisher: Publisher, worker_targets: Sequence[str], telemetry: Telemetry = SILENT
-    ) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, served: ServedTargets, telemetry: Telemetry = SILENT) -> None:
         self._pool = pool
         self._publisher = publisher
-        self._worker_targets = worker_targets
+        self._served = served
         self._telemetry = telemetry
         self.counts = ClaimCounts()
 
@@ -69,7 +69,7 @@ class Claims(ABC):
         while waiting:
             wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
             claims = await self._pool.run(
-                lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
+                lambda conn: claim_inbox(conn, wanted, self._served.now(), row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
             hit(Fault.CLAIM_TAKEN)
             self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
@@ -145,12 +145,12 @@ def _flaw(claim: Claim) -> str:
     """Which rule of the claim (protocol §6) a row breaks."""
     if claim.agent_turn_id is None or not claim.turn_epoch or claim.correlation_id is None:
         return "it lacks a turn, an epoch or a correlation"
-    match claim.message_type:
-        case "tool_result" | "timeout":
+    match claim.purpose:
+        case Purpose.REPORT:
             return "its correlation is no call of this agent"
-        case "turn" | "ui_action" | "stop":
+        case Purpose.MODEL_TURN | Purpose.TOOL_TURN | Purpose.STOP:
             return "its turn is another agent's"
-        case _:
+        case None:
             return "its message_type is unknown"
 
 

@@ -18,6 +18,7 @@ from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
 from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
@@ -33,7 +34,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
 from turnstile.schema.ids import AgentTurnId, step_id, turn_card_id
-from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.message_types import Purpose, asks_model
+from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 
@@ -77,7 +79,7 @@ class InboxService(Claims):
         deadline_seconds: float = 300.0,
         max_attempts: int = 5,
     ) -> None:
-        super().__init__(pool, publisher, (worker_target,))
+        super().__init__(pool, publisher, ServedTargets([worker_target]))
         self._handler = handler
         self._slots = asyncio.Semaphore(concurrency)
         self._deadline = deadline_seconds
@@ -93,11 +95,11 @@ class InboxService(Claims):
         """
         begun = Rule("service", self._begun_before, self._take_up)
         times = replace(times, dispatched_retry=times.inbox_processing_timeout)
-        return LedgerRules(self._pool, self, self._publisher, self._worker_targets, times, more=[begun])
+        return LedgerRules(self._pool, self, self._publisher, self._served, times, more=[begun])
 
     async def take_over(self) -> None:
         """What a process before this one had claimed is due again: nobody else may have it in hand."""
-        targets, limit = self._worker_targets, ROW_LIMIT
+        targets, limit = self._served.now(), ROW_LIMIT
         while agents := await self._pool.run(
             lambda conn: release_stale_claims(conn, targets, older_seconds=0, row_limit=limit)
         ):
@@ -119,7 +121,7 @@ class InboxService(Claims):
     async def ring(self, claims: list[Claim]) -> None:
         """Only a stop means anything to a turn that waits for no calls."""
         turn = claims[0].turn()
-        if not any(claim.message_type == MessageType.STOP for claim in claims):
+        if not any(claim.purpose is Purpose.STOP for claim in claims):
             return
         if (task := self._tasks.get(turn.agent_turn_id)) is None:
             await end_stopped(self._pool, self._publisher, turn)
@@ -129,7 +131,7 @@ class InboxService(Claims):
 
     async def _begun_before(self, run: Run) -> Sequence[LiveTurn]:
         """Turns that have begun and that nobody has in hand here: of a process before this one, or of a lost server."""
-        found = [turn async for turn in list_in_hand(run, self._worker_targets, older_seconds=0)]
+        found = [turn async for turn in list_in_hand(run, self._served.now(), older_seconds=0)]
         return [turn for turn in found if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]
 
     async def _take_up(self, turns: Sequence[LiveTurn]) -> int:
@@ -187,7 +189,7 @@ class InboxService(Claims):
         """What the handler comes to: a deliverable, or why there is none."""
         if begun.head.step_attempt > self._max_attempts:
             return _failure(turn, begun, EXHAUSTED, f"the turn was begun {begun.head.step_attempt} times")
-        if begun.head.message_type is MessageType.UI_ACTION:
+        if not asks_model(begun.head.message_type):
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:

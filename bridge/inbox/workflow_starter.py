@@ -5,7 +5,6 @@ but time. Ids only enter Temporal, and of each workflow its project, which takes
 """
 
 import logging
-from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio.client import Client
@@ -15,6 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import Claim
 from turnstile.runtime.faults import Fault, hit
@@ -38,13 +38,13 @@ class Starter(Claims):
         pool: Pool,
         client: Client,
         publisher: Publisher,
-        worker_targets: Sequence[str],
+        served: ServedTargets,
         *,
         heartbeat_timeout_seconds: float = 10.0,
         quick_steps: bool = False,
         telemetry: Telemetry = SILENT,
     ) -> None:
-        super().__init__(pool, publisher, worker_targets, telemetry)
+        super().__init__(pool, publisher, served, telemetry)
         self._client = client
         self._limits = {"heartbeat_timeout_seconds": heartbeat_timeout_seconds, "quick_steps": quick_steps}
 

@@ -19,6 +19,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from turnstile.bridge.engine import ensure_engine
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.recovery import (
@@ -79,7 +80,7 @@ class Reconciler:
         client: Client,
         starter: Starter,
         publisher: Publisher,
-        worker_targets: Sequence[str],
+        served: ServedTargets,
         telemetry: Telemetry = SILENT,
     ) -> None:
         self._telemetry = telemetry
@@ -87,14 +88,14 @@ class Reconciler:
         self._client = client
         self._starter = starter
         self._publisher = publisher
-        self._targets = worker_targets
+        self._served = served
 
     async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
         """Turns in hand without an open workflow; those leased and never started are the rule 'dispatched's."""
         visible = set(await self._visible())
         suspects = [
             turn
-            async for turn in list_in_hand(run, self._targets, older_seconds=fresh_seconds)
+            async for turn in list_in_hand(run, self._served.now(), older_seconds=fresh_seconds)
             if turn.agent_turn_id not in visible
         ]
         found = await _each(suspects, self._look)
@@ -123,7 +124,7 @@ class Reconciler:
     async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns that were leased and not begun for so long, with a worker there and no open workflow."""
         late = await run(
-            lambda conn: list_undispatched(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+            lambda conn: list_undispatched(conn, self._served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
         if late:
             await ensure_engine(self._client)
@@ -140,7 +141,7 @@ class Reconciler:
     async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns without any sign of life for so long: neither the head nor an activity, with a worker there."""
         quiet = await run(
-            lambda conn: list_silent(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+            lambda conn: list_silent(conn, self._served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
         if quiet:
             await ensure_engine(self._client)
@@ -159,9 +160,10 @@ class Reconciler:
     async def _visible(self) -> list[AgentTurnId]:
         """The turns whose workflow is open, as far as visibility knows."""
         await ensure_engine(self._client)
-        if not self._targets:
+        targets = self._served.now()
+        if not targets:
             return []  # a standby, which serves nothing else
-        queues = ", ".join(f"'{options.task_queue(target)}'" for target in self._targets)
+        queues = ", ".join(f"'{options.task_queue(target)}'" for target in targets)
         request = ListWorkflowExecutionsRequest(
             namespace=self._client.namespace,
             query=f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",

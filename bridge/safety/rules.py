@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from turnstile.activities.turn.turn_events import announce
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import fence_stopped
@@ -71,8 +72,7 @@ class LedgerRules:
     pool: Pool
     starter: Claims
     publisher: Publisher
-    worker_targets: Sequence[str]
-    """What is served now; targets of one process come and go (protocol §8)."""
+    served: ServedTargets
     times: WatchdogTimes
     telemetry: Telemetry = SILENT
     more: Sequence[Rule[Any]] = ()
@@ -109,7 +109,7 @@ class LedgerRules:
         """A rule whose rows one statement finds by their age."""
 
         async def find(conn: Connection) -> Sequence[T]:
-            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+            return await statement(conn, self.served.now(), older_seconds=older_seconds, row_limit=row_limit)
 
         return Rule(name, lambda run: run(find), mend)
 
@@ -137,7 +137,7 @@ class LedgerRules:
         return len(messages)
 
     async def _stranded(self, run: Run) -> Sequence[AgentKey]:
-        return await run(lambda conn: sweep.list_stranded(conn, self.worker_targets, row_limit=ROW_LIMIT))
+        return await run(lambda conn: sweep.list_stranded(conn, self.served.now(), row_limit=ROW_LIMIT))
 
     async def _dispatch(self, agents: Sequence[AgentKey]) -> int:
         leases = await self.pool.run(lambda conn: dispatch_next(conn, agents))

@@ -44,7 +44,7 @@ class Watchdog:
         self._meter = rules.telemetry.meter
         self._times = rules.times
         self._hindered: dict[str, str] = {}
-        self._targets = rules.worker_targets
+        self._served = rules.served
         self._asked: dict[str, float] = {}
         self.repairs: Counter[str] = Counter()
         """What was mended here, by rule."""
@@ -105,7 +105,7 @@ class Watchdog:
         if now - self._asked.get(rule.name, -rule.every) < rule.every:
             return False
         self._asked[rule.name] = now
-        duty = f"{rule.name}: {','.join(sorted(self._targets))}"
+        duty = f"{rule.name}: {','.join(sorted(self._served.now()))}"
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
     async def _sweep(self, rule: Rule[Any]) -> RuleReport:

@@ -23,7 +23,7 @@ from lab.bench.yardsticks.postgres import scratch_database
 from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.processes.addresses import NAMESPACE
-from turnstile.processes.worker_and_bridge import migrate_all
+from turnstile.processes.migration import migrate_all
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId

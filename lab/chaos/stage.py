@@ -22,7 +22,7 @@ from lab.chaos.program import Program
 from lab.chaos.proxy import HOST, Proxy
 from lab.chaos.script import ASKED
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
-from turnstile.processes.worker_and_bridge import migrate_all
+from turnstile.processes.migration import migrate_all
 from turnstile.settings import Settings, load_settings
 
 TARGET = "chaos"

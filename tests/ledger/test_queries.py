@@ -82,7 +82,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "take_retention": {"taken"},
     "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
-    "count_suspended": {"suspended"},
     "count_open_threads": {"found"},
     "describe_call": descriptions.CallView,
     "describe_turn": descriptions.TurnView,
@@ -257,6 +256,13 @@ def test_a_query_is_called_with_its_parameters_by_name() -> None:
     [query] = parse("-- name: find :many\n-- Rows.\nSELECT :b::text, ':c' || :a, :b, now()::date -- :d\n;\n").values()
     assert query.sql == "SELECT $1::text, ':c' || $2, $1, now()::date \n"
     assert query.parameters == ("b", "a")
+
+
+def test_lists_of_message_types_are_of_the_one_table() -> None:
+    [query] = parse("-- name: find :many\n-- Rows.\nSELECT '{turn_types}' WHERE kind IN {turn_types};\n").values()
+    assert query.sql == "SELECT '{turn_types}' WHERE kind IN ('turn', 'ui_action')", "as in the partial indexes"
+    files = (path for path in (ROOT / "ledger").rglob("*.sql") if path.parent.name != "migrations")
+    assert [path.name for path in files if re.search(r"message_type (NOT )?IN \(", path.read_text("utf-8"))] == []
 
 
 async def test_a_missing_or_unknown_parameter_is_an_error() -> None:

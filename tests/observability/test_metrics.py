@@ -16,7 +16,7 @@ from tests.support.ledger.agents import ALICE, BOB, add_agents, ask
 from tests.support.paths import ROOT
 from turnstile.ledger.operations.monitor import Backlog, measure_inbox
 from turnstile.ledger.pool import Pool
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings.model import ObservabilitySettings

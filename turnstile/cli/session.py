@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from turnstile.cli.command import Options
 from turnstile.cli.errors import NotMigrated
+from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.ledger.migrate import pending
 from turnstile.ledger.pool import Pool

@@ -62,9 +62,9 @@ async def serve_inbox(
             watchdog = Watchdog(pool, service.rules(watchdog_times(settings.bridge)))
             try:
                 await service.take_over()
-                queue = ClaimQueue(service)
+                queue = ClaimQueue()
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(queue.run(ending))
+                    group.create_task(queue.run(service, ending))
                     group.create_task(Doorbells(conn, queue, worker_target).run(ending))
                     group.create_task(watchdog.run(ending))
                     group.create_task(sign_on(pool, instance, [worker_target], ending))

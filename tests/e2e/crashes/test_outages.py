@@ -35,9 +35,9 @@ from turnstile.embedded import EmbeddedServers, ServerName
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.processes import presence
-from turnstile.processes import worker_and_bridge as processes_module
+from turnstile.processes import worker as worker_module
 from turnstile.processes.presence import sign_on
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -120,10 +120,10 @@ async def test_a_worker_whose_server_goes_as_it_begins_begins_when_it_is_back(
         os.kill(own_servers.pid("temporal"), signal.SIGKILL)
         return turn_workers(*args, **options)
 
-    monkeypatch.setattr(processes_module, "turn_workers", after_a_kill)
+    monkeypatch.setattr(worker_module, "turn_workers", after_a_kill)
     stop = asyncio.Event()
     running = asyncio.create_task(run_worker(stack.settings, stack.endpoints, stop))
-    while "waiting for Temporal" not in caplog.text:
+    while "not signed on" not in caplog.text:
         await asyncio.wait([running], timeout=0.1)
         assert not running.done(), running.exception()
     await own_servers.restart("temporal")

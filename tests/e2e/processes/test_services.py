@@ -23,8 +23,8 @@ from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.processes import exclusive_targets
+from turnstile.processes.run import run_bridge
 from turnstile.processes.services import Handler, Refused, ServiceTurn, serve_inbox
-from turnstile.processes.worker_and_bridge import run_bridge
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile

@@ -53,7 +53,7 @@ from turnstile.bridge.safety.reconciler import Workflow
 from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import request_stop
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, uuid7

@@ -34,7 +34,8 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, definition
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import put_tool
-from turnstile.processes.worker_and_bridge import migrate_all, run_bridge
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_bridge
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 from turnstile.schema.tools import ToolDefinition

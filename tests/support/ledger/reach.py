@@ -13,7 +13,8 @@ from turnstile.ledger.queries import all_queries
 WORKER = ("activities", "turnstile/processes/models.py")
 BRIDGE = ("bridge", "activities/turn/turn_events.py", "turnstile/telemetry/setup.py")
 PROCESSES = tuple(
-    f"turnstile/processes/{name}.py" for name in ("worker_and_bridge", "connections", "presence", "exclusive_targets")
+    f"turnstile/processes/{name}.py"
+    for name in ("run", "worker", "bridge", "migration", "connections", "presence", "exclusive_targets")
 )
 SHARED = {
     "touch_worker": "worker",

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from tests.support.paths import ROOT
 
-_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.worker_and_bridge")
+_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.run")
 
 
 class Hatched:

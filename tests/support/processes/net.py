@@ -17,6 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.support.conditions import until
 from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety.rules import Rules, WatchdogTimes
 from turnstile.bridge.safety.watchdog import RuleReport, Watchdog
@@ -27,7 +28,8 @@ from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.lease import Claim, LiveTurn, claim_inbox
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import report
-from turnstile.processes.worker_and_bridge import safety_rules
+from turnstile.processes.bridge import safety_rules
+from turnstile.processes.connections import Servers
 from turnstile.schema.ids import AgentId, AgentTurnId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueRequest, ReportRequest
@@ -85,8 +87,9 @@ class Net:
 
 def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE) -> Net:
     """The net of a bridge more."""
-    targets = stack.settings.worker.worker_targets
-    rules = safety_rules(stack.settings, targets, stack.pool, NatsPublisher(stack.conn), stack.temporal)
+    served = ServedTargets(stack.settings.worker.worker_targets)
+    servers = Servers(stack.settings, stack.pool, stack.conn, stack.temporal)
+    rules = safety_rules(servers, served, NatsPublisher(stack.conn))
     return Net(replace(rules, times=times))
 
 

@@ -16,7 +16,8 @@ from temporalio.client import Client, WorkflowHistory
 from tests.support.paths import TESTS
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.processes.worker_and_bridge import migrate_all, run_both
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_both
 from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.settings import Settings, load_settings
 from turnstile.temporal.connect import connect_engine

@@ -11,7 +11,7 @@ from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.turnstile.support import launch, read_until, turnstile
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.profiles import Profile
 

@@ -52,7 +52,7 @@ async def _once(session: "Session", *, dry_run: bool) -> None:
     from turnstile.bridge.safety.watchdog import Watchdog
     from turnstile.ledger.operations.recovery import list_repairs
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import open_rules
+    from turnstile.processes.bridge import open_rules
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     async with open_rules(session.settings, endpoints) as (pool, rules):
@@ -86,7 +86,7 @@ async def rebuild_engine(
     count.
     """
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import open_rules
+    from turnstile.processes.bridge import open_rules
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     async with open_rules(session.settings, endpoints) as (pool, rules):

@@ -6,8 +6,8 @@ from pydantic import JsonValue
 
 from turnstile.cli.output import Output
 from turnstile.processes.addresses import without_password
+from turnstile.processes.migration import MigrationReport
 from turnstile.processes.up import Running
-from turnstile.processes.worker_and_bridge import MigrationReport
 from turnstile.settings import Settings
 
 

@@ -78,7 +78,7 @@ async def migrate(session: "Session") -> None:
     """Bring the database, the NATS streams and Temporal's search attributes up to date; repeating it is harmless."""
     from turnstile.cli.processes.places import print_migration
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import migrate_all
+    from turnstile.processes.migration import migrate_all
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     report = await migrate_all(session.settings, endpoints)
@@ -89,7 +89,7 @@ async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
     """Run turns: a Temporal worker for the settings' worker_targets."""
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import run_worker
+    from turnstile.processes.run import run_worker
     from turnstile.telemetry.health_file import health_told
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
@@ -109,7 +109,7 @@ async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
     """Answer requests and ring for turns: doorbells, verbs and the safety net."""
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import run_bridge
+    from turnstile.processes.run import run_bridge
     from turnstile.telemetry.health_file import health_told
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
