@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from turnstile.processes.services import ServiceTurn, run_service
     from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable, TurnstileError
     from turnstile.schema.pump.listeners import listener
     from turnstile.schema.pump.payloads import Payload
@@ -23,6 +24,7 @@ __all__ = [
     "Payload",
     "Refused",
     "ServerUnavailable",
+    "ServiceTurn",
     "SystemErrorMessage",
     "Terminate",
     "ToolCall",
@@ -33,9 +35,11 @@ __all__ = [
     "TurnstileError",
     "connect",
     "listener",
+    "run_service",
 ]
 
 _MODULES = {
+    "turnstile.processes.services": ("ServiceTurn", "run_service"),
     "turnstile.schema.errors": ("BadRequest", "ConfigError", "Refused", "ServerUnavailable", "TurnstileError"),
     "turnstile.schema.pump.listeners": ("listener",),
     "turnstile.schema.pump.payloads": ("Payload",),
