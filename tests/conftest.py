@@ -51,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pictures", help="the directory where tests/e2e/turns/test_web_ui.py renews the pictures of the docs"
     )
+    parser.addoption(
+        "--install", action="store_true", help="let tests/packaging install the wheel from the package index"
+    )
     parser.addoption("--slow-turns", type=int, default=0, help="how many turns meet servers that answer late")
     parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")
 

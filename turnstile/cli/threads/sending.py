@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.session import Session, patiently
 from turnstile.cli.turns.follow import printing_outages, telling_interrupt
@@ -18,11 +16,12 @@ from turnstile.cli.turns.texts import given_text, read_text
 from turnstile.ledger.operations.sweep import is_served
 from turnstile.ledger.pump.thread_views import list_thread_replies
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
+from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.schema.wire.events import ReplyEvent
 from turnstile.schema.wire.inbox import SendReply, SendRequest
 from turnstile.sdk.client import BridgeClient, ReplyInbox, raise_unless_accepted
+from turnstile.sdk.requests import parse_request
 
 _SENDER = "turnstile.cli"
 _LOOK_SECONDS = 2.0
@@ -56,11 +55,7 @@ class MessageOptions:
         asked: JsonObject = {"to": self.to, "payload": _text(self.payload)}
         named = {"thread_id": self.thread, "correlation_id": self.correlation_id}
         asked |= {name: value for name, value in named.items() if value is not None}
-        try:
-            SendRequest.model_validate(asked)
-        except ValidationError as error:
-            told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
-            raise BadRequest("; ".join(told)) from None
+        parse_request(SendRequest, asked)
         return asked
 
 
@@ -126,8 +121,10 @@ async def _answer(session: Session, inbox: ReplyInbox, sent: SendReply, timeout:
 
 
 async def _kept(session: Session, thread: ThreadId, message: MessageId) -> ReplyEvent | None:
-    """The answer as the ledger has it."""
-    async with session.ledger() as pool:
+    """The answer as the ledger has it; None where it has none, or its driver is not installed."""
+    async with session.ledger_if_installed() as pool:
+        if pool is None:
+            return None
         replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=_ROWS))
     found = next((each for each in replies if each.request_id == message), None)
     if found is None:
@@ -138,9 +135,9 @@ async def _kept(session: Session, thread: ThreadId, message: MessageId) -> Reply
 
 
 async def _served(session: Session) -> bool:
-    """Whether a worker with listeners is there."""
-    async with session.ledger() as pool:
-        return await pool.run(lambda conn: is_served(conn, session.settings.pump.worker_target))
+    """Whether a worker with listeners is there, as far as the ledger can be asked."""
+    async with session.ledger_if_installed() as pool:
+        return pool is None or await pool.run(lambda conn: is_served(conn, session.settings.pump.worker_target))
 
 
 async def _asked(session: Session, question: Callable[[Session], Awaitable[bool]]) -> bool:

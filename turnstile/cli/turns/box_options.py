@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session, patiently
-from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId
@@ -19,6 +18,7 @@ from turnstile.schema.wire.box_requests import (
 )
 from turnstile.schema.wire.inbox import Reply
 from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+from turnstile.sdk.requests import parse_request
 
 _SENDER = "turnstile.cli"
 Answer = TypeVar("Answer", bound=Reply)
@@ -43,6 +43,8 @@ class Memory:
 
 async def show_memory(session: Session, agent: str) -> None:
     """Print the boxes that the agent's pointers name; raises `Refused` for an agent that is not there."""
+    from turnstile.ledger.turns.boxes import agent_boxes  # noqa: PLC0415 -- needs the extra [server]
+
     async with session.ledger() as pool:
         boxes = await pool.run(lambda conn: agent_boxes(conn, session.project, AgentId(agent)))
     if session.out.as_json:
@@ -85,11 +87,7 @@ async def _asked(
     client: BridgeClient, verb: str, form: type[BaseModel], asked: JsonObject, reply: type[Answer]
 ) -> Answer:
     """The bridge's reply to a verb; raises `BadRequest` for what does not fit it, and `Refused` with its code."""
-    try:
-        request = form.model_validate(asked)
-    except ValidationError as error:
-        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
-        raise BadRequest("; ".join(told)) from None
+    request = parse_request(form, asked)
     answer = reply.model_validate(await client.request(verb, request, headers={"CG-Sender": _SENDER}))
     raise_unless_accepted(answer)
     return answer

@@ -6,12 +6,11 @@ and whether a worker serves its agent's target, which runs it. A turn that has b
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
 from turnstile.ledger.operations.sweep import is_served
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import list_agents
 from turnstile.processes import addresses
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.states import HeadStatus
@@ -19,6 +18,9 @@ from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import connect
 from turnstile.transport.stream_probe import answers
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 _LOOK_SECONDS = 3.0
 _ANSWER_SECONDS = 2.0
@@ -29,7 +31,7 @@ class Missing:
     """Looks at one turn that is waited for; with `gives_up` a bridge that is missing for long ends the waiting."""
 
     session: Session
-    pool: Pool
+    pool: "Pool"
     gives_up: bool = False
     _next: float = 0.0
     _alone_since: float | None = None
@@ -86,6 +88,8 @@ class Missing:
 
     async def _unserved(self, view: TurnView) -> str:
         """The target of its agent, if no worker serves it."""
+        from turnstile.ledger.turns.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
+
         agents = await list_agents(self.pool, view.project_id)
         target = next((each.worker_target for each in agents if each.agent_id == view.agent_id), None)
         if target is None or await self.pool.run(lambda conn: is_served(conn, target)):

@@ -16,10 +16,9 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     CardUnreadable,
-    JsonContent,
-    TextContent,
     ToolResultContent,
     content_of,
+    value_of,
 )
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.states import TurnStatus
@@ -93,21 +92,6 @@ def transcript_of(
         failed_attempts=sum(len(entry.failed_attempts) for entry in entries),
         response_cost=sum(costs) if costs else None,
     )
-
-
-def value_of(card: Card) -> JsonValue:
-    """A card's content as JSON: a text, what it holds, or the content as it is if it cannot be read."""
-    try:
-        content = content_of(card)
-    except CardUnreadable:
-        return card.content
-    match content:
-        case TextContent(text=text):
-            return text
-        case JsonContent(data=data):
-            return data
-        case _:
-            return content.model_dump(mode="json")
 
 
 def _step(

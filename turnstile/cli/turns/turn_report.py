@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 from rich.json import JSON
@@ -15,15 +16,18 @@ from rich.json import JSON
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_turn
-from turnstile.cli.turns.transcript import CallEntry, StepEntry, Transcript, transcript_of, value_of
-from turnstile.ledger.pool import Pool
+from turnstile.cli.turns.transcript import CallEntry, StepEntry, Transcript, transcript_of
 from turnstile.ledger.turns.cards import box_cards, get_card
 from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
-from turnstile.schema.cards import Card
+from turnstile.schema.cards import Card, value_of
 from turnstile.schema.ids import AgentTurnId, BoxId, workflow_id
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.turns import describe, turn_in
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 _TEXT = 2000
 _VALUE = 400
@@ -31,16 +35,31 @@ _VALUE = 400
 
 
 @dataclass(frozen=True, slots=True)
-class TurnReport:
-    """What the ledger knows of a turn."""
+class TurnEnd:
+    """How a turn stands, and its deliverable."""
 
     turn: TurnView
-    steps: Sequence[StepView]
     deliverable: Card | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport(TurnEnd):
+    """What the ledger knows of a turn."""
+
+    steps: Sequence[StepView]
     transcript: Transcript
 
 
-async def read_report(pool: Pool, session: Session, turn: str) -> TurnReport:
+async def read_end(pool: "Pool | None", session: Session, turn: AgentTurnId) -> TurnEnd:
+    """The report, or what a bridge tells where the ledger's driver is not installed."""
+    if pool is not None:
+        return await read_report(pool, session, turn)
+    async with session.bridge() as client:
+        view = turn_in(await describe(client, {"agent_turn_id": turn}))
+        return TurnEnd(view, (await describe(client, {"card_id": view.deliverable_card_id})).card)
+
+
+async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
     """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
     view = await require_turn(pool, session.project, turn)
     project, own = session.project, view.agent_turn_id
@@ -56,7 +75,7 @@ async def read_report(pool: Pool, session: Session, turn: str) -> TurnReport:
     card = None
     if card_id is not None:
         card = await pool.run(lambda conn: get_card(conn, project, card_id))
-    return TurnReport(view, steps, card, transcript_of(steps, context, output, sent))
+    return TurnReport(view, card, steps, transcript_of(steps, context, output, sent))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
@@ -87,15 +106,17 @@ def _web_ui(session: Session) -> tuple[str, str] | None:
     return (web_ui, namespace) if web_ui else None
 
 
-def document_of(report: TurnReport, link: str | None) -> dict[str, JsonValue]:
+def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
     """The report as one JSON object."""
-    return {
+    document: dict[str, JsonValue] = {
         **report.turn.model_dump(mode="json"),
-        "transcript": report.transcript.model_dump(mode="json"),
         "deliverable": None if report.deliverable is None else value_of(report.deliverable),
-        "step_list": [step.model_dump(mode="json") for step in report.steps],
         "web_ui_url": link,
     }
+    if isinstance(report, TurnReport):
+        document["transcript"] = report.transcript.model_dump(mode="json")
+        document["step_list"] = [step.model_dump(mode="json") for step in report.steps]
+    return document
 
 
 def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bool = False) -> None:
@@ -230,7 +251,7 @@ def print_timeline(out: Output, report: TurnReport) -> None:
     out.table("timeline", ["after", "what", "took", "detail"], rows)
 
 
-def print_deliverable(out: Output, report: TurnReport) -> None:
+def print_deliverable(out: Output, report: TurnEnd) -> None:
     """The deliverable with its card's id, or that there is none yet."""
     card = report.deliverable
     if card is None:
