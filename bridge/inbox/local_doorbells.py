@@ -1,7 +1,7 @@
-"""Doorbells that need not leave the process: a bridge rings at its own claims where it serves the target itself.
+"""Doorbells inside one process: if this bridge serves the target, a doorbell goes to its claim queue, not to NATS.
 
-A doorbell carries no meaning of its own (protocol §1), so nothing is lost with it but two messages, a write in the
-stream and a millisecond. Whoever else serves the target finds the row by its poll, should this process die.
+This saves two messages, a write in the stream and a millisecond. A doorbell may be lost at any time (protocol §1): if
+this process dies, another bridge that serves the target finds the row by its poll.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from turnstile.schema.wire.events import Doorbell, Message
 
 
 class LocalDoorbells:
-    """A publisher over another one. Before `heard_by`, and after its claims have ended, everything goes there."""
+    """A publisher that wraps another one. Before `heard_by`, and when the queue does not run, it only passes on."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -21,11 +21,11 @@ class LocalDoorbells:
         self._served: Collection[str] = ()
 
     def heard_by(self, claims: ClaimQueue, served: Collection[str]) -> None:
-        """Ring here for the targets that are in `served` at that moment."""
+        """From now on, offer doorbells to `claims` if their target is in `served` when they are published."""
         self._claims, self._served = claims, served
 
     async def publish(self, messages: Sequence[Message]) -> None:
-        """As the publisher below does; what is heard here is heard after the others were sent, or could not be."""
+        """Publish by the wrapped publisher, then offer the local doorbells, also if publishing raised."""
         claims = self._claims
         if claims is None or not claims.runs:
             await self._publisher.publish(messages)
@@ -44,5 +44,5 @@ class LocalDoorbells:
             claims.offer(near, "doorbell")
 
     async def emit(self, message: Message) -> None:
-        """As the publisher below does."""
+        """Emit by the wrapped publisher."""
         await self._publisher.emit(message)

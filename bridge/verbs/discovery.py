@@ -1,4 +1,4 @@
-"""What a NATS micro service tells about itself (ADR-32): `$SRV.PING`, `INFO` and `STATS` as JSON. Pure; no I/O."""
+"""The replies of a NATS micro service to `$SRV.PING`, `INFO` and `STATS` as JSON (ADR-32). Pure; no I/O."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ class EndpointStats:
     last_error: str = ""
 
     def count(self, nanoseconds: int, error: str) -> None:
-        """One more request, and its error code if it failed."""
+        """Count a request, its duration, and its error code if it failed."""
         self.num_requests += 1
         self.processing_nanoseconds += nanoseconds
         if error:
@@ -42,11 +42,11 @@ class ServiceCard:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def subjects(self, kind: Kind) -> tuple[str, str, str]:
-        """Where a question of this kind is asked: of all services, of this service, of this instance."""
+        """The subjects of this kind of request: for all services, for this service, for this instance."""
         return (f"$SRV.{kind}", f"$SRV.{kind}.{self.name}", f"$SRV.{kind}.{self.name}.{self.id}")
 
     def answer(self, kind: Kind) -> JsonObject:
-        """The answer to a question of this kind."""
+        """The reply to this kind of request."""
         told: JsonObject = {
             "type": f"io.nats.micro.v1.{kind.lower()}_response",
             "name": self.name,

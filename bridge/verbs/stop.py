@@ -1,7 +1,7 @@
-"""Ending turns from outside: the stop verb, and the fence for those that do not stop (protocol §6 stop, §8).
+"""The stop verb, and the fence for turns that do not stop in time (protocol §6 stop, §8).
 
-Whatever state the turn is in, it ends with one outcome, one deliverable and one `task` event. A turn in hand is asked
-through its inbox, so that it can keep what it has; one that has not begun is ended here, in one statement.
+In every state the turn ends with one outcome, one deliverable and one `task` event. A running turn gets a `stop` row in
+its inbox and ends itself, so it can keep partial results. A turn that has not begun is ended here by one statement.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _TRIES = 20
 async def stop_turn(
     pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry = SILENT
 ) -> StopReply:
-    """Stop the turn; raises `Refused` (unknown_turn). Accepted means it will end, not that it has."""
+    """Stop the turn; raises `Refused` (unknown_turn). `accepted` means that it will end, not that it has ended."""
     inbox_id = InboxId(uuid7())
     turn_id = request.agent_turn_id
     for _ in range(_TRIES):
@@ -60,12 +60,12 @@ async def stop_turn(
             case _:
                 await _ring(publisher, project, found, request)
                 return reply
-        await asyncio.sleep(0.05)  # it moved on between the two statements: look again
+        await asyncio.sleep(0.05)  # its status changed between the two statements: try again
     raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
 
 
 async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> bool:
-    """End a turn by force that was asked to stop; False if it was over by itself."""
+    """End by force a turn that did not stop in time; False if it had ended itself."""
     return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, _REASON, telemetry=telemetry)
 
 
@@ -92,7 +92,7 @@ async def _stop_queued(
 async def _stop_dispatched(
     pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry
 ) -> bool:
-    """A turn that was leased and not begun: finished by one statement; False if a worker began it meanwhile."""
+    """End a leased turn that was not begun, by one statement; False if a worker began it meanwhile."""
     turn = await pool.run(lambda conn: locate_turn(conn, project, request.agent_turn_id))
     if turn is None:
         return False
@@ -119,7 +119,7 @@ async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, 
 
 
 def _unleased(project: ProjectId, found: RequestedStop, request: StopRequest) -> TurnRef:
-    """A turn that has no lease, for its card and event: epoch 0, no boxes in hand."""
+    """A reference to a turn without a lease, for its card and event: epoch 0, no boxes."""
     return TurnRef.model_validate(
         {
             "project_id": project,
