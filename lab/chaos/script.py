@@ -1,7 +1,7 @@
-"""The model of the chaos: says the lines of its instruction, and notes who asked it, when, and when that was over.
+"""The scripted model of chaos runs: answers with the lines of its instruction, and logs the begin and end of each call.
 
-The notes are what tells afterwards that a worker which woke late had a step in hand that went on elsewhere. The file is
-named by `CHAOS_ASKED`; each note is one append.
+The notes show afterwards whether a worker that woke late was running a step that another worker had continued. The
+variable `CHAOS_ASKED` names the file; each note is one append.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def instruction(request: ModelRequest) -> dict[str, Any]:
 
 
 async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
-    """The line of this step: text in pieces, then calls; beyond the last step, a short text."""
+    """Answer with the line of this step: text in chunks, then calls; after the last line, a short text."""
     told = instruction(request)
     steps: list[dict[str, Any]] = told["steps"]
     line: dict[str, Any] = steps[request.step - 1] if request.step <= len(steps) else {"text": "All is done."}
@@ -48,7 +48,7 @@ async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
             yield ContentDelta(f"{word} ")
         for index, call in enumerate(line.get("calls", [])):
             yield ToolCallDelta(index, f"call_{index}", call[0], json.dumps(call[1]))
-    finally:  # an answer, an error, or nobody listens any more
+    finally:  # after an answer, an error, or a cancellation
         _note(told["key"], request, "over")
     yield ModelDone("tool_calls" if line.get("calls") else "stop")
 
