@@ -208,7 +208,7 @@ class InboxService(Claims):
             card = _deliverable(turn, begun.head.step_count + 1, cast("str | JsonObject", answered.result()))
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])
-        except Exception as error:  # whatever a handler raises ends its turn
+        except Exception as error:  # any exception of a handler ends its turn
             log.exception("turn %s: its handler failed", turn.agent_turn_id)
             return _failure(turn, begun, FAILED, type(error).__name__)
         return card, Ending(TurnStatus.SUCCESS, card.card_id, stats={"steps": begun.head.step_count + 1})

@@ -128,8 +128,8 @@ class NatsPublisher:
             again = await self._send_each([messages[number] for number in unstored])
             for number, found in zip(unstored, again, strict=True):
                 sent[number] = found
-        told = zip(messages, sent, strict=True)
-        return [(each, found.why) for each, found in told if each.required and found.fate is not _Fate.DONE]
+        outcomes = zip(messages, sent, strict=True)
+        return [(each, found.why) for each, found in outcomes if each.required and found.fate is not _Fate.DONE]
 
     async def _send_each(self, messages: list[Message]) -> list[_Sent]:
         if len(messages) == 1:

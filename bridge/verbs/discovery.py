@@ -47,7 +47,7 @@ class ServiceCard:
 
     def answer(self, kind: Kind) -> JsonObject:
         """The reply to this kind of request."""
-        told: JsonObject = {
+        reply: JsonObject = {
             "type": f"io.nats.micro.v1.{kind.lower()}_response",
             "name": self.name,
             "id": self.id,
@@ -55,12 +55,12 @@ class ServiceCard:
             "metadata": {},
         }
         if kind == "INFO":
-            told["description"] = self.description
-            told["endpoints"] = [{**self._endpoint(name), "metadata": {}} for name in self.endpoints]
+            reply["description"] = self.description
+            reply["endpoints"] = [{**self._endpoint(name), "metadata": {}} for name in self.endpoints]
         if kind == "STATS":
-            told["started"] = self.started.isoformat().replace("+00:00", "Z")
-            told["endpoints"] = [{**self._endpoint(name), **self._counts(name)} for name in self.endpoints]
-        return told
+            reply["started"] = self.started.isoformat().replace("+00:00", "Z")
+            reply["endpoints"] = [{**self._endpoint(name), **self._counts(name)} for name in self.endpoints]
+        return reply
 
     def _endpoint(self, name: str) -> JsonObject:
         return {"name": name, "subject": self.endpoints[name], "queue_group": self.queue}

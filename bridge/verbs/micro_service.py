@@ -126,8 +126,8 @@ async def run_verb(
         return Answer(rejected(error))
     except unavailable as error:
         logger.warning("verb %s: a server is away: %s", request.verb, type(error).__name__)
-        told = "a server the bridge needs does not answer; try again"
-        return Answer({"status": "error", "error_code": ServerUnavailable.code, "error": told}, server_trouble=True)
+        message = "a server the bridge needs does not answer; try again"
+        return Answer({"status": "error", "error_code": ServerUnavailable.code, "error": message}, server_trouble=True)
     except Exception:  # a verb's bug must not end the bridge, and clients must not see the exception's text
         logger.exception("verb %s failed", request.verb)
         return Answer({"status": "error", "error_code": TurnstileError.code, "error": "the bridge failed; see its log"})
@@ -138,8 +138,8 @@ def encode_reply(reply: JsonObject, limit: int) -> bytes:
     data = encode(reply)
     if len(data) <= limit:
         return data
-    told = f"the reply has {len(data)} bytes, at most {limit} can be sent; ask for less"
-    error: JsonObject = {"status": "error", "error_code": "result_too_large", "error": told}
+    message = f"the reply has {len(data)} bytes, at most {limit} can be sent; ask for less"
+    error: JsonObject = {"status": "error", "error_code": "result_too_large", "error": message}
     return encode({**error, "request_id": reply["request_id"]} if "request_id" in reply else error)
 
 
@@ -222,8 +222,8 @@ class VerbService:
         project = msg.subject.split(".")[_PROJECT_TOKEN]
         if max(self._of_project[project], len(self._tasks) // _PROJECTS) >= self._most:
             self._meter.count(Metric.LIMITED, limit="overloaded")
-            told = f"{len(self._tasks)} requests are waiting; try again"
-            await self._send(msg.reply, encode({"status": "busy", "error_code": "overloaded", "error": told}))
+            message = f"{len(self._tasks)} requests are waiting; try again"
+            await self._send(msg.reply, encode({"status": "busy", "error_code": "overloaded", "error": message}))
         else:
             task = asyncio.create_task(self._serve(msg))
             self._tasks.add(task)

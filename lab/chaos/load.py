@@ -198,7 +198,7 @@ class Load:
 
     async def _command(self, turn: Turn, payload: JsonObject) -> JsonObject | None:
         """The ack event if it arrives soon; else None, and a request with the same correlation finds the result."""
-        heard = self._acks[turn.key] = asyncio.get_running_loop().create_future()
+        acknowledged = self._acks[turn.key] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(8):
                 while True:
@@ -208,7 +208,7 @@ class Load:
                         break
                     except ServerUnavailable:
                         await asyncio.sleep(0.2)
-                reply = await heard
+                reply = await acknowledged
         except TimeoutError:
             return None
         finally:

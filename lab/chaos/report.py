@@ -89,8 +89,8 @@ def faults_of(verdict: Verdict, injector: Injector) -> list[str]:
 def write_json(path: Path, run: Run, verdict: Verdict, injector: Injector) -> None:
     """Write the results as a JSON file."""
     found = {action: dict(counts) for action, counts in _fault_counts(injector).items()}
-    told = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
-    path.write_text(json.dumps(told, indent=2, default=str) + "\n")
+    document = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
+    path.write_text(json.dumps(document, indent=2, default=str) + "\n")
 
 
 def _fault_counts(injector: Injector) -> dict[str, Counter[str]]:

@@ -68,7 +68,7 @@ async def postgres_restart(state: RunState) -> Notes:
 
 
 async def wipe(state: RunState) -> Notes:
-    """Temporal's data is deleted while every turn is in hand, half of them asleep."""
+    """Temporal's data is deleted while all turns are live, half of them asleep."""
     count = state.options.turns
     pool = Pool(state.environment.direct.database_url, size=2, name="chaos-wipe")
     try:
@@ -86,15 +86,15 @@ async def wipe(state: RunState) -> Notes:
 
         await asyncio.gather(*map(one, range(count)))
 
-        async def in_hand() -> dict[str, int]:
+        async def count_live() -> dict[str, int]:
             return {str(row["status"]): int(row["turns"]) for row in await pool.run(QUERIES["heads"].many)}
 
-        async def all_in_hand() -> bool:
-            found = await in_hand()
+        async def all_live() -> bool:
+            found = await count_live()
             return found.get("running", 0) + found.get("suspended", 0) == count
 
-        await until(all_in_hand, 60, f"{count} turns are in hand")
-        found = await in_hand()
+        await until(all_live, 60, f"{count} turns are live")
+        found = await count_live()
         died = time.time()
         await state.environment.wipe_engine()
         back = time.time()
@@ -108,7 +108,7 @@ async def wipe(state: RunState) -> Notes:
     finally:
         await pool.close()
     return (
-        ("in hand when wiped", ", ".join(f"{status} {turns}" for status, turns in found.items())),
+        ("live when wiped", ", ".join(f"{status} {turns}" for status, turns in found.items())),
         ("Temporal was away", f"{back - died:.1f} s"),
         (
             "recovery",

@@ -31,8 +31,8 @@ class Executions:
 
     def note(self, call: ToolCall) -> None:
         """Append a line by one write, so that lines of several processes do not mix."""
-        told = {"call": call.tool_call_id, "tool": call.tool_name, "pid": os.getpid(), "at": time.time()}
-        os.write(self._file, json.dumps(told).encode() + b"\n")
+        execution = {"call": call.tool_call_id, "tool": call.tool_name, "pid": os.getpid(), "at": time.time()}
+        os.write(self._file, json.dumps(execution).encode() + b"\n")
 
 
 def make_service(executions: Executions | None) -> ToolService:

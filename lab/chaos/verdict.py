@@ -94,23 +94,23 @@ async def wait_quiet(environment: Environment, seconds: float) -> tuple[float | 
 
 
 async def _explain(environment: Environment, left: list[Any]) -> list[str]:
-    told: list[str] = []
+    lines: list[str] = []
     try:
         client = await Client.connect(
             environment.direct.temporal_address, namespace=environment.direct.temporal_namespace
         )
     except (RuntimeError, OSError) as error:
         client = None
-        told.append(f"Temporal does not answer: {error}")
+        lines.append(f"Temporal does not answer: {error}")
     for row in left[: _SHOWN * 2]:
         engine = "" if client is None else await _workflow(client, str(row["agent_turn_id"]))
-        told.append(
+        lines.append(
             f"{row['what']} {row['agent_id']} {row['agent_turn_id']}: {row['state']}; "
             f"silent for {row['silent_for']:.0f} s; {engine}"
         )
-    if len(left) > len(told):
-        told.append(f"and {len(left) - len(told)} more")
-    return told
+    if len(left) > len(lines):
+        lines.append(f"and {len(left) - len(lines)} more")
+    return lines
 
 
 async def _workflow(client: Client, turn: str) -> str:
@@ -204,7 +204,7 @@ def _judge_executions(environment: Environment, verdict: Verdict) -> None:
 
 
 def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> Counter[str]:
-    """What became of the steps that a sleeping worker held and that went on elsewhere: each was committed once, by
+    """Judge the steps of a sleeping worker that another worker continued: each was committed once, by
     another; `first` are those which the late one committed before the other had answered."""
     found: Counter[str] = Counter()
     rows: dict[tuple[str, int], list[Any]] = {}

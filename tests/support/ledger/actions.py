@@ -97,11 +97,11 @@ async def statuses(tenant: Tenant) -> list[JsonValue]:
 
 
 async def turns(tenant: Tenant) -> int:
-    """How many turns of UI actions the project has had."""
+    """The number of turns of UI actions in the project."""
     return await tenant.count("state.agent_inbox", "message_type = 'ui_action'")
 
 
-async def raw(tenant: Tenant, payload: bytes, told: dict[str, str] | None = None) -> None:
+async def raw(tenant: Tenant, payload: bytes, given: dict[str, str] | None = None) -> None:
     """Publish a command with any payload."""
     subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.ui.action"
-    await tenant.stack.conn.store(subject, payload, headers={headers.MSG_ID: uuid7(), **(told or {})})
+    await tenant.stack.conn.store(subject, payload, headers={headers.MSG_ID: uuid7(), **(given or {})})

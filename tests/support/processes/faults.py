@@ -92,8 +92,8 @@ class Player:
 
     async def play(self) -> dict[str, Any]:
         """Run the turn from its enqueue to its end; returns the rows that it left."""
-        told = json.dumps({"steps": LINES[self.kind]})
-        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": told, "correlation_id": uuid7()}
+        instruction = json.dumps({"steps": LINES[self.kind]})
+        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": instruction, "correlation_id": uuid7()}
         turn = AgentTurnId(str((await self.insist("enqueue", payload))["agent_turn_id"]))
         calls = [] if self.kind == "plain" else [call_of(turn, index, step=2) for index in range(CALLS)]
         for call in calls:

@@ -1,8 +1,8 @@
-"""`turnstile` as processes that start at once: forked from one that has everything imported, and has started nothing.
+"""`turnstile` as processes that start fast: forked from a parent that has imported everything and started nothing.
 
-Starting Python and importing is three quarters of what a life costs that ends a second later. What is forked is a
-process like any other: its own pid, environment, signals, connections and death. The parent is one thread that holds
-no connection and no loop; it ends, and its children with it, when the test's end of the pipe is closed.
+Starting Python and importing takes three quarters of the time of a process that ends after a second. A forked process
+is otherwise like any other: it has its own pid, environment, signals and connections. The parent is one thread without
+connections or an event loop; it ends with its children when the test closes its end of the pipe.
 """
 
 import asyncio
@@ -85,11 +85,11 @@ class Hatchery:
     async def _listen(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            told = json.loads(line)
-            if "code" in told:
-                self._living.pop(told["pid"]).end(told["code"])
+            event = json.loads(line)
+            if "code" in event:
+                self._living.pop(event["pid"]).end(event["code"])
             else:
-                self._living[told["pid"]] = hatched = Hatched(told["pid"])
+                self._living[event["pid"]] = hatched = Hatched(event["pid"])
                 self._asked.pop(0).set_result(hatched)
 
 
@@ -110,7 +110,7 @@ async def hatchery() -> AsyncGenerator[Hatchery]:
 def _serve() -> None:
     for name in _EVERYTHING:
         importlib.import_module(name)
-    _worker.load_default_build_id()  # a third of a second of every worker's start: it reads the code of all modules
+    _worker.load_default_build_id()  # reads the code of all modules; would cost each worker a third of a second
     gc.collect()
     gc.freeze()
     awake, waker = os.pipe()
@@ -176,7 +176,7 @@ def _run_child(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
         main()
     except SystemExit as ended:
         code = ended.code
-    except BaseException:  # noqa: BLE001 -- the last one to tell; a child must never go on as its parent
+    except BaseException:  # noqa: BLE001 -- a child must never go on with the parent's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
