@@ -187,7 +187,7 @@ class InboxService(Claims):
         failed = ending.status is TurnStatus.FAILED
         status, phase = (StepStatus.FAILED, StepPhase.FAILED) if failed else (StepStatus.COMPLETED, StepPhase.COMPLETED)
         record = StepRecord(number, metadata | shown, [card], [], began, status)
-        # what the handler did cannot be had a second time
+        # the handler's result cannot be computed a second time
         done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
         await turn_events.finished(self._pool, done, turn_events.step(step, phase, shown, [CardId(card.card_id)]))
 

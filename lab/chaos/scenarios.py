@@ -25,7 +25,7 @@ Notes = tuple[tuple[str, str], ...]
 
 
 async def nats_down(state: RunState) -> Notes:
-    """NATS is killed, and away for a minute; only turns that are written into the ledger are taken meanwhile."""
+    """Kill NATS for a minute; meanwhile only requests that are written to the ledger directly are accepted."""
     options = state.options
     seconds = NATS_SECONDS + 2 * CALM_SECONDS
     async with asyncio.TaskGroup() as group:
@@ -50,7 +50,7 @@ async def nats_down(state: RunState) -> Notes:
 
 
 async def postgres_restart(state: RunState) -> Notes:
-    """PostgreSQL is restarted as for an upgrade."""
+    """Restart PostgreSQL, as for an upgrade."""
     async with asyncio.TaskGroup() as group:
         group.create_task(state.load.run(state.options.turns, 3 * CALM_SECONDS, KINDS))
         await asyncio.sleep(CALM_SECONDS)
@@ -68,7 +68,7 @@ async def postgres_restart(state: RunState) -> Notes:
 
 
 async def wipe(state: RunState) -> Notes:
-    """Temporal's data is deleted while all turns are live, half of them asleep."""
+    """Delete Temporal's data while all turns are live, half of them asleep."""
     count = state.options.turns
     pool = Pool(state.environment.direct.database_url, size=2, name="chaos-wipe")
     try:

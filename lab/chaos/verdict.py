@@ -204,8 +204,10 @@ def _judge_executions(environment: Environment, verdict: Verdict) -> None:
 
 
 def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> Counter[str]:
-    """Judge the steps of a sleeping worker that another worker continued: each was committed once, by
-    another; `first` are those which the late one committed before the other had answered."""
+    """Count the steps of a stopped worker that another worker continued, by who committed them.
+
+    Each must be committed once. `first` counts steps that the late worker committed before the other had an answer.
+    """
     found: Counter[str] = Counter()
     rows: dict[tuple[str, int], list[Any]] = {}
     for row in committed:
