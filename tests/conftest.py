@@ -1,4 +1,4 @@
-"""Real servers for the whole suite: one set a session, and a database for every test, cloned from a migrated one."""
+"""Fixtures: one set of real servers per session, and for every test a database cloned from a migrated one."""
 
 import asyncio
 import signal

@@ -1,7 +1,7 @@
-"""Doorbells that need not leave the process: a bridge rings at its own claims where it serves the target itself.
+"""Doorbells inside one process: if this bridge serves the target, a doorbell goes to its claim queue, not to NATS.
 
-A doorbell carries no meaning of its own (protocol §1), so nothing is lost with it but two messages, a write in the
-stream and a millisecond. Whoever else serves the target finds the row by its poll, should this process die.
+This saves two messages, a write in the stream and a millisecond. A doorbell may be lost at any time (protocol §1): if
+this process dies, another bridge that serves the target finds the row by its poll.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from turnstile.schema.wire.events import Doorbell, Message
 
 
 class LocalDoorbells:
-    """A publisher over another one. While nobody claims from the queue, everything goes there."""
+    """A publisher that wraps another one. Before `heard_by`, and when the queue does not run, it only passes on."""
 
     def __init__(self, publisher: Publisher, claims: ClaimQueue, served: ServedTargets) -> None:
         self._publisher = publisher
@@ -41,5 +41,5 @@ class LocalDoorbells:
             self._claims.offer(near, "doorbell")
 
     async def emit(self, message: Message) -> None:
-        """As the publisher below does."""
+        """Emit by the wrapped publisher."""
         await self._publisher.emit(message)

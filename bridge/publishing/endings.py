@@ -1,4 +1,4 @@
-"""Ends of turns that the bridge makes itself, and their announcement (protocol §6, §8)."""
+"""Ends turns by force, publishes their events and doorbells, and marks them announced (protocol §6, §8)."""
 
 import logging
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 async def announce(
     pool: Pool, publisher: Publisher, turn: TurnRef, done: EndedTurn, telemetry: Telemetry = SILENT
 ) -> None:
-    """Publish the end of a turn that was ended here, and ring for the agent's next."""
+    """Publish the end of a turn that was ended here, and the doorbell of the agent's next turn."""
     await TurnEvents(publisher, turn, done.context_headers, telemetry, SENDER).ended(pool, done)
 
 
@@ -33,7 +33,7 @@ async def end_by_force(
     from_statuses: Sequence[HeadStatus] = LIVE,
     telemetry: Telemetry = SILENT,
 ) -> bool:
-    """Fence the turn and announce its end; False if it was over, or elsewhere, by itself."""
+    """Fence the turn and announce its end; False if it had ended or moved on before."""
     try:
         done = await fence(pool, turn, status, error_code, reason, from_statuses)
     except StaleTurn:

@@ -1,4 +1,4 @@
-"""Ending turns from outside: the stop verb, and the fence for those that do not stop (protocol §6 stop, §8).
+"""The stop verb, and the fence for turns that do not stop in time (protocol §6 stop, §8).
 
 Whatever state the turn is in, it ends with one outcome, one deliverable and one `task` event. A turn in hand is asked
 through its inbox, so that it can keep what it has; one that has not begun is ended here.
@@ -32,7 +32,7 @@ _TRIES = 20
 async def stop_turn(
     pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry = SILENT
 ) -> StopReply:
-    """Stop the turn; raises `Refused` (unknown_turn). Accepted means it will end, not that it has."""
+    """Stop the turn; raises `Refused` (unknown_turn). `accepted` means that it will end, not that it has ended."""
     inbox_id = InboxId(uuid7())
     turn_id = request.agent_turn_id
     for _ in range(_TRIES):
@@ -56,12 +56,12 @@ async def stop_turn(
             case _:
                 await _ring(publisher, project, found, request)
                 return reply
-        await asyncio.sleep(0.05)  # it moved on between the two statements: look again
+        await asyncio.sleep(0.05)  # its status changed between the two statements: try again
     raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
 
 
 async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> bool:
-    """End a turn by force that was asked to stop; False if it was over by itself."""
+    """End by force a turn that did not stop in time; False if it had ended itself."""
     return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON, telemetry=telemetry)
 
 
@@ -87,7 +87,7 @@ async def _stop_queued(
 async def _stop_dispatched(
     pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry
 ) -> bool:
-    """A turn that was leased and not begun; False if a worker began it meanwhile."""
+    """End a leased turn that was not begun, by one statement; False if a worker began it meanwhile."""
     turn = await pool.run(lambda conn: locate_turn(conn, project, request.agent_turn_id))
     if turn is None:
         return False
@@ -110,7 +110,7 @@ async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, 
 
 
 def _unleased(project: ProjectId, found: RequestedStop, request: StopRequest) -> TurnRef:
-    """A turn that has no lease, for its card and event: epoch 0, no boxes in hand."""
+    """A reference to a turn without a lease, for its card and event: epoch 0, no boxes."""
     return TurnRef.model_validate(
         {
             "project_id": project,

@@ -126,7 +126,7 @@ async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int
         raise ServerUnavailable("away")
 
     port = free_port()
-    async with serving_metrics("127.0.0.1", port, look=look) as meter:
+    async with serving_metrics("127.0.0.1", port, query=look) as meter:
         meter.count(Metric.REPAIRS, 3, rule="doorbell")
         await asyncio.gather(*(scrape(port) for _ in range(3)))
         text, samples = await scrape(port)

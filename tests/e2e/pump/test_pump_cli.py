@@ -93,7 +93,7 @@ async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack, tmp_pa
     opened = await thread(here, "list", "--open", "--json")
     gate.touch()
     assert (ended.code, ended.out) == (1, "")
-    assert "ended without an answer: a listener had nothing to answer (ended)" in ended.err
+    assert "ended without a reply: the last listener returned no reply (ended)" in ended.err
     assert undelivered.code == 1
     assert undelivered.out.startswith("<huh xmlns=")
     assert "(undelivered)" in undelivered.err

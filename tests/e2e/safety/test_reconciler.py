@@ -384,7 +384,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
 ) -> None:
     """Between the last look and the start the turn has ended: the engine does not start a completed workflow again."""
     turn, found = await unstarted(tenant, net)
-    reconciler, look = net.rules.reconciler, net.rules.reconciler._look
+    reconciler, look = net.rules.reconciler, net.rules.reconciler._describe
 
     async def overtaken(lease: LiveTurn) -> Workflow:
         seen = await look(lease)
@@ -394,7 +394,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
         return seen
 
     async with running_here(tenant.stack, run_worker):
-        monkeypatch.setattr(reconciler, "_look", overtaken)
+        monkeypatch.setattr(reconciler, "_describe", overtaken)
         assert await reconciler.reap_undispatched(found) == 0
     assert (await tenant.ended(turn)).view.status == "success"
     assert await tenant.task_events() == {turn: 1}
@@ -424,7 +424,7 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
     lost = await in_hand(tenant, turn)
 
     async def beats() -> bool:
-        return (await engine._look(lost)).heartbeat is not None
+        return (await engine._describe(lost)).heartbeat is not None
 
     await until(beats, 10, "the step shows that it lives")
     await sign_on(tenant.stack)

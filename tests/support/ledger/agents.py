@@ -1,4 +1,4 @@
-"""State built through the ledger's own functions, in the few words a test needs."""
+"""Short functions that build a test's state by the ledger's own functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ ALICE, BOB, CAROL = AgentId("alice"), AgentId("bob"), AgentId("carol")
 
 
 def profile(name: str = "helper", **more: Any) -> Profile:
-    """A profile that asks the scripted model."""
+    """A profile with a scripted model."""
     return Profile(name=name, llm_config=LlmConfig(model="scripted/echo"), **more)
 
 
@@ -92,7 +92,7 @@ def command(
     depth_limit: int = 20,
     **fields: Any,
 ) -> Enqueue:
-    """An enqueue with its ids, to be sent with `send` as often as a test likes."""
+    """An enqueue with its ids; `send` may execute it several times."""
     return Enqueue(
         project_id=PROJECT,
         channel_id=CHANNEL,
@@ -114,7 +114,7 @@ async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **f
 
 
 async def send(conn: Connection, sent: Enqueue) -> Enqueued:
-    """One try of the statement, on this connection."""
+    """Execute the enqueue once, on this connection."""
     return await enqueue_turn(conn, sent, _cards(sent, "user.test"))
 
 
@@ -138,7 +138,7 @@ async def lease(pool: Pool, agent: AgentId = ALICE, **fields: Any) -> TurnRef:
 
 
 def turn_of(leased: Lease, like: TurnRef) -> TurnRef:
-    """The gate of a lease that was not claimed; its boxes are `like`'s."""
+    """The reference to the turn of an unclaimed lease, with the boxes of `like`."""
     return TurnRef.model_validate(like.model_dump() | leased.model_dump())
 
 
@@ -209,7 +209,7 @@ async def play(pool: Pool, agent: AgentId = ALICE) -> TurnRef:
 
 
 async def drain(pool: Pool) -> None:
-    """Play every turn that is left to its end, as a worker does that finds it anywhere; calls time out at once."""
+    """Run every remaining turn to its end, whatever its state is; calls time out at once."""
     while True:
         await pool.run(lambda conn: release_stale_claims(conn, [TARGET], older_seconds=0, row_limit=500))
         await dispatch(pool, await pool.run(lambda conn: list_stranded(conn, [TARGET], row_limit=50)))
@@ -250,7 +250,7 @@ class Position:
 
 
 async def box(pool: Pool, box_id: BoxId | None) -> list[Position]:
-    """What is in a box, as it is stored."""
+    """The stored cards of a box with their positions."""
     async with pool.connection() as conn:
         rows = await conn.fetch(
             "SELECT position, card_id, metadata ->> 'type' AS type FROM box_cards JOIN cards USING (card_id)"
@@ -261,7 +261,7 @@ async def box(pool: Pool, box_id: BoxId | None) -> list[Position]:
 
 
 async def rows(pool: Pool, statement: str, *args: Any) -> list[dict[str, Any]]:
-    """Rows of a statement that only a test asks."""
+    """The rows of a statement that only a test executes."""
     async with pool.connection() as conn:
         return [dict(row) for row in await conn.fetch(statement, *args)]
 
@@ -282,7 +282,7 @@ async def head(pool: Pool, agent: AgentId = ALICE, project: ProjectId = PROJECT)
 
 
 async def stop_on(conn: Connection, agent: AgentId, turn: AgentTurnId | Enqueued) -> QueuedStop | None:
-    """stop_queued_turn with the deliverable that a stop makes, on this connection."""
+    """stop_queued_turn with the deliverable of a stop, on this connection."""
     name = turn.reply.agent_turn_id if isinstance(turn, Enqueued) else turn
     assert name is not None
     content = TextContent(text="stopped")

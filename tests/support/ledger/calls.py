@@ -1,4 +1,4 @@
-"""Calls that are out, through the ledger's own functions; and reports as a v1r4 tool writes them, by SQL."""
+"""Pending calls, built by the ledger's own functions; and reports by SQL, as a v1r4 tool writes them."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -140,7 +140,7 @@ async def write_card(pool: Pool, made: Card, project: ProjectId = PROJECT) -> Ca
 async def written_report(
     pool: Pool, turn: TurnRef, call: str, card_id: str | None, message_type: str = "tool_result", **columns: Any
 ) -> InboxId:
-    """A report as a v1r4 tool writes it: ids in the payload only, nulls elsewhere, and its edge."""
+    """A report and its edge as a v1r4 tool writes them: ids in the payload only, nulls in the columns."""
     inbox_id = InboxId(uuid7())
     payload = {
         "tool_call_id": call,
@@ -176,7 +176,7 @@ _EDGE = """
         recursion_depth, trace_id, parent_step_id, metadata, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, NULL, NULL, $7, $8, $9, $10, $11, $12, NULL, $13::jsonb, NOW())
     ON CONFLICT (project_id, md5(correlation_id), primitive, edge_phase) DO NOTHING"""
-"""An edge as v1r4's store inserts it: it names the index that it relies on."""
+"""The statement with which v1r4's store inserts an edge: ON CONFLICT names the index."""
 
 
 async def written_edge(pool: Pool, turn: TurnRef, correlation: str, primitive: str, phase: str) -> None:
@@ -203,14 +203,14 @@ async def expire(pool: Pool, turn: TurnRef) -> list[Ring]:
 def ending(
     turn: TurnRef, code: str = "stopped", states: Sequence[HeadStatus] = LIVE
 ) -> Callable[[Connection], Awaitable[FinishedTurn]]:
-    """finish_turn without a step, as a stopped worker does, as a transition."""
+    """The transition finish_turn without a step, as for a stopped turn."""
     made = fallback_card(turn, (), TurnStatus.CANCELED, "stopped")
     how = Ending(TurnStatus.CANCELED, made.card_id, code)
     return lambda conn: finish_turn(conn, turn, how, cards=[made], from_statuses=states)
 
 
 async def end(pool: Pool, turn: TurnRef, code: str = "stopped", states: Sequence[HeadStatus] = LIVE) -> FinishedTurn:
-    """That transition, done."""
+    """Execute `ending`."""
     return await pool.run(ending(turn, code, states))
 
 
@@ -226,7 +226,7 @@ async def stop_on(conn: Connection, turn: TurnRef) -> RequestedStop:
 
 
 async def pass_deadline(pool: Pool) -> None:
-    """Every deadline is now."""
+    """Set every resume deadline to now."""
     await rows(pool, "UPDATE state.agent_state_head SET resume_deadline = now() WHERE resume_deadline IS NOT NULL")
 
 
@@ -243,7 +243,7 @@ async def row_of(pool: Pool, inbox_id: InboxId) -> dict[str, Any]:
 
 
 async def became(pool: Pool, inbox_id: InboxId) -> tuple[str, str | None]:
-    """What became of an inbox row: its status, and why."""
+    """The status of an inbox row, and its reason."""
     row = await row_of(pool, inbox_id)
     return row["status"], row["last_error"]
 

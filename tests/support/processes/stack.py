@@ -1,4 +1,4 @@
-"""Turnstile as a whole on running servers: a database and a worker target of its own, worker and bridge somewhere.
+"""A whole Turnstile on running servers: a new database and worker target, with worker and bridge in any process.
 
 The bridge's verbs have one queue group per NATS, so only one stack may serve verbs on a server at a time.
 """
@@ -48,7 +48,7 @@ PATIENT: Config = {**QUICK, "worker": {**QUICK["worker"], "quick_step_ms": 1000}
 
 @dataclass(frozen=True)
 class Stack:
-    """Where everything is, and connections of the test's own."""
+    """Addresses of the servers, and the test's own connections."""
 
     directory: Path
     config: Path
@@ -59,7 +59,7 @@ class Stack:
     temporal: Client
 
     async def history(self, turn: AgentTurnId) -> WorkflowHistory:
-        """What Temporal has recorded of a turn, its end included: the event of a turn may precede it."""
+        """The history of a turn, after its workflow has closed: the turn's event may come before."""
         handle = self.temporal.get_workflow_handle(turn_workflow_id(turn))
         await handle.result()
         return await handle.fetch_history()
@@ -97,7 +97,7 @@ async def open_stack(
     scripts: Sequence[Path] = SCRIPTS,
     target: str | None = None,
 ) -> AsyncGenerator[Stack]:
-    """A stack on an empty database, migrated and declared; nothing of it runs yet."""
+    """A stack on an empty, migrated database; no worker or bridge runs yet."""
     path = write_config(directory, endpoints, target or f"w-{uuid7()}", config, scripts)
     settings = load_settings(path)
     await migrate_all(settings, endpoints)
@@ -128,7 +128,7 @@ class Run(Protocol):
 
 @asynccontextmanager
 async def running_here(stack: Stack, run: Run = run_both) -> AsyncGenerator[None]:
-    """Worker and bridge of the stack, or one of them, in this process."""
+    """Run worker and bridge of the stack, or one of them, in this process."""
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(run(stack.settings, stack.endpoints, stop, ready=ready.set))
     up = asyncio.create_task(ready.wait())

@@ -1,4 +1,4 @@
-"""Follows a turn to its end: events as they come, and a look once a second, so that a lost event cannot hang it."""
+"""Follows a turn to its end: prints its events, and queries the ledger once a second in case an event is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 _LINGER_SECONDS = 0.1
-"""How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
+"""How long to wait for the rest of a turn's text after its end: events of two subscriptions come in any order."""
 
 
 Look = Callable[[], Awaitable[TurnView]]
@@ -70,7 +70,7 @@ async def follow_turn(session: Session, look: Look, events: AsyncIterator[WatchE
 async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
     """Return once the turn has its outcome, asking the ledger alone; raises `NoBridge` if none begins it.
 
-    It says what the turn waits for if it does not begin.
+    If the turn does not begin, print what it waits for.
     """
     never, look = asyncio.Event(), look_into_ledger(session, pool, turn, gives_up=True)
     while not await _has_ended(session, look):
@@ -79,7 +79,7 @@ async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
 
 @contextmanager
 def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
-    """Say when NATS goes away and comes back."""
+    """Print a remark when the connection to NATS is lost, and when it is back."""
 
     def changed() -> None:
         state = "connected again" if conn.connected.is_set() else "gone; waiting for it"
@@ -94,20 +94,20 @@ def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
 
 @contextmanager
 def telling_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
-    """Say, where Ctrl-C ends the waiting, that it goes on; `ways` are commands, and what each does with it."""
+    """If Ctrl-C ends the block, print that `what` goes on; `ways` maps each command to what it does with it."""
     try:
         yield
     except asyncio.CancelledError:
         own = session.options
         named = (("--project", own.project), ("--data", own.data), ("--config", own.config))
         same = "".join(f" {option} {value}" for option, value in named if value)
-        told = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
-        session.out.remark(f"{what} goes on: {told}")
+        commands = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
+        session.out.remark(f"{what} goes on: {commands}")
         raise
 
 
 def ways_of(turn: AgentTurnId) -> dict[str, str]:
-    """What can be done with a turn that goes on."""
+    """Commands for a turn that goes on, each with what it does."""
     return {f"turn show {turn}": "shows it", f"watch {turn}": "waits for it", f"turn stop {turn}": "ends it"}
 
 
@@ -128,7 +128,7 @@ async def _print(session: Session, events: AsyncIterator[WatchEvent], view: Live
             if view.take(event):
                 announced.set()
     except ServerUnavailable as error:
-        session.out.remark(f"{error}; asking the ledger instead")
+        session.out.remark(f"{error}; querying the ledger instead")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

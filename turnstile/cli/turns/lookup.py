@@ -1,4 +1,4 @@
-"""Names from the command line, looked up in the ledger; what is not there is `Refused` with the protocol's code."""
+"""Finds agents and turns named on the command line; raises `Refused` with the protocol's code if there is none."""
 
 import re
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WHOLE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CANDIDATES = 5
-"""Turns that are named where the beginning of an id fits several."""
+"""Turns listed in the error if the beginning of an id fits several."""
 
 
 async def has_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> bool:
@@ -32,7 +32,10 @@ async def require_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> Non
 
 
 async def find_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView | None:
-    """The turn of this id, or the one whose id begins so; raises `Refused` (`ambiguous_turn`) naming several."""
+    """The turn with this id, or the only one whose id begins with it; None if there is none.
+
+    Raises `Refused` (`ambiguous_turn`) if several ids begin with it.
+    """
     exact = await pool.run(lambda conn: describe_turn(conn, project, AgentTurnId(turn)))
     if exact is not None or not turn:
         return exact
@@ -44,7 +47,7 @@ async def find_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView | N
 
 
 async def require_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView:
-    """As `find_turn`; raises `Refused` (`unknown_turn`) if the project has none."""
+    """Like `find_turn`, but raises `Refused` (`unknown_turn`) if there is none."""
     view = await find_turn(pool, project, turn)
     if view is None:
         raise Refused("unknown_turn", f"project {project} has no turn {turn!r}")
@@ -65,7 +68,10 @@ async def described_turn(session: Session, turn: str) -> TurnView | None:
 
 
 async def whole_id(session: Session, turn: str) -> str:
-    """The id that begins so, for what the bridge is asked; a whole one needs no ledger. Raises as `require_turn`."""
+    """The whole id of the turn, for requests to the bridge; only a shortened id needs the ledger.
+
+    Raises as `require_turn` does.
+    """
     if _WHOLE.fullmatch(turn):
         return turn
     async with session.ledger() as pool:

@@ -1,4 +1,4 @@
-"""`turnstile watch`: an agent or a turn as it happens."""
+"""`turnstile watch`: prints the events of an agent or a turn live."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -23,7 +23,7 @@ async def watch(
         str, typer.Argument(help="An agent, until Ctrl-C, or a turn, until it ends.", metavar="AGENT|TURN")
     ],
 ) -> None:
-    """Show streamed text and events live. With --json every event is one line."""
+    """Print streamed text and events live. With --json every event is one line."""
     from turnstile.cli.turns.lookup import described_turn, find_turn, has_agent, require_agent
     from turnstile.cli.turns.watching import watch_agent, watch_turn
     from turnstile.schema.ids import AgentId

@@ -1,4 +1,4 @@
-"""What `watch` does with an agent or a turn. Subscribed first, then the ledger is asked, so that no end is missed."""
+"""Watches an agent or a turn. It subscribes before it queries the ledger, so that it cannot miss a turn's end."""
 
 from typing import TYPE_CHECKING
 
