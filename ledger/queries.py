@@ -1,8 +1,8 @@
 """Named SQL: read once from the `.sql` files beside the modules, called by name with named parameters.
 
 A query is a block that starts with `-- name: <name> :<mode>`, and a line on what it does. Modes: `one` (exactly one
-row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter. There
-is no SQL text in Python.
+row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter.
+`{name}` stands for a list of message types (`turnstile.schema.message_types`). There is no SQL text in Python.
 """
 
 import functools
@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, Protocol, cast
 
+from turnstile.schema.message_types import TYPE_LISTS
+
 Mode = Literal["one", "opt", "many", "exec"]
 
 _HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
-_PIECE = re.compile(r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b")
-"""A quoted text, which stays; a comment, which goes; a parameter, which gets its number."""
+_PIECE = re.compile(
+    r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b|\{(?P<types>" + "|".join(TYPE_LISTS) + r")\}"
+)
+"""A quoted text, which stays; a comment, which goes; a parameter, which gets a number; a list of types, written out."""
 
 Row = Mapping[str, Any]
 """A row by column name; every caller validates it into a model."""
@@ -87,14 +91,16 @@ def _query(header: re.Match[str], body: str) -> Query:
     purpose = " ".join(line[3:] for line in body.strip().splitlines() if line.startswith("-- "))
     numbers: dict[str, int] = {}
 
-    def number(found: re.Match[str]) -> str:
+    def replace(found: re.Match[str]) -> str:
         if found["comment"]:
             return ""
+        if found["types"]:
+            return "(" + ", ".join(f"'{each}'" for each in TYPE_LISTS[found["types"]]) + ")"
         if (parameter := found["parameter"]) is None:
             return found[0]
         return f"${numbers.setdefault(parameter, len(numbers) + 1)}"
 
-    sql = _PIECE.sub(number, body).strip().rstrip(";")
+    sql = _PIECE.sub(replace, body).strip().rstrip(";")
     return Query(header["name"], cast("Mode", header["mode"]), sql, tuple(numbers), purpose)
 
 

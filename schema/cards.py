@@ -213,6 +213,21 @@ def content_of(card: Card) -> CardContent:
         ) from None
 
 
+def value_of(card: Card) -> JsonValue:
+    """A card's content as JSON: a text, what it holds, or the content as it is if it cannot be read."""
+    try:
+        content = content_of(card)
+    except CardUnreadable:
+        return card.content
+    match content:
+        case TextContent(text=text):
+            return text
+        case JsonContent(data=data):
+            return data
+        case _:
+            return content.model_dump(mode="json")
+
+
 def read_content(content: JsonObject) -> CardContent | None:
     """Parse the content of a card's row; None if it does not parse."""
     try:

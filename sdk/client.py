@@ -116,6 +116,15 @@ class BridgeClient:
         self._project = project_id
         self._channel = channel_id
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone for good."""
+        return self._conn.closed.is_set()
+
+    def in_channel(self, channel_id: ChannelId) -> "BridgeClient":
+        """A client of another channel of the project, on the same connection."""
+        return BridgeClient(self._conn, self._project, channel_id)
+
     async def request(
         self,
         verb: str,

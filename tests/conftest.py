@@ -1,4 +1,4 @@
-"""Real servers for the whole suite: one set a session, and a database for every test, cloned from a migrated one."""
+"""Fixtures: one set of real servers per session, and for every test a database cloned from a migrated one."""
 
 import asyncio
 import signal
@@ -50,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turns", type=int, default=42, help="how many turns are live when Temporal's data is deleted")
     parser.addoption(
         "--pictures", help="the directory where tests/e2e/turns/test_web_ui.py renews the pictures of the docs"
+    )
+    parser.addoption(
+        "--install", action="store_true", help="let tests/packaging install the wheel from the package index"
     )
     parser.addoption("--slow-turns", type=int, default=0, help="how many turns meet servers that answer late")
     parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")

@@ -1,0 +1,56 @@
+"""Turnstile: a durable kernel for LLM agent turns. These names are the public API; docs/python.md shows each.
+
+A name is imported when it is first used, so that neither a workflow nor `turnstile --help` loads what it does not need.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turnstile.processes.services import ServiceTurn, run_service
+    from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable, TurnstileError
+    from turnstile.schema.pump.listeners import listener
+    from turnstile.schema.pump.payloads import Payload
+    from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
+    from turnstile.sdk.tools.service import Terminate, ToolCall, ToolFailed, ToolService
+    from turnstile.sdk.turns import Client, Turn, TurnResult, connect
+
+__all__ = [
+    "BadRequest",
+    "Client",
+    "ConfigError",
+    "HandlerMetadata",
+    "HandlerResponse",
+    "Payload",
+    "Refused",
+    "ServerUnavailable",
+    "ServiceTurn",
+    "SystemErrorMessage",
+    "Terminate",
+    "ToolCall",
+    "ToolFailed",
+    "ToolService",
+    "Turn",
+    "TurnResult",
+    "TurnstileError",
+    "connect",
+    "listener",
+    "run_service",
+]
+
+_MODULES = {
+    "turnstile.processes.services": ("ServiceTurn", "run_service"),
+    "turnstile.schema.errors": ("BadRequest", "ConfigError", "Refused", "ServerUnavailable", "TurnstileError"),
+    "turnstile.schema.pump.listeners": ("listener",),
+    "turnstile.schema.pump.payloads": ("Payload",),
+    "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "SystemErrorMessage"),
+    "turnstile.sdk.tools.service": ("Terminate", "ToolCall", "ToolFailed", "ToolService"),
+    "turnstile.sdk.turns": ("Client", "Turn", "TurnResult", "connect"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'turnstile' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)

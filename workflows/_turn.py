@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from turnstile.schema.ids import InboxId, ToolCallId
-from turnstile.schema.states import MessageType
+from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.turns import (
     Outcome,
     ReportsApplied,
@@ -141,8 +141,6 @@ class Return:
 
 Action = RunStep | Settle | Expire | Stop | Wait | Return
 
-_REPORTS = (MessageType.TOOL_RESULT, MessageType.TIMEOUT)
-
 
 def begin(rings: tuple[Ring, ...] = ()) -> tuple[TurnState, Action]:
     """The first state and action of a new, restarted or continued workflow: run the step that is next by the ledger."""
@@ -222,7 +220,17 @@ def _step(state: TurnState, step: int, reports: tuple[InboxId, ...] = ()) -> tup
 
 
 def _reports(rings: tuple[Ring, ...]) -> tuple[Ring, ...]:
-    return tuple(ring for ring in rings if ring.message_type in _REPORTS)
+    return tuple(ring for ring in rings if _is_report(ring))
+
+
+def _is_report(ring: Ring) -> bool:
+    match purpose_of(ring.message_type):
+        case Purpose.REPORT:
+            return True
+        case Purpose.STOP:  # heard of by `StopAsked`
+            return False
+        case Purpose.MODEL_TURN | Purpose.TOOL_TURN:  # the row of this turn, for which the workflow was started
+            return False
 
 
 def _merged(known: tuple[Ring, ...], rings: tuple[Ring, ...]) -> tuple[Ring, ...]:

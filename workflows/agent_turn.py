@@ -14,7 +14,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from turnstile.schema.states import MessageType, TurnStatus
+from turnstile.schema.message_types import Purpose, purpose_of
+from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import (
     ApplyInput,
     Outcome,
@@ -53,7 +54,7 @@ class AgentTurn:
     def doorbell(self, rings: list[Ring]) -> None:
         """Take pointers to inbox rows of this turn that are due."""
         self._events.append(_turn.DoorbellRang(tuple(rings)))
-        if any(ring.message_type == MessageType.STOP for ring in rings):
+        if any(purpose_of(ring.message_type) is Purpose.STOP for ring in rings):
             self._ask_stop()
 
     @workflow.run

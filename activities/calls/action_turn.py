@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
 from turnstile.activities.turn.resume import Termination, ended_by, result_of
 from turnstile.activities.turn.turn_config import tool_rows
-from turnstile.ledger.turns.transitions import StepHead, fallback_card
+from turnstile.ledger.turns.ends import fallback_card
+from turnstile.ledger.turns.steps import StepHead
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, JsonContent, content_of
 from turnstile.schema.errors import BadRequest, Refused

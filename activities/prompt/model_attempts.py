@@ -140,8 +140,8 @@ class Attempts:
         open_one = [current.record(LOST)] if current is not None and not current.ended else []
         return [*self.records, *open_one][-_HEARTBEAT_RECORDS:]
 
-    def metadata(self) -> JsonObject:
-        """`llm_usage` and `llm_response_cost` over all attempts, and the attempts one by one."""
+    def spent(self) -> tuple[JsonObject, float | None]:
+        """Tokens by the provider's names and the cost in US dollars, over all attempts; None if no cost is known."""
         usage: dict[str, float] = {}
         for record in self.records:
             counts = record.get("usage")
@@ -149,11 +149,7 @@ class Attempts:
                 if isinstance(count, int | float):
                     usage[name] = usage.get(name, 0) + count
         costs = [cost for record in self.records if isinstance(cost := record.get("response_cost"), int | float)]
-        return {
-            "llm_usage": dict(usage),
-            "llm_response_cost": sum(costs) if costs else None,
-            "attempts": list(self.records),
-        }
+        return {**usage}, sum(costs) if costs else None
 
 
 async def ask(

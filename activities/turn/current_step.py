@@ -6,21 +6,24 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from turnstile.activities.calls.action_turn import action_ended
+from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.activities.prompt.tool_specs import wanted_fields
-from turnstile.activities.turn.decide import StepRequest, Suspend
+from turnstile.activities.turn.decide import StepRequest
 from turnstile.activities.turn.resume import Termination, termination
-from turnstile.activities.turn.timing import timing
+from turnstile.activities.turn.timing import timing, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, TurnConfig
 from turnstile.activities.turn.turn_events import TurnEvents
-from turnstile.ledger.turns.transitions import BegunStep, StepRecord
+from turnstile.ledger.turns.ends import Ending, fallback_ending
+from turnstile.ledger.turns.steps import BegunStep, StepRecord
 from turnstile.runtime.ports import ModelMessage
-from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import StepId, step_id
-from turnstile.schema.states import MessageType, StepStatus
+from turnstile.schema.message_types import asks_model
+from turnstile.schema.states import StepStatus, TurnStatus
+from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class CurrentStep:
     def termination(self) -> Termination | None:
         """The end that the answers to the last step's calls make, if they do."""
         head, output = self.begun.head, self.begun.output
-        if head.message_type is MessageType.UI_ACTION:
+        if not asks_model(head.message_type):
             return action_ended(self.turn, head, output)
         if not head.answered:
             return None
@@ -75,25 +78,42 @@ class CurrentStep:
         parent = begun.head.parent_step_id or ""
         return StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
 
-    def metadata(self, pinned: PinnedConfig | None) -> JsonObject:
-        """The step row's `metadata` so far: usage, cost and timing, and of a first step what it pins."""
-        metadata = self.attempts.metadata()
-        first_token = self.attempts.records[-1]["first_token_ms"] if self.attempts.records else None
-        metadata["timing"] = timing(self.begun.head, time.monotonic() - self.clock, first_token)
-        if self.number == 1 and pinned is not None:
-            metadata["turn_config"] = pinned.config.model_dump(mode="json")
-        return metadata
+    def figures(
+        self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None
+    ) -> StepFigures:
+        """What the step's row remembers: usage, cost and timing until now, and of a first step what it pins."""
+        records = self.attempts.records
+        usage, cost = self.attempts.spent()
+        first_token = records[-1]["first_token_ms"] if records else None
+        pins = pinned if self.number == 1 else None
+        return StepFigures(
+            timing=timing(self.begun.head, time.monotonic() - self.clock, first_token),
+            finish_reason=None if answer is None else answer.finish_reason,
+            truncated=None if answer is None else answer.truncated,
+            error_code=error_code,
+            llm_usage=usage,
+            llm_response_cost=cost,
+            attempts=tuple(records),
+            turn_config=None if pins is None else pins.config.model_dump(mode="json"),
+        )
+
+    def fallback(
+        self, cards: tuple[Card, ...], status: TurnStatus, code: str, reason: str, figures: StepFigures
+    ) -> tuple[tuple[Card, ...], Ending]:
+        """The end of the turn with this step where it delivered nothing: these cards and the fallback, and how."""
+        made, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
+        card, ending = fallback_ending(self.turn, made, status, code, reason, stats)
+        return (*cards, card), ending
 
     def record(
-        self, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus, sent: Suspend | None = None
+        self, cards: tuple[Card, ...], metadata: StepMetadata, status: StepStatus, wait_seconds: float = 0.0
     ) -> StepRecord:
         """What its commit writes: the cards that are new, and those of the context that the output box takes in."""
         known = {card.card_id for card in self.begun.context}
         kept = [card.card_id for card in cards if card.card_id in known]
-        new_cards: JsonObject = {"new_card_ids": [card.card_id for card in cards if card.card_id not in known]}
-        commands, wait_seconds = ((), 0.0) if sent is None else (sent.commands, sent.wait_seconds)
+        new = tuple(card.card_id for card in cards if card.card_id not in known)
+        metadata = metadata.model_copy(update={"new_card_ids": new})
         made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
-        calls = made or [command.tool_call_id for command in commands]  # a UI action has no thought that says them
-        return StepRecord(
-            self.number, metadata | new_cards, cards, calls, self.started, status, commands, wait_seconds, kept
-        )
+        if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought that says them
+            made = [command.tool_call_id for command in metadata.commands]
+        return StepRecord(self.number, metadata, cards, made, self.started, status, wait_seconds, kept)

@@ -2,11 +2,12 @@
 
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import recall_step
+from turnstile.ledger.turns.ends import recall_step
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.states import HeadStatus
+from turnstile.schema.step_metadata import EndMetadata, SuspendMetadata
 from turnstile.schema.turns import StepContinues, StepEnds, StepResult, StepStale, StepSuspends, TurnRef
 
 
@@ -16,13 +17,13 @@ async def recall(pool: Pool, publisher: Publisher, turn: TurnRef, step: int, tel
     number = found.step or step
     recorded = found.step_metadata
     turn_events = TurnEvents(publisher, turn, found.context_headers, telemetry)
-    if recorded is not None and recorded.get("next") == "end" and (done := found.finished()) is not None:
+    if isinstance(recorded, EndMetadata) and (done := found.finished()) is not None:
         await turn_events.finished(pool, done, turn_events.completed(number, recorded))
         return StepEnds(step=number, outcome=done.outcome(turn.agent_turn_id))
     if not found.gate:
         return StepStale(step=number, head_status=found.head_status)
     if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
-        if recorded is not None and recorded.get("next") == "suspend":
+        if isinstance(recorded, SuspendMetadata):
             await turn_events.publish(*turn_events.suspended(number, recorded, found.updated_at))
         # A step that found no record was not begun: the turn still sleeps in the one before it.
         asleep = number if recorded is not None else max(0, number - 1)

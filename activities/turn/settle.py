@@ -9,21 +9,18 @@ from temporalio import activity
 
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.transitions import Ending, fallback_card, finish_turn, recall_step
+from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, end_by_fallback, recall_step
 from turnstile.ledger.turns.waiting import AppliedReports, apply_reports, inject_timeouts
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
 from turnstile.schema.wire.events import InboxProgress
 
 log = logging.getLogger(__name__)
-STOPPED = "stopped"
-_STOP_REASON = "the turn was stopped"
 
 
 class SettleActivities:
@@ -63,20 +60,13 @@ class SettleActivities:
 
 async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
     """Finish the turn as canceled without a step, or find that it is over (protocol §6, stop)."""
-    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
     found = await pool.run(lambda conn: recall_step(conn, turn, 0))
     step = found.step or 0
-    turn_events = TurnEvents(publisher, turn, found.context_headers, telemetry)
-    card = fallback_card(turn, made or (), TurnStatus.CANCELED, _STOP_REASON)
-    ending = Ending(TurnStatus.CANCELED, card.card_id, STOPPED, _STOP_REASON, None, {"steps": step})
-    live = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
     try:
-        done = await pool.run(
-            lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=live, raise_epoch=True)
-        )
+        done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
-    await turn_events.finished(pool, done, None)
+    await TurnEvents(publisher, turn, done.context_headers, telemetry).finished(pool, done, None)
     return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
 
 

@@ -34,34 +34,26 @@ from turnstile.activities.turn.decide import (
 from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.resume import Termination
-from turnstile.activities.turn.settle import STOPPED, end_stopped, publish_applied
+from turnstile.activities.turn.settle import end_stopped, publish_applied
 from turnstile.activities.turn.timing import record_begun, record_calls, record_step, turn_stats
 from turnstile.activities.turn.turn_config import PinnedConfig, pin
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.transitions import (
-    BegunStep,
-    Ending,
-    StepRecord,
-    begin_step,
-    commit_step,
-    fallback_card,
-    finish_turn,
-    recall_step,
-    retry_step,
-)
+from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, Ending, fallback_card, finish_turn, recall_step
+from turnstile.ledger.turns.steps import BegunStep, StepRecord, begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
-from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
 from turnstile.schema.ids import InboxId
-from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.message_types import asks_model
+from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
     RunStepInput,
@@ -173,9 +165,9 @@ class StepActivities:
         record_begun(self._telemetry, step.turn, head)
         if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
-        acts = head.message_type is MessageType.UI_ACTION
-        await self._open(step, "executing_tool" if acts else "thinking")
-        if acts:
+        thinks = asks_model(head.message_type)
+        await self._open(step, "thinking" if thinks else "executing_tool")
+        if not thinks:
             return await self._act(step)
         pinned: PinnedConfig | None = None
         try:
@@ -207,7 +199,7 @@ class StepActivities:
             # Its words may quote the arguments, and an outcome holds no content.
             return await self._fail(step, None, error.code, "the tool could not be called")
         decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
-        return await self._suspend(step, decision, decision.cards, step.metadata(None))
+        return await self._suspend(step, decision, decision.cards, step.figures(None))
 
     async def _ask(
         self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
@@ -241,14 +233,12 @@ class StepActivities:
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
     ) -> StepResult:
         cards = (*pinned.cards, *decision.cards)
-        metadata = step.metadata(pinned) | {"finish_reason": answer.finish_reason}
-        if answer.truncated is not None:
-            metadata["truncated"] = answer.truncated
+        figures = step.figures(pinned, answer)
         match decision:
             case Continue():
-                return await self._continue(step, cards, metadata)
+                return await self._continue(step, cards, figures)
             case Suspend():
-                return await self._suspend(step, decision, cards, metadata)
+                return await self._suspend(step, decision, cards, figures)
             case Deliver():
                 made = decision.deliverable
                 if made is None:
@@ -262,20 +252,19 @@ class StepActivities:
                     decision.error_code,
                     None,
                     decision.tool_result,
-                    turn_stats(step.number, metadata),
+                    turn_stats(step.number, figures),
                 )
-                return await self._finish(step, ending, cards, metadata, StepStatus.COMPLETED)
+                return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
 
     async def _fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
         """The turn ends as failed, with what there is."""
         cards = () if pinned is None else pinned.cards
-        fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.FAILED, message)
-        metadata = step.metadata(pinned) | {"error_code": code}
-        ending = Ending(TurnStatus.FAILED, fallback.card_id, code, message, None, turn_stats(step.number, metadata))
-        return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.FAILED)
+        figures = step.figures(pinned, error_code=code)
+        ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
+        return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
-    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], metadata: JsonObject) -> StepResult:
-        record = step.record(cards, metadata | {"next": "continue"}, StepStatus.COMPLETED)
+    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures) -> StepResult:
+        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED)
         if done.result == "done":
@@ -285,11 +274,11 @@ class StepActivities:
         return StepContinues(step=step.number, quick=self._paces.is_quick(step.turn.profile_box_id))
 
     async def _suspend(
-        self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], metadata: JsonObject
+        self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
     ) -> StepResult:
         """command_intent (protocol §6): committed with the suspended head, published after."""
-        sent: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in decision.commands]}
-        record = step.record(cards, metadata | sent, StepStatus.COMPLETED, decision)
+        metadata = SuspendMetadata.of(figures, commands=decision.commands)
+        record = step.record(cards, metadata, StepStatus.COMPLETED, decision.wait_seconds)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
@@ -308,8 +297,7 @@ class StepActivities:
     async def _terminate(self, step: CurrentStep, ended: Termination) -> StepResult:
         """A tool's answer ends the turn: no model is asked, no step is made."""
         head = step.begun.head
-        stats: JsonObject = {"steps": head.step_count}
-        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result, stats)
+        ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
         done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
         await step.turn_events.finished(self._pool, done, None)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
@@ -318,29 +306,21 @@ class StepActivities:
         """The turn was stopped in this step: what the model had said becomes a card, then the turn ends (§6, stop)."""
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
-        fallback = fallback_card(step.turn, (*step.begun.output, *cards), TurnStatus.CANCELED, "the turn was stopped")
-        metadata = step.metadata(None) | {"error_code": STOPPED}
-        ending = Ending(
-            TurnStatus.CANCELED,
-            fallback.card_id,
-            STOPPED,
-            "the turn was stopped",
-            None,
-            turn_stats(step.number, metadata),
-        )
+        figures = step.figures(None, error_code=STOPPED)
+        ended = step.fallback(cards, TurnStatus.CANCELED, STOPPED, STOP_REASON, figures)
         try:
-            return await self._finish(step, ending, (*cards, fallback), metadata, StepStatus.CANCELED)
+            return await self._finish(step, *ended, figures, StepStatus.CANCELED)
         except StaleTurn:
             # The step had been committed when the stop came: end the turn after it.
-            ended = await end_stopped(self._pool, self._publisher, step.turn, self._telemetry)
-            if ended.outcome is None:
+            stopped = await end_stopped(self._pool, self._publisher, step.turn, self._telemetry)
+            if stopped.outcome is None:
                 return await recall(self._pool, self._publisher, step.turn, step.number, self._telemetry)
-            return StepEnds(step=ended.step, outcome=ended.outcome)
+            return StepEnds(step=stopped.step, outcome=stopped.outcome)
 
     async def _finish(
-        self, step: CurrentStep, ending: Ending, cards: tuple[Card, ...], metadata: JsonObject, status: StepStatus
+        self, step: CurrentStep, cards: tuple[Card, ...], ending: Ending, figures: StepFigures, status: StepStatus
     ) -> StepResult:
-        record = step.record(cards, metadata | {"next": "end"}, status)
+        record = step.record(cards, EndMetadata.of(figures), status)
         fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
         done = await self._keep(
             step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)

@@ -8,7 +8,7 @@ hold ids, codes and numbers only.
 import time
 from datetime import UTC, datetime
 
-from turnstile.ledger.turns.transitions import StepHead, StepRecord
+from turnstile.ledger.turns.steps import StepHead, StepRecord
 from turnstile.runtime.telemetry import (
     Attribute,
     Metric,
@@ -20,37 +20,35 @@ from turnstile.runtime.telemetry import (
 )
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import step_id
+from turnstile.schema.step_metadata import StepFigures, StepTiming
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
 
-def timing(head: StepHead, seconds: float, first_token_ms: object) -> JsonObject:
+def timing(head: StepHead, seconds: float, first_token_ms: object) -> StepTiming:
     """`timing` of a step that has taken so long until now."""
-    first_token = first_token_ms if isinstance(first_token_ms, int) else None
-    told: JsonObject = {
-        "queue_delay_ms": _millis((head.started_at - head.enqueued_at).total_seconds()),
-        "step_ms": _millis(seconds),
-        "first_token_ms": first_token,
-        "e2e_ms": _millis((datetime.now(UTC) - head.enqueued_at).total_seconds()),
-    }
-    if (slept := suspended(head)) is not None:
-        told["suspended_ms"] = _millis(slept)
-    return told
+    slept = suspended(head)
+    return StepTiming(
+        queue_delay_ms=_millis((head.started_at - head.enqueued_at).total_seconds()),
+        step_ms=_millis(seconds),
+        first_token_ms=first_token_ms if isinstance(first_token_ms, int) else None,
+        e2e_ms=_millis((datetime.now(UTC) - head.enqueued_at).total_seconds()),
+        suspended_ms=None if slept is None else _millis(slept),
+    )
 
 
-def turn_stats(step: int, metadata: JsonObject) -> JsonObject:
+def turn_stats(step: int, figures: StepFigures) -> JsonObject:
     """`stats` of a turn that ends with this step; the ledger adds `queue_delay_ms` and `e2e_ms` by its own clock."""
-    last, attempts = metadata["timing"], metadata["attempts"]
-    newest = attempts[-1] if isinstance(attempts, list) and attempts else None
+    timing = figures.timing or StepTiming()
     stats: JsonObject = {
         "steps": step,
-        "step_ms": last.get("step_ms") if isinstance(last, dict) else None,
-        "first_token_ms": last.get("first_token_ms") if isinstance(last, dict) else None,
-        "model": newest.get("model") if isinstance(newest, dict) else None,
-        "llm_usage": metadata["llm_usage"],
+        "step_ms": timing.step_ms,
+        "first_token_ms": timing.first_token_ms,
+        "model": figures.attempts[-1].get("model") if figures.attempts else None,
+        "llm_usage": figures.llm_usage,
     }
-    if "truncated" in metadata:
-        stats["truncated"] = metadata["truncated"]
+    if figures.truncated is not None:
+        stats["truncated"] = figures.truncated
     return stats
 
 
@@ -85,13 +83,12 @@ def record_step(
         "turnstile.step_id": step_id(turn.agent_turn_id, record.step),
         "turnstile.step": record.step,
         "turnstile.step_attempt": head.step_attempt,
-        "turnstile.next": str(record.metadata.get("next")),
+        "turnstile.next": record.metadata.next,
         "turnstile.model_attempts": attempts,
     }
-    code = record.metadata.get("error_code")
     times = (nanoseconds(record.started_at), time.time_ns())
     parent = headers.span_id(head.context_headers[headers.TRACEPARENT])
-    telemetry.tracer.record(Span("step", own, parent, *times, attributes, code if isinstance(code, str) else None))
+    telemetry.tracer.record(Span("step", own, parent, *times, attributes, record.metadata.error_code))
 
 
 def record_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:

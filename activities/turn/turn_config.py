@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import Field, ValidationError
 
 from turnstile.activities.prompt.tool_specs import build_tool_specs, last_specs
-from turnstile.ledger.turns.transitions import BegunStep
+from turnstile.ledger.turns.steps import BegunStep
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,

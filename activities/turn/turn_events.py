@@ -1,28 +1,28 @@
-"""What a step tells the world after its commit: state, step and task events in this order, and the next doorbell.
+"""The events of a turn: state, step and task events in this order, and the doorbell of the agent's next turn.
 
 Best effort but for the `task` event: if that is not acknowledged the outcome stays unannounced, and the safety net
-publishes it under the same message id (protocol §8).
+publishes it under the same message id (protocol §8). Worker, bridge and services announce an end by `announce`.
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import FinishedTurn, mark_announced
+from turnstile.ledger.turns.ends import EndedTurn, FinishedTurn, mark_announced
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import CardId, StepId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
 from turnstile.schema.states import HeadStatus, StepPhase
-from turnstile.schema.tools import ToolCommand
+from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, Message, StateEvent, StepEvent, TaskEvent
+from turnstile.schema.wire.events import Address, Message, StateEvent, StepEvent
 
 log = logging.getLogger(__name__)
 SENDER = "turnstile.worker"
@@ -37,19 +37,12 @@ class TurnEvents:
     context: Mapping[str, str]
     """The turn's `context_headers`."""
     telemetry: Telemetry = SILENT
+    sender: str = SENDER
 
     @property
     def address(self) -> Address:
         """Whom the messages are about."""
-        return Address(
-            project_id=self.turn.project_id,
-            channel_id=self.turn.channel_id,
-            agent_id=self.turn.agent_id,
-            agent_turn_id=self.turn.agent_turn_id,
-            turn_epoch=self.turn.turn_epoch,
-            context=self.context,
-            sender=SENDER,
-        )
+        return Address.of(self.turn, self.context, self.sender)
 
     def state(self, status: HeadStatus, updated_at: datetime, **metadata: str | int) -> Message:
         """A `state` event of this turn."""
@@ -75,23 +68,18 @@ class TurnEvents:
         )
         return self.address.step(event)
 
-    def completed(self, number: int, recorded: JsonObject) -> Message:
+    def completed(self, number: int, recorded: StepMetadata) -> Message:
         """The `step` event of a step that is over, from what its commit recorded."""
-        failed = "error_code" in recorded
-        ids = recorded.get("new_card_ids")
-        names = ("timing", "finish_reason", "truncated", "error_code")
-        shown = {name: recorded[name] for name in names if name in recorded}
         return self.step(
             step_id(self.turn.agent_turn_id, number),
-            StepPhase.FAILED if failed else StepPhase.COMPLETED,
-            shown,
-            [CardId(str(each)) for each in ids] if isinstance(ids, list) else [],
+            StepPhase.COMPLETED if recorded.error_code is None else StepPhase.FAILED,
+            recorded.model_dump(mode="json", include={"timing", "finish_reason", "truncated", "error_code"}),
+            list(recorded.new_card_ids),
         )
 
-    def suspended(self, number: int, recorded: JsonObject, updated_at: datetime) -> list[Message]:
+    def suspended(self, number: int, recorded: StepMetadata, updated_at: datetime) -> list[Message]:
         """The commands, and what happened; a repeat has the commands again, under the same message ids."""
-        sent = recorded.get("commands")
-        commands = [ToolCommand.model_validate(each) for each in sent] if isinstance(sent, list) else []
+        commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
         key = step_id(self.turn.agent_turn_id, number)
         waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
         return [
@@ -111,39 +99,24 @@ class TurnEvents:
             log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
 
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
-        """Publish the end of the turn and ring for the agent's next; then note that the `task` event is safe."""
+        """Announce the end of a turn of this worker, after its last events; record how long that took."""
         hit(Fault.TURN_FINISHED)
-        if made := done.result == "done":
+        before = [] if done.next_lease(self.turn) else [self.state(HeadStatus.IDLE, done.updated_at)]
+        announced = await self.ended(pool, done, *before, *([] if step is None else [step]))
+        if announced:
+            hit(Fault.TURN_ANNOUNCED)
+        if done.is_new:
+            self._finish_span(done, None if announced else ServerUnavailable.code)
+
+    async def ended(self, pool: Pool, done: EndedTurn, *before: Message) -> bool:
+        """Announce the end of the turn, after these messages, and ring for the agent's next; as `announce`."""
+        if done.is_new:
             figures = (done.status, done.error_code, done.stats, done.ended_at)
             self.telemetry.turn_ended(self.turn, self.context, *figures)
-        lease = done.next_lease(self.turn)
-        event = TaskEvent(
-            agent_turn_id=self.turn.agent_turn_id,
-            status=done.status,
-            output_box_id=done.output_box_id,
-            deliverable_card_id=done.deliverable_card_id,
-            tool_result_card_id=done.tool_result_card_id,
-            error=done.error,
-            error_code=done.error_code,
-            stats=done.stats,
-        )
-        messages = [self.state(HeadStatus.IDLE, done.updated_at)] if lease is None else []
-        messages += [] if step is None else [step]
-        messages += self.address.ended(event, done.ui_action)
-        if lease is not None:
-            messages.append(lease.doorbell(SENDER, "next_turn"))
-        try:
-            await self.publisher.publish(messages)
-        except ServerUnavailable as error:
-            log.warning("turn %s: task event left to the safety net: %s", self.turn.agent_turn_id, error)
-            if made:
-                self._finish_span(done, error.code)
-            return
-        hit(Fault.TURN_PUBLISHED)
-        await pool.run(lambda conn: mark_announced(conn, [self.turn.agent_turn_id]))
-        hit(Fault.TURN_ANNOUNCED)
-        if made:
-            self._finish_span(done, None)
+        messages = [*before, *done.announcement(self.address)]
+        if (lease := done.next_lease(self.turn)) is not None:
+            messages.append(lease.doorbell(self.sender, "next_turn"))
+        return await announce(pool, self.publisher, [self.turn.agent_turn_id], messages)
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
         """From the end in the ledger until the world knows."""
@@ -158,3 +131,15 @@ class TurnEvents:
         self.telemetry.tracer.record(
             Span("finish", own, headers.span_id(under), *times, attributes, error_code, "producer")
         )
+
+
+async def announce(pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]) -> bool:
+    """Publish the ends of these turns, and mark them as announced; False if that is left to the safety net."""
+    try:
+        await publisher.publish(messages)
+    except ServerUnavailable as error:
+        log.warning("turn %s, of %d: task event left to the safety net: %s", turns[0], len(turns), error)
+        return False
+    hit(Fault.TURN_PUBLISHED)
+    await pool.run(lambda conn: mark_announced(conn, turns))
+    return True

@@ -1,9 +1,8 @@
-"""Agents that somebody rang for, claimed project by project in turn (protocol §6, claim; docs/limits.md, fairness).
+"""A queue of agents with due inbox rows, claimed round-robin by project (protocol §6, claim; docs/limits.md, fairness).
 
-Doorbells and the poll put agents here and wait for nothing. A few lanes take them, one of each project at a time, so a
-project with thousands of agents has as many starts in flight as are left over by the others. Everything is bounded:
-starts in flight, agents that wait, of a project and in all. What finds no room is found by the poll, which is the
-truth.
+Doorbells and the watchdog's poll add agents and return at once. `LANES` tasks take them, one agent of each project at a
+time, so a project with thousands of waiting agents delays no other project. Starts in flight and waiting agents are
+bounded, per project and in total. An agent that finds the queue full is added again by a later poll.
 """
 
 import asyncio
@@ -19,24 +18,24 @@ from turnstile.schema.ids import AgentId, ProjectId
 log = logging.getLogger(__name__)
 LANES = 4
 BATCH = 8
-"""Agents of one claim; with the lanes, at most 32 starts are in flight, behind which another project's start waits."""
+"""Agents of one claim. With four lanes at most 32 starts are in flight, and another project's start waits for them."""
 MAX_WAITING = 50_000
 MAX_OF_PROJECT = 10_000
 
 
 class FairQueue:
-    """Agents that wait, each once; projects take turns, and an agent waits behind its project's earlier ones."""
+    """Waiting agents, each once: projects take turns, and the agents of a project are first in, first out."""
 
     def __init__(self) -> None:
         self._projects: OrderedDict[ProjectId, deque[AgentId]] = OrderedDict()
         self._reasons: dict[AgentKey, str] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting agents."""
         return len(self._reasons)
 
     def offer(self, agents: Iterable[AgentKey], reason: str) -> int:
-        """Let them wait; returns how many are new. Those without room are left to the poll."""
+        """Add agents; returns how many are new. Agents beyond a bound are dropped, and a later poll adds them again."""
         before = len(self._reasons)
         for key in agents:
             project, agent = key
@@ -53,7 +52,7 @@ class FairQueue:
         return len(self._reasons) - before
 
     def take(self, count: int) -> dict[str, list[AgentKey]]:
-        """At most so many by the reason they were offered for, one of each project before a second of any."""
+        """Remove at most `count` agents, one per project in each round; returns them by the reason of their offer."""
         taken: dict[str, list[AgentKey]] = {}
         for _ in range(min(count, len(self._reasons))):
             project, waiting = self._projects.popitem(last=False)
@@ -65,27 +64,26 @@ class FairQueue:
 
 
 class ClaimQueue:
-    """Claims for whoever waits, in lanes."""
+    """Claims the inboxes of waiting agents in `LANES` concurrent tasks."""
 
-    def __init__(self, starter: Claims) -> None:
-        self._starter = starter
+    def __init__(self) -> None:
         self._queue = FairQueue()
         self._offered = asyncio.Event()
         self.runs = False
-        """Whether who is offered now will be claimed for."""
+        """Whether `run` is active, so that agents offered now will be claimed."""
 
     def offer(self, agents: Iterable[AgentKey], reason: str) -> int:
-        """Claim for these agents soon; returns how many did not wait already."""
+        """Queue these agents for a claim; returns how many were not queued already."""
         added = self._queue.offer(agents, reason)
         if added:
             self._offered.set()
         return added
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`: what is being claimed then is finished, who still waits is left to the poll."""
+    async def run(self, claims: Claims, stop: asyncio.Event) -> None:
+        """Claim until `stop` is set. Claims in progress finish; agents that still wait are left to the poll."""
         async with asyncio.TaskGroup() as lanes:
             for _ in range(LANES):
-                lanes.create_task(self._lane(stop))
+                lanes.create_task(self._lane(claims, stop))
             self.runs = True
             try:
                 await stop.wait()
@@ -93,18 +91,18 @@ class ClaimQueue:
                 self.runs = False
             self._offered.set()
 
-    async def _lane(self, stop: asyncio.Event) -> None:
+    async def _lane(self, claims: Claims, stop: asyncio.Event) -> None:
         while not stop.is_set():
             if not len(self._queue):
                 self._offered.clear()
                 await self._offered.wait()
             for reason, agents in self._queue.take(BATCH).items():
-                await self._claim(agents, reason)
+                await self._claim(claims, agents, reason)
 
-    async def _claim(self, agents: list[AgentKey], reason: str) -> None:
+    async def _claim(self, claims: Claims, agents: list[AgentKey], reason: str) -> None:
         try:
-            await self._starter.claim(agents, reason)
+            await claims.claim(agents, reason)
         except ServerUnavailable as error:
             log.warning("%d agents are left to the watchdog: %s", len(agents), error)
-        except Exception:  # a lane must outlive any claim; what is due is found by the poll
+        except Exception:  # a failed claim must not end the lane; the poll finds the due rows again
             log.exception("claiming for %d agents failed", len(agents))

@@ -1,7 +1,7 @@
-"""Claims (protocol §6): taking what is due, settling what needs nobody, telling of it, giving back.
+"""Claims (protocol §6): take due inbox rows, start or signal their turns, settle the rest, release what failed.
 
-Subclasses say how a claimed turn is started and rung: as a workflow (`workflow_starter`), or as a task of a service
-(`inbox_service`). Many agents are claimed by one statement and started concurrently.
+Subclasses start and signal a claimed turn: as a workflow (`workflow_starter`), or as a task of a service
+(`inbox_service`). One statement claims the rows of many agents, whose turns are started concurrently.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.sweep import reject
@@ -22,6 +23,7 @@ from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.message_types import Purpose
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
@@ -29,12 +31,12 @@ from turnstile.schema.wire.headers import SENDER as SENDER_HEADER
 log = logging.getLogger(__name__)
 CLAIM_LIMIT = 64
 START_LIMIT = 64
-"""Agents of one statement: what it starts is in flight at once."""
+"""Agents of one claim statement. All turns that it claims are started at the same time."""
 
 
 @dataclass(slots=True)
 class ClaimCounts:
-    """What became of claimed rows, for metrics."""
+    """Claimed rows by outcome, for metrics."""
 
     started: int = 0
     signalled: int = 0
@@ -44,32 +46,30 @@ class ClaimCounts:
 
 
 class Claims(ABC):
-    """Claims due rows for the served worker targets, as they are at that moment."""
+    """Claims due rows of the worker targets that are served at the moment of the claim."""
 
-    def __init__(
-        self, pool: Pool, publisher: Publisher, worker_targets: Sequence[str], telemetry: Telemetry = SILENT
-    ) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, served: ServedTargets, telemetry: Telemetry = SILENT) -> None:
         self._pool = pool
         self._publisher = publisher
-        self._worker_targets = worker_targets
+        self._served = served
         self._telemetry = telemetry
         self.counts = ClaimCounts()
 
     @abstractmethod
     async def start_claimed(self, claim: Claim) -> None:
-        """Begin the turn of this row, or find it begun."""
+        """Start the turn of this row if it is not running yet."""
 
     @abstractmethod
     async def ring(self, claims: list[Claim]) -> None:
-        """Tell the turn that all of these rows are for."""
+        """Signal the running turn that all of these rows belong to."""
 
     async def claim(self, agents: Iterable[AgentKey], reason: str) -> None:
-        """Take what is due for these agents and start it; raises `ServerUnavailable` while the ledger is away."""
+        """Claim the due rows of these agents and handle each; raises `ServerUnavailable` while the ledger is away."""
         waiting = deque(dict.fromkeys(agents))
         while waiting:
             wanted = [waiting.popleft() for _ in range(min(START_LIMIT, len(waiting)))]
             claims = await self._pool.run(
-                lambda conn: claim_inbox(conn, wanted, self._worker_targets, row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
+                lambda conn: claim_inbox(conn, wanted, self._served.now(), row_limit=CLAIM_LIMIT)  # noqa: B023 -- awaited here
             )
             hit(Fault.CLAIM_TAKEN)
             self.counts.by_reason[reason] = self.counts.by_reason.get(reason, 0) + len(claims)
@@ -95,7 +95,7 @@ class Claims(ABC):
             case "start":
                 await self.start_claimed(claim)
             case "signal":
-                pass  # rung together with the others of its turn
+                pass  # `ring` signals the turn once for all of its rows
             case "consumed" | "skipped" | "deferred":
                 self.counts.settled += 1
                 await self._publish_progress(claim, claim.last_error or claim.verdict)
@@ -106,23 +106,23 @@ class Claims(ABC):
                 await self._fence(claim)
 
     async def _refuse(self, claim: Claim) -> None:
-        """Say whose row it was, and what is wrong with it."""
+        """Log and record in the ledger who sent an illegal row and which rule it breaks."""
         sender, why = claim.context_headers.get(SENDER_HEADER, "unknown"), _flaw(claim)
-        log.error("inbox row %s by %r breaks the protocol, and is marked error: %s", claim.inbox_id, sender[:128], why)
+        log.error("inbox row %s by %r breaks the protocol and is marked error: %s", claim.inbox_id, sender[:128], why)
         ids = {"inbox_id": claim.inbox_id, "correlation_id": (claim.correlation_id or "")[:128]}
         await self._pool.run(
             lambda conn: reject(conn, claim.project_id, f"sql:{sender}", "protocol_violation", why, ids)
         )
 
     async def release(self, claims: Sequence[Claim], delay: float) -> None:
-        """Give the rows back, due again after the delay."""
+        """Release the rows, to be claimed again after `delay` seconds."""
         self.counts.released += len(claims)
         self._telemetry.meter.count(Metric.CLAIMS_RELEASED, len(claims))
         rows = [claim.inbox_id for claim in claims]
         await self._pool.run(lambda conn: release_claims(conn, rows, delay_seconds=delay))
 
     async def _fence(self, claim: Claim) -> None:
-        """A turn that an illegal row names gets its outcome, if an agent has it in hand."""
+        """End the live turn that an illegal row names as failed, if it is a turn of the row's agent."""
         turn_id = claim.agent_turn_id
         if turn_id is None:
             return
@@ -136,33 +136,25 @@ class Claims(ABC):
         )
 
     async def _publish_progress(self, claim: Claim, reason: str) -> None:
-        address = Address(
-            project_id=claim.project_id,
-            channel_id=claim.channel_id,
-            agent_id=claim.agent_id,
-            agent_turn_id=claim.agent_turn_id,
-            turn_epoch=claim.turn_epoch or 0,
-            context=claim.context_headers,
-            sender=SENDER,
-        )
+        address = Address.of(claim, claim.context_headers, SENDER)
         progress = InboxProgress.model_validate({"inbox_id": claim.inbox_id, "status": claim.verdict, "reason": reason})
         await publish_best_effort(self._publisher, address.inbox_progress(progress))
 
 
 def _flaw(claim: Claim) -> str:
-    """Which rule of the claim (protocol §6) a row breaks."""
+    """The rule of the claim (protocol §6) that a row breaks."""
     if claim.agent_turn_id is None or not claim.turn_epoch or claim.correlation_id is None:
         return "it lacks a turn, an epoch or a correlation"
-    match claim.message_type:
-        case "tool_result" | "timeout":
+    match claim.purpose:
+        case Purpose.REPORT:
             return "its correlation is no call of this agent"
-        case "turn" | "ui_action" | "stop":
+        case Purpose.MODEL_TURN | Purpose.TOOL_TURN | Purpose.STOP:
             return "its turn is another agent's"
-        case _:
+        case None:
             return "its message_type is unknown"
 
 
 def _unfinished(claims: Sequence[Claim]) -> list[AgentKey]:
-    """Agents that may have more rows than one claim takes."""
+    """Agents that may have more due rows than this claim took."""
     taken = Counter((claim.project_id, claim.agent_id) for claim in claims)
     return [agent for agent, count in taken.items() if count >= CLAIM_LIMIT]

@@ -1,8 +1,8 @@
-"""Doorbells: messages that say "look at the inbox" (protocol §5, §6), handed to the claims at once.
+"""Doorbells: messages that say that an agent's inbox has due rows (protocol §5, §6). Each adds its agent to the queue.
 
-They are never held up by a claim, so that one behind ten thousand of another project's is heard at once.
-Always acknowledged, whatever comes of the claim: the watchdog's poll is the truth, so a lost or refused doorbell costs
-seconds and no turn. One that cannot be read is terminated and counted.
+Receiving a doorbell never waits for a claim, so ten thousand doorbells of one project do not delay another's.
+A doorbell is acknowledged before its claim: if it is lost or the claim fails, the watchdog's poll finds the row some
+seconds later. A doorbell that cannot be read is terminated and counted.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Doorbells:
-    """Hears the doorbells of one worker target."""
+    """Consumes the doorbells of one worker target."""
 
     def __init__(self, conn: NatsConnection, claims: ClaimQueue, worker_target: str) -> None:
         self._claims = claims
@@ -35,7 +35,7 @@ class Doorbells:
         self.undecodable = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; raises `ServerUnavailable` when the connection is gone for good."""
+        """Consume until `stop` is set; raises `ServerUnavailable` when the connection is closed for good."""
         await self._pull.run(self._handle, stop)
 
     async def _handle(self, messages: list[Msg]) -> None:
@@ -54,7 +54,10 @@ class Doorbells:
 
 
 def _agent(message: Msg) -> AgentKey:
-    """Who is rung for: the subject's project, the agent of the payload or the header, which may not differ."""
+    """The agent that a doorbell names, in payload or header or both, and the subject's project.
+
+    Raises `BadRequest` if it names no agent, or two.
+    """
     subject = subjects.parse(message.subject)
     named = (message.headers or {}).get(headers.AGENT_ID)
     agent = named

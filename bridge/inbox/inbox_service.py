@@ -1,9 +1,9 @@
-"""A stateful service of its own: it consumes the inbox of one worker target without workflows (protocol §6, §8).
+"""A service that runs the turns of one worker target as tasks in its own process, without Temporal (protocol §6, §8).
 
-It claims what is due, begins each turn, lets a handler do the work, and finishes with its deliverable; the same gates
-as for a model's turns, the same events, doorbells and safety net. Each turn has one outcome; the handler may run more
-than once for it, after a crash. Only one process may do this for a target: its caller holds the target's lock, which is
-why whatever an earlier process left claimed or begun is this one's. It needs no Temporal.
+It claims due rows, begins each turn, calls a handler, and finishes the turn with the handler's deliverable. Ledger
+transitions, events, doorbells and safety net are those of a model's turns. Each turn has one outcome; after a crash the
+handler may run again for the same turn. Only one process may serve a target: the caller holds the target's lock, so
+this process takes over whatever an earlier process left claimed or begun.
 """
 
 import asyncio
@@ -15,31 +15,28 @@ from typing import cast
 
 from turnstile.activities.pump.handler_run import let_run
 from turnstile.activities.text import storable, storable_object
-from turnstile.activities.turn.settle import STOPPED, end_stopped
+from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.safety.rules import ROW_LIMIT, LedgerRules, Rule, WatchdogTimes
 from turnstile.ledger.operations.recovery import Run, list_in_hand
 from turnstile.ledger.operations.sweep import release_stale_claims
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.ends import STOPPED, Ending, fallback_ending, finish_turn
 from turnstile.ledger.turns.lease import Claim, LiveTurn
-from turnstile.ledger.turns.transitions import (
-    BegunStep,
-    Ending,
-    StepRecord,
-    begin_step,
-    fallback_card,
-    finish_turn,
-)
+from turnstile.ledger.turns.steps import BegunStep, StepRecord, begin_step
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, content_of, make_card
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentTurnId, CardId, step_id, turn_card_id
-from turnstile.schema.states import HeadStatus, MessageType, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.ids import AgentTurnId, step_id, turn_card_id
+from turnstile.schema.message_types import Purpose, asks_model
+from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 
 log = logging.getLogger(__name__)
@@ -49,18 +46,18 @@ EXHAUSTED, LATE, FAILED = "step_attempts_exhausted", "service_timeout", "service
 
 @dataclass(frozen=True, slots=True)
 class ServiceTurn:
-    """A turn in a handler's hands."""
+    """The turn that a handler works on."""
 
     turn: TurnRef
     """Its ids: project, channel, agent, turn, epoch, boxes, trace."""
     instruction: str
-    """What it was asked: the text of its `task.instruction` cards."""
+    """The text of its `task.instruction` cards."""
     context: tuple[Card, ...]
     """All cards of its context box."""
     memory: tuple[Card, ...]
-    """The cards of its output box, those of the agent's earlier turns in that box among them."""
+    """All cards of its output box, including those of the agent's earlier turns in that box."""
     attempt: int
-    """1, or more after a crash: then the handler may have done some of it before. Key effects by `agent_turn_id`."""
+    """1 at first, more after a crash: then an earlier attempt may have had effects. Key effects by `agent_turn_id`."""
 
 
 Handler = Callable[[ServiceTurn], Awaitable[str | JsonObject]]
@@ -69,7 +66,7 @@ code; any other error ends it as `service_error`. It is cancelled when the turn 
 
 
 class InboxService(Claims):
-    """The turns of one worker target, each in a task of its own. Holds these tasks and nothing else of any turn."""
+    """Runs each turn of one worker target in a task. Holds these tasks and no other state of a turn."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class InboxService(Claims):
         deadline_seconds: float = 300.0,
         max_attempts: int = 5,
     ) -> None:
-        super().__init__(pool, publisher, (worker_target,))
+        super().__init__(pool, publisher, ServedTargets([worker_target]))
         self._handler = handler
         self._slots = asyncio.Semaphore(concurrency)
         self._deadline = deadline_seconds
@@ -92,24 +89,25 @@ class InboxService(Claims):
         self._stopped: set[AgentTurnId] = set()
 
     def rules(self, times: WatchdogTimes) -> LedgerRules:
-        """The safety net of this target: run it beside, by a `Watchdog`.
+        """The safety net's rules for this target, for a `Watchdog` that runs beside this service.
 
-        A turn that waits for room here is not late; a claim is only lost with the answer to it.
+        A claimed turn may wait here for a free slot; it is not late then. A claim is lost only if the reply to the
+        claim statement was.
         """
         begun = Rule("service", self._begun_before, self._take_up)
         times = replace(times, dispatched_retry=times.inbox_processing_timeout)
-        return LedgerRules(self._pool, self, self._publisher, self._worker_targets, times, more=[begun])
+        return LedgerRules(self._pool, self, self._publisher, self._served, times, more=[begun])
 
     async def take_over(self) -> None:
-        """What a process before this one had claimed is due again: nobody else may have it in hand."""
-        targets, limit = self._worker_targets, ROW_LIMIT
+        """Release the rows that an earlier process had claimed, and claim them here."""
+        targets, limit = self._served.now(), ROW_LIMIT
         while agents := await self._pool.run(
             lambda conn: release_stale_claims(conn, targets, older_seconds=0, row_limit=limit)
         ):
             await self.claim(agents, "taken over")
 
     async def close(self, grace_seconds: float) -> None:
-        """End; handlers that are not done by then are cancelled, and their turns wait for the next process."""
+        """Wait at most `grace_seconds` for handlers, then cancel them; the next process runs their turns again."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=max(grace_seconds, 0.001))
         for task in self._tasks.values():
@@ -118,13 +116,13 @@ class InboxService(Claims):
             await asyncio.wait(self._tasks.values(), timeout=_CANCEL_SECONDS)
 
     async def start_claimed(self, claim: Claim) -> None:
-        """Let its handler run, when there is room."""
+        """Start the turn's task; its handler runs when a slot is free."""
         self._start(claim.turn())
 
     async def ring(self, claims: list[Claim]) -> None:
-        """Only a stop means anything to a turn that waits for no calls."""
+        """End the turn if one of the rows is a stop; its turns make no calls, so no other signal matters."""
         turn = claims[0].turn()
-        if not any(claim.message_type == MessageType.STOP for claim in claims):
+        if not any(claim.purpose is Purpose.STOP for claim in claims):
             return
         if (task := self._tasks.get(turn.agent_turn_id)) is None:
             await end_stopped(self._pool, self._publisher, turn)
@@ -133,8 +131,8 @@ class InboxService(Claims):
             task.cancel()
 
     async def _begun_before(self, run: Run) -> Sequence[LiveTurn]:
-        """Turns that have begun and that nobody has in hand here: of a process before this one, or of a lost server."""
-        found = [turn async for turn in list_in_hand(run, self._worker_targets, older_seconds=0)]
+        """Turns that have begun and have no task here: an earlier process began them, or a server was lost."""
+        found = [turn async for turn in list_in_hand(run, self._served.now(), older_seconds=0)]
         return [turn for turn in found if turn.status is HeadStatus.RUNNING and turn.agent_turn_id not in self._tasks]
 
     async def _take_up(self, turns: Sequence[LiveTurn]) -> int:
@@ -158,7 +156,7 @@ class InboxService(Claims):
                 log.info("turn %s: it went on without us", turn.agent_turn_id)
             except ServerUnavailable as error:
                 log.warning("turn %s: left to the safety net: %s", turn.agent_turn_id, error)
-            except Exception:  # one turn that goes wrong must not end the others
+            except Exception:  # a turn that fails must not end the others
                 log.exception("turn %s: left to the safety net", turn.agent_turn_id)
             finally:
                 self._tasks.pop(turn.agent_turn_id, None)
@@ -181,20 +179,18 @@ class InboxService(Claims):
             turn_events.state(HeadStatus.RUNNING, begun.head.updated_at), turn_events.step(step, StepPhase.STARTED, {})
         )
         card, ending = await self._work(turn, begun)
-        metadata: JsonObject = {"next": "end", "new_card_ids": [card.card_id]}
-        shown: JsonObject = {} if ending.error_code is None else {"error_code": ending.error_code}
-        failed = ending.status is TurnStatus.FAILED
-        status, phase = (StepStatus.FAILED, StepPhase.FAILED) if failed else (StepStatus.COMPLETED, StepPhase.COMPLETED)
-        record = StepRecord(number, metadata | shown, [card], [], began, status)
-        # what the handler did cannot be had a second time
+        metadata = EndMetadata(new_card_ids=(card.card_id,), error_code=ending.error_code)
+        status = StepStatus.FAILED if ending.status is TurnStatus.FAILED else StepStatus.COMPLETED
+        record = StepRecord(number, metadata, [card], [], began, status)
+        # the handler's result cannot be computed a second time
         done = await self._pool.insist(lambda conn: finish_turn(conn, turn, ending, record=record))
-        await turn_events.finished(self._pool, done, turn_events.step(step, phase, shown, [CardId(card.card_id)]))
+        await turn_events.finished(self._pool, done, turn_events.completed(number, metadata))
 
     async def _work(self, turn: TurnRef, begun: BegunStep) -> tuple[Card, Ending]:
-        """What the handler comes to: a deliverable, or why there is none."""
+        """Run the handler; returns its deliverable, or a failure card, and the ending of the turn."""
         if begun.head.step_attempt > self._max_attempts:
             return _failure(turn, begun, EXHAUSTED, f"the turn was begun {begun.head.step_attempt} times")
-        if begun.head.message_type is MessageType.UI_ACTION:
+        if not asks_model(begun.head.message_type):
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:
@@ -207,7 +203,7 @@ class InboxService(Claims):
             card = _deliverable(turn, begun.head.step_count + 1, cast("str | JsonObject", answered.result()))
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])
-        except Exception as error:  # whatever a handler raises ends its turn
+        except Exception as error:  # any exception of a handler ends its turn
             log.exception("turn %s: its handler failed", turn.agent_turn_id)
             return _failure(turn, begun, FAILED, type(error).__name__)
         return card, Ending(TurnStatus.SUCCESS, card.card_id, stats={"steps": begun.head.step_count + 1})
@@ -228,12 +224,12 @@ def _deliverable(turn: TurnRef, step: int, value: str | JsonObject) -> Card:
 
 
 def _failure(turn: TurnRef, begun: BegunStep, code: str, message: str) -> tuple[Card, Ending]:
-    card = fallback_card(turn, begun.output, TurnStatus.FAILED, message)
-    return card, Ending(TurnStatus.FAILED, card.card_id, code, message, stats={"steps": begun.head.step_count + 1})
+    stats: JsonObject = {"steps": begun.head.step_count + 1}
+    return fallback_ending(turn, begun.output, TurnStatus.FAILED, code, message, stats)
 
 
 def _instruction(begun: BegunStep) -> str:
-    """The text of what was asked; an instruction that is no text is for the handler to read from its card."""
+    """The text of the instruction cards; an instruction that is not text is left for the handler to read."""
     contents = [content_of(card) for card in begun.context if card.type == CardType.INSTRUCTION]
     return "\n".join(content.text for content in contents if isinstance(content, TextContent))
 

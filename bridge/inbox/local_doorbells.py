@@ -1,39 +1,36 @@
-"""Doorbells that need not leave the process: a bridge rings at its own claims where it serves the target itself.
+"""Doorbells inside one process: if this bridge serves the target, a doorbell goes to its claim queue, not to NATS.
 
-A doorbell carries no meaning of its own (protocol §1), so nothing is lost with it but two messages, a write in the
-stream and a millisecond. Whoever else serves the target finds the row by its poll, should this process die.
+This saves two messages, a write in the stream and a millisecond. A doorbell may be lost at any time (protocol §1): if
+this process dies, another bridge that serves the target finds the row by its poll.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.ledger.turns.lease import AgentKey
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.wire.events import Doorbell, Message
 
 
 class LocalDoorbells:
-    """A publisher over another one. Before `heard_by`, and after its claims have ended, everything goes there."""
+    """A publisher that wraps another one. Before `heard_by`, and when the queue does not run, it only passes on."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, claims: ClaimQueue, served: ServedTargets) -> None:
         self._publisher = publisher
-        self._claims: ClaimQueue | None = None
-        self._served: Collection[str] = ()
-
-    def heard_by(self, claims: ClaimQueue, served: Collection[str]) -> None:
-        """Ring here for the targets that are in `served` at that moment."""
-        self._claims, self._served = claims, served
+        self._claims = claims
+        self._served = served
 
     async def publish(self, messages: Sequence[Message]) -> None:
         """As the publisher below does; what is heard here is heard after the others were sent, or could not be."""
-        claims = self._claims
-        if claims is None or not claims.runs:
+        if not self._claims.runs:
             await self._publisher.publish(messages)
             return
+        served = self._served.now()
         away: list[Message] = []
         near: list[AgentKey] = []
         for each in messages:
-            if isinstance(each, Doorbell) and each.worker_target in self._served:
+            if isinstance(each, Doorbell) and each.worker_target in served:
                 near.append((each.project_id, each.agent_id))
             else:
                 away.append(each)
@@ -41,8 +38,8 @@ class LocalDoorbells:
             if away:
                 await self._publisher.publish(away)
         finally:
-            claims.offer(near, "doorbell")
+            self._claims.offer(near, "doorbell")
 
     async def emit(self, message: Message) -> None:
-        """As the publisher below does."""
+        """Emit by the wrapped publisher."""
         await self._publisher.emit(message)

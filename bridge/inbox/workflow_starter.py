@@ -1,11 +1,10 @@
-"""Claimed turns as workflows (protocol §6, claim): where inbox and Temporal meet.
+"""Starts and signals a Temporal workflow for each claimed turn (protocol §6, claim).
 
-A claim whose workflow cannot be started is given back with a delay at once, so that Temporal's absence costs nothing
-but time. Ids only enter Temporal, and of each workflow its project, which takes turns with the others at the workers.
+If the workflow cannot be started, the row is released with a delay, so an outage of Temporal only delays turns.
+Temporal gets ids only; the project is also each workflow's fairness key, so workers serve projects in turn.
 """
 
 import logging
-from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio.client import Client
@@ -15,6 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import Claim
 from turnstile.runtime.faults import Fault, hit
@@ -31,27 +31,27 @@ _RPC_TIMEOUT = timedelta(seconds=5)
 
 
 class Starter(Claims):
-    """Starts the workflows of claimed turns, and rings at them."""
+    """Starts the workflows of claimed turns, and signals them."""
 
     def __init__(
         self,
         pool: Pool,
         client: Client,
         publisher: Publisher,
-        worker_targets: Sequence[str],
+        served: ServedTargets,
         *,
         heartbeat_timeout_seconds: float = 10.0,
         quick_steps: bool = False,
         telemetry: Telemetry = SILENT,
     ) -> None:
-        super().__init__(pool, publisher, worker_targets, telemetry)
+        super().__init__(pool, publisher, served, telemetry)
         self._client = client
         self._limits = {"heartbeat_timeout_seconds": heartbeat_timeout_seconds, "quick_steps": quick_steps}
 
     async def ring(self, claims: list[Claim]) -> None:
-        """Ring once at the workflow of the turn that these rows are for; it applies them together (§7.5, greedy batch).
+        """Signal the workflow of these rows' turn once; it applies them together (§7.5, greedy batch).
 
-        Signals need a running workflow, never make one.
+        A signal never starts a workflow. If there is none, the rows are released.
         """
         turn = claims[0].turn()
         handle = self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn.agent_turn_id))
@@ -62,11 +62,14 @@ class Starter(Claims):
                 hit(Fault.WORKFLOW_SIGNALLED)
                 self.counts.signalled += len(claims)
             except (RPCError, OSError) as error:
-                log.warning("turn %s: could not be rung (%s): given back", turn.agent_turn_id, type(error).__name__)
+                log.warning(
+                    "turn %s: its workflow could not be signalled (%s); its rows are released",
+                    *(turn.agent_turn_id, type(error).__name__),
+                )
                 await self.release(claims, RELEASE_DELAY_SECONDS)
 
     async def start_claimed(self, claim: Claim) -> None:
-        """Start its workflow, or give the row back."""
+        """Start the workflow of this row's turn, or release the row."""
         turn = claim.turn()
         try:
             if await self.start(turn):
@@ -74,15 +77,18 @@ class Starter(Claims):
                 self.counts.started += 1
                 return
         except (RPCError, OSError) as error:
-            log.warning("turn %s: could not be started (%s): given back", turn.agent_turn_id, type(error).__name__)
+            log.warning(
+                "turn %s: its workflow could not be started (%s); its row is released",
+                *(turn.agent_turn_id, type(error).__name__),
+            )
             await self.release([claim], RELEASE_DELAY_SECONDS)
             return
-        # Completed, yet the ledger has it in hand: the rule 'engine' starts it again, or what ended it shows soon.
-        log.warning("turn %s: its workflow has ended, its head has not", turn.agent_turn_id)
+        # The workflow is closed and the turn is live: the rule 'engine' restarts it, unless its end is committed soon.
+        log.warning("turn %s: its workflow has ended, and the ledger says that the turn is live", turn.agent_turn_id)
         await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
 
     async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> bool:
-        """Start the turn's workflow, or find it running; False if it is closed and may not be started again.
+        """Start the turn's workflow unless it runs; False if it is closed and may not be started again.
 
         Raises `RPCError` and `OSError` as the client does.
         """
@@ -92,7 +98,7 @@ class Starter(Claims):
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
-            # An engine whose data was wiped has forgotten the search attributes: declare them again.
+            # Temporal's data was wiped, and the search attributes with it: declare them again.
             await declare_search_attributes(self._client)
             return await self._start_workflow(turn, given, reuse)
 

@@ -1,4 +1,4 @@
-"""Publishing after a commit, where the safety net makes good for what is lost."""
+"""Publishes messages after a commit; if one is lost, the safety net publishes it again or polls for its rows."""
 
 import logging
 
@@ -11,7 +11,7 @@ SENDER = "turnstile.bridge"
 
 
 async def publish_best_effort(publisher: Publisher, *messages: Message) -> bool:
-    """Publish; False if a required message was not acknowledged."""
+    """Publish, and log errors; False if a required message was not acknowledged."""
     try:
         await publisher.publish(messages)
     except ServerUnavailable as error:

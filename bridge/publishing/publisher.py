@@ -1,10 +1,10 @@
-"""Sends what committed transitions say: `turnstile.runtime.ports.Publisher` on JetStream (protocol §5, §6).
+"""Publishes the messages of committed transitions: `turnstile.runtime.ports.Publisher` on JetStream (protocol §5, §6).
 
-A required message is sent again under the same message id, so a repeat is stored once, until it is acknowledged or
-some ten seconds are over. Where the server says that no stream takes it, the streams are declared again, whoever
-deleted them, and it is sent anew. Best-effort messages are sent once and not waited for: the stream stores them all the
-same. Order is kept within a call on its first sending. A message that would close the connection is never sent. Costs
-one round trip a call with a required message, else none.
+A required message is sent again until it is acknowledged or ten seconds have passed; it keeps its message id, so the
+stream stores it once. If the server says that no stream takes a message, the publisher declares the streams and sends
+the message again. A best-effort message is sent once, without waiting for an acknowledgement. The first sending keeps
+the order of a call's messages. A message that would make the server close the connection is never sent. A call with a
+required message costs one round trip, any other none.
 """
 
 import asyncio
@@ -34,35 +34,35 @@ logger = logging.getLogger(__name__)
 
 class _Fate(Enum):
     DONE = auto()
-    """Stored, or best effort and on its way."""
+    """Stored, or a best-effort message that was sent."""
     UNKNOWN = auto()
-    """Not acknowledged: it may be stored."""
+    """Not acknowledged: the stream may or may not have stored it."""
     REFUSED = auto()
-    """It is not stored, and sending it again cannot help."""
-    HOMELESS = auto()
-    """It is not stored: no stream takes it."""
+    """Not stored, and sending it again cannot help."""
+    NO_STREAM = auto()
+    """Not stored: no stream takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
     fate: _Fate
     why: str = ""
-    """Why it is not stored, in the server's words where it said some."""
+    """Why it is not stored, in the server's words if it gave any."""
 
 
 _DONE, _REFUSED = _Sent(_Fate.DONE), _Sent(_Fate.REFUSED)
-_HOMELESS = _Sent(_Fate.HOMELESS, "no stream takes it")
+_NO_STREAM = _Sent(_Fate.NO_STREAM, "no stream takes it")
 
 
 @dataclass(slots=True)
 class PublisherCounts:
-    """What became of messages since the publisher was made."""
+    """Messages by outcome since the publisher was created."""
 
     stored: int = 0
     duplicates: int = 0
     retried: int = 0
     unconfirmed: int = 0
-    """Best-effort messages, also those that wait in the buffer of a lost connection."""
+    """Best-effort messages that were sent or wait in the send buffer of a lost connection."""
     lost: int = 0
     emitted: int = 0
 
@@ -70,7 +70,7 @@ class PublisherCounts:
 class NatsPublisher:
     """A publisher on one connection.
 
-    `give_up_seconds` is how long a required message is tried; with 0 it is sent once, if there is a connection.
+    `give_up_seconds` is how long a required message is sent again; with 0 it is sent once, if there is a connection.
     """
 
     def __init__(self, conn: NatsConnection, *, give_up_seconds: float = _GIVE_UP_SECONDS) -> None:
@@ -101,15 +101,15 @@ class NatsPublisher:
             self.counts.lost += len(missing)
             message, why = missing[0]
             tried = f" in {self._give_up:g} s" if self._give_up else ""
-            told = f"acknowledged no message on {message.subject}{tried}: {why}"
-            raise ServerUnavailable(f"NATS at {self._conn.shown} {told}")
+            failure = f"acknowledged no message on {message.subject}{tried}: {why}"
+            raise ServerUnavailable(f"NATS at {self._conn.shown} {failure}")
         for message in too_large:
             self._lose(message, "too large")
             if message.required:
                 raise BadRequest(f"a message on {message.subject} has {_size(message)} bytes, too many for NATS")
 
     async def emit(self, message: Message) -> None:
-        """Send on core NATS without waiting; lost while disconnected, and never raises for it."""
+        """Send on core NATS without waiting; while disconnected the message is dropped and counted as lost."""
         if not self._conn.connected.is_set() or _size(message) > self._conn.size_limit:
             self._lose(message, "not connected, or too large")
             return
@@ -123,13 +123,13 @@ class NatsPublisher:
     async def _send_all(self, messages: list[Message]) -> list[tuple[Message, str]]:
         """Send in order; returns the required messages that were not acknowledged, each with the reason."""
         sent = await self._send_each(messages)
-        homeless = [number for number, found in enumerate(sent) if found.fate is _Fate.HOMELESS]
-        if homeless and await self._declared():
-            again = await self._send_each([messages[number] for number in homeless])
-            for number, found in zip(homeless, again, strict=True):
+        unstored = [number for number, found in enumerate(sent) if found.fate is _Fate.NO_STREAM]
+        if unstored and await self._declared():
+            again = await self._send_each([messages[number] for number in unstored])
+            for number, found in zip(unstored, again, strict=True):
                 sent[number] = found
-        told = zip(messages, sent, strict=True)
-        return [(each, found.why) for each, found in told if each.required and found.fate is not _Fate.DONE]
+        outcomes = zip(messages, sent, strict=True)
+        return [(each, found.why) for each, found in outcomes if each.required and found.fate is not _Fate.DONE]
 
     async def _send_each(self, messages: list[Message]) -> list[_Sent]:
         if len(messages) == 1:
@@ -145,14 +145,14 @@ class NatsPublisher:
             self._lose(message, error)
             return _REFUSED
         except NoStreamResponseError:
-            return _HOMELESS
+            return _NO_STREAM
         except NATS_TROUBLE as error:
             if not message.required:
                 self._lose(message, error)
             return _Sent(_Fate.UNKNOWN, words_of(error))
 
     async def _pass_on(self, message: Message) -> _Sent:
-        """While disconnected into the buffer, which goes out with the reconnect."""
+        """Send without waiting; while disconnected the message waits in the send buffer for the reconnect."""
         await self._conn.send(message.subject, message.payload, headers=message.headers)
         self.counts.unconfirmed += 1
         return _DONE
@@ -168,7 +168,7 @@ class NatsPublisher:
         return _DONE
 
     async def _declared(self) -> bool:
-        """Declare the streams, at once for all who ask; False where that fails, or failed a moment ago."""
+        """Declare the streams, once for all concurrent callers; False if that fails, or failed a moment ago."""
         if self._declaring is None or self._declaring.done():
             if asyncio.get_running_loop().time() < self._declare_after:
                 return False
@@ -180,7 +180,7 @@ class NatsPublisher:
     async def _declare(self) -> bool:
         try:
             await declare_streams(self._conn)
-        except TurnstileError as error:  # this user may not: the bridges, or `turnstile migrate`, do it
+        except TurnstileError as error:  # this NATS user may lack the permission that bridges have
             self._declare_after = asyncio.get_running_loop().time() + _DECLARE_AGAIN_SECONDS
             self._log.warning("declare", "the streams are gone, and cannot be declared here: %s", error)
             return False
@@ -188,7 +188,7 @@ class NatsPublisher:
         return True
 
     async def _until_connected(self, pause: float, deadline: float) -> None:
-        """Wait `pause` seconds, then for a connection, so that repeats do not pile up in its buffer."""
+        """Wait `pause` seconds, then for a connection, so that repeats do not fill its send buffer."""
         await asyncio.sleep(pause)
         try:
             async with asyncio.timeout_at(deadline):
@@ -202,7 +202,7 @@ class NatsPublisher:
 
 
 def _with_id(message: Message) -> Message:
-    """The message under a message id, so that sending it again stores it once."""
+    """The message with a message id, so that the stream stores it once however often it is sent."""
     if MSG_ID in message.headers:
         return message
     return replace(message, headers={**message.headers, MSG_ID: uuid.uuid4().hex})

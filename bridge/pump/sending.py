@@ -1,7 +1,7 @@
 """The verbs of the message pump: `send`, and for operators `thread.describe` (protocol §9).
 
-A message is taken as it is: what it says, and whether anybody is there to hear it, is found out behind the door, so
-that the reply tells nothing of who takes part.
+`send` accepts a message without checking its payload or its recipient: the thread's workflow routes it later. So the
+reply does not reveal which listeners exist.
 """
 
 import hashlib
@@ -43,11 +43,11 @@ class PumpVerbs:
         return {"send": self.send, "thread.describe": self.describe}
 
     async def send(self, request: VerbRequest) -> SendReply:
-        """Put a message on its way; one that is delivered twice goes once."""
+        """Store a message and wake its thread; a command that is delivered twice sends one message."""
         wanted = request.parse(SendRequest)
         wanted.check_size()
         if request.wait_seconds and wanted.correlation_id is None and request.command_id is None:
-            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
+            raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
         command = self._command(request, wanted)
         sent = await self._pool.transact(lambda conn: send_message(conn, command, self._limits))
         hit(Fault.THREAD_SENT)
@@ -61,7 +61,7 @@ class PumpVerbs:
         )
 
     async def describe(self, request: VerbRequest) -> ThreadDescribeReply:
-        """The real chains of a thread of the caller's project."""
+        """A thread of the caller's project with its messages and replies; raises `Refused` if there is none."""
         wanted = request.parse(ThreadDescribeRequest)
         found = await self._pool.run(lambda conn: find_thread(conn, request.project_id, wanted.thread_id))
         if found is None:
@@ -76,7 +76,7 @@ class PumpVerbs:
         sender = request.headers.get(headers.SENDER)
         if sender is not None and not _SENDER.match(sender):
             raise BadRequest(f"{headers.SENDER} must be 1 to 128 characters of A-Z a-z 0-9 _ . : @ -")
-        # No listener's name has a colon: what comes from outside can pass for none, nor for the pump itself.
+        # A listener's name has no colon, so a sender from outside can pose neither as a listener nor as the pump.
         requester = EXTERNAL if sender is None else f"{EXTERNAL}:{sender}"
         if wanted.reply_to is not None and not REPLY_INBOX.match(wanted.reply_to):
             raise BadRequest("reply_to must be a reply inbox of NATS")

@@ -36,14 +36,14 @@ from turnstile.workflows import options
 _RPC_TIMEOUT = timedelta(seconds=10)
 _PAGE = 1000
 _AT_ONCE = 16
-_TOLD = 5
-_TELL_SECONDS = 30.0
+_LOGGED_LISTENERS = 5
+_LOG_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadRules:
-    """The rules with what they work on: settings and clients."""
+    """The rules with the settings and clients that they need."""
 
     pool: Pool
     client: Client
@@ -53,10 +53,10 @@ class ThreadRules:
     older_seconds: float
     engine_interval: float
     telemetry: Telemetry = SILENT
-    trouble: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_TELL_SECONDS))
+    trouble: LimitedLog = field(default_factory=lambda: LimitedLog(log, every=_LOG_SECONDS))
 
     def all(self) -> list[Rule[Any]]:
-        """In the order in which they look."""
+        """All rules, in the order in which they run."""
         return [
             Rule("thread", self._stalled, self._wake_stalled),
             Rule("thread_turn", self._canceled, self._stop, self.engine_interval),
@@ -65,18 +65,18 @@ class ThreadRules:
         ]
 
     async def _stalled(self, run: Run) -> Sequence[ThreadRef]:
-        """Messages that nobody began, and those whose turn is over or late."""
+        """Threads with a message that was not begun, or whose turn is over or late."""
         older = self.older_seconds
         return await run(
             lambda conn: list_stalled_threads(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
         )
 
     async def _wake_stalled(self, stalled: Sequence[ThreadRef]) -> int:
-        """Wake them, and tell operators of listeners that nobody has: no waking helps their messages."""
+        """Wake the threads; log listeners that no process serves, since waking does not help their messages."""
         woken = await self._wake(stalled)
         older = self.older_seconds
         unserved = await self.pool.run(
-            lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_TOLD)
+            lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_LOGGED_LISTENERS)
         )
         if unserved:
             self.trouble.warning("unserved", "%s", "; ".join(each.told() for each in unserved))
@@ -88,11 +88,11 @@ class ThreadRules:
             done = await asyncio.gather(*map(self.threads.wake, stalled[first : first + _AT_ONCE]))
             woken += sum(done)
             if not any(done):
-                break  # the engine is away: the other rules must not wait for it
+                break  # Temporal is away: the other rules must not wait for it
         return woken
 
     async def _canceled(self, run: Run) -> Sequence[ThreadTurn]:
-        """Turns that live although the message they work for was ended."""
+        """Live turns that work for a message that was ended."""
         return await run(lambda conn: list_canceled_turns(conn, self.worker_targets, row_limit=ROW_LIMIT))
 
     async def _stop(self, turns: Sequence[ThreadTurn]) -> int:
@@ -100,7 +100,7 @@ class ThreadRules:
         return len(turns) if await publish_best_effort(self.publisher, *stops) else 0
 
     async def _unannounced(self, run: Run) -> Sequence[ThreadReply]:
-        """Answers whose event is not known to be in the event stream."""
+        """Replies whose event NATS did not acknowledge."""
         older = self.older_seconds
         return await run(
             lambda conn: list_late_replies(conn, self.worker_targets, older_seconds=older, row_limit=ROW_LIMIT)
@@ -116,7 +116,7 @@ class ThreadRules:
         return len(replies)
 
     async def _lost(self, run: Run) -> Sequence[ThreadRef]:
-        """Open threads whose workflow visibility does not show: waking one that is there is harmless."""
+        """Open threads without a visible workflow; visibility lags, and waking a running workflow is harmless."""
         visible = await self._visible()
         lost: list[ThreadRef] = []
         after: ThreadId | None = None

@@ -1,7 +1,7 @@
-"""Where the message pump's threads meet Temporal and NATS (protocol §9).
+"""Wakes the workflows of the message pump's threads, on `send` and when a turn ends (protocol §9).
 
-The ledger keeps a thread; its workflow only drives it. Waking is a signal that starts the workflow if it is not there:
-lost, it costs the seconds until the safety net looks.
+The ledger holds a thread's state; its workflow only drives it. A wake is a signal that starts the workflow if it does
+not run. If a wake is lost, the safety net wakes the thread some seconds later.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from turnstile.workflows.message_thread import MessageThread
 
 log = logging.getLogger(__name__)
 _RPC_TIMEOUT = timedelta(seconds=2)
-"""Who sends waits for no engine longer than this: what is not told now is told by the safety net."""
+"""A sender waits at most this long for Temporal; then the wake is left to the safety net."""
 
 
 class ThreadStarter:
-    """Wakes threads. Holds a client only."""
+    """Wakes threads; holds a client and one setting."""
 
     def __init__(self, client: Client, *, heartbeat_timeout_seconds: float) -> None:
         self._client = client
         self._heartbeat_timeout = heartbeat_timeout_seconds
 
     async def wake(self, thread: ThreadRef, messages: Sequence[MessageId] = ()) -> bool:
-        """Tell the thread's workflow of these messages, and start it if it is not there; False if Temporal is away."""
+        """Signal these messages to the thread's workflow, and start it if needed; False if Temporal is away."""
         with about(project_id=thread.project_id, thread_id=thread.thread_id):
             return await self._wake(thread, messages)
 
@@ -55,7 +55,7 @@ class ThreadStarter:
             except RPCError as error:
                 if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                     raise
-                await declare_search_attributes(self._client)  # a wiped engine has forgotten them
+                await declare_search_attributes(self._client)  # Temporal's data was wiped, and they with it
                 await self._signal(thread, messages)
         except (RPCError, OSError) as error:
             log.warning("thread %s was not woken: %s", thread.thread_id, type(error).__name__)
@@ -88,7 +88,7 @@ class ThreadStarter:
 
 
 class ThreadTurns:
-    """Hears the `task` events of turns that work for a thread, and wakes it."""
+    """Consumes the `task` events of turns that work for a thread, and wakes the thread."""
 
     def __init__(self, conn: NatsConnection, pool: Pool, threads: ThreadStarter) -> None:
         self._pool = pool
@@ -97,7 +97,7 @@ class ThreadTurns:
         self._pull = ContinuousPull(conn, subjects.EVT_STREAM, THREAD_TURNS_CONSUMER, ensure)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; raises `ServerUnavailable` when the connection is gone for good."""
+        """Consume until `stop` is set; raises `ServerUnavailable` when the connection is closed for good."""
         await self._pull.run(self._handle, stop)
 
     async def _handle(self, messages: list[Msg]) -> None:
@@ -121,7 +121,7 @@ class ThreadTurns:
 
 
 def _turn(message: Msg) -> AgentTurnId | None:
-    """The turn that has ended, if it worked for a thread."""
+    """The turn of a `task` event that works for a thread; None for any other event."""
     if headers.THREAD_ID not in (message.headers or {}):
         return None
     try:

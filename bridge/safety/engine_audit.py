@@ -1,9 +1,9 @@
-"""The audit's rules on the engine: each turn in hand has its open workflow, and no open workflow a turn that is over.
+"""The audit's rules on Temporal: each live turn has an open workflow, and no turn that is over has one.
 
-Changes nothing. Visibility, which lags, only names suspects: `describe` convicts them, and the ledger is asked once
-more, so that a turn that ended meanwhile is none. The safety net has its time to mend either. Workflows of turns that
-this ledger does not know are left alone: several databases may share an engine. Costs a page of visibility for a
-thousand open workflows, and a call for each suspect.
+Changes nothing. A visibility query finds suspects; since visibility lags, `describe` confirms each, and the ledger is
+queried again, so that a turn that ended meanwhile is not reported. `EngineBounds` leaves the safety net time to mend
+both first. Workflows of turns that this ledger does not know are ignored: several databases may share a Temporal.
+Costs a page of visibility for a thousand open workflows, and a call for each suspect.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ T = TypeVar("T")
 _SECTION = "§8 engine"
 LOST = "turns_have_their_workflow"
 OVER = "workflows_have_their_turn"
-SAYS = {
-    LOST: "a turn that an agent has in hand has an open workflow.",
-    OVER: "an open workflow of a turn that this ledger knows is of one that is not over.",
+SENTENCES = {
+    LOST: "a live turn has an open workflow.",
+    OVER: "a turn that is over has no open workflow.",
 }
 _AT_ONCE = 16
 _PAGE = 10_000
@@ -45,21 +45,21 @@ _RPC_TIMEOUT = timedelta(seconds=10)
 
 @dataclass(frozen=True, slots=True)
 class EngineBounds:
-    """How long ledger and engine may differ, in seconds, the safety net's time included."""
+    """How long ledger and engine may differ, in seconds, including the time that the safety net needs."""
 
     fresh_seconds: float = 10.0
-    """A head that changed so lately is not suspected."""
+    """A head that changed less than this ago is not checked."""
     claimed_seconds: float = 60.0
-    """How long after its claim a turn has its workflow."""
+    """How long after its claim a turn may be without a workflow."""
     closed_seconds: float = 60.0
-    """How long a workflow may be closed before its turn has another one."""
+    """How long after its workflow closed a live turn may be without another one."""
     over_seconds: float = 180.0
-    """How long a workflow may be open after its turn's end: the net looks once a minute, asks, then terminates."""
+    """How long a workflow may be open after its turn's end: once a minute the safety net cancels, then terminates."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Workflow:
-    """What the engine says of a turn's latest workflow; `closed_at` is null while it is open or unknown."""
+    """Temporal's description of a turn's latest workflow; `closed_at` is None while it is open or unknown."""
 
     status: str
     is_open: bool
@@ -79,7 +79,7 @@ async def audit_engine(pool: Pool, client: Client, scope: Scope, bounds: EngineB
         RuleResult(
             rule=rule,
             section=_SECTION,
-            says=SAYS[rule],
+            says=SENTENCES[rule],
             violations=min(len(broken), row_limit),
             cut=len(broken) > row_limit,
             seconds=round(seconds, 3),
@@ -97,7 +97,7 @@ class _Engine:
     bounds: EngineBounds
 
     async def visible(self) -> set[AgentTurnId]:
-        """The turns whose workflow is open, as far as visibility knows."""
+        """The turns with an open workflow, according to visibility."""
         listed = self.client.list_workflows(
             "WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running'", page_size=1000, rpc_timeout=_RPC_TIMEOUT
         )
@@ -107,8 +107,8 @@ class _Engine:
             raise ServerUnavailable(f"Temporal: {error}") from error
 
     async def lost(self, visible: set[AgentTurnId]) -> list[Violation]:
-        """Turns in hand without an open workflow."""
-        suspects = [turn for turn in await self._in_hand() if turn.agent_turn_id not in visible]
+        """Live turns without an open workflow."""
+        suspects = [turn for turn in await self._live_turns() if turn.agent_turn_id not in visible]
         flows = await _each(suspects, self._describe)
         since = datetime.now(UTC) - timedelta(seconds=self.bounds.closed_seconds)
         lost = {
@@ -116,7 +116,7 @@ class _Engine:
             for turn, flow in zip(suspects, flows, strict=True)
             if not flow.is_open and (flow.closed_at is None or flow.closed_at < since)
         }
-        still = await self._in_hand() if lost else []
+        still = await self._live_turns() if lost else []
         return [
             _violation(LOST, turn, f"the head is {turn.status}, and the workflow {flow.status}")
             for turn in still
@@ -124,7 +124,7 @@ class _Engine:
         ]
 
     async def over(self, visible: set[AgentTurnId]) -> list[Violation]:
-        """Turns that are over, and their workflow is open."""
+        """Turns that are over and have an open workflow."""
         names = sorted(visible)
         suspects = [
             turn for start in range(0, len(names), _PAGE) for turn in await self._ended(names[start : start + _PAGE])
@@ -136,7 +136,7 @@ class _Engine:
             if flow.is_open
         ]
 
-    async def _in_hand(self) -> list[AuditedTurn]:
+    async def _live_turns(self) -> list[AuditedTurn]:
         project, fresh, claimed = self.scope.project_id, self.bounds.fresh_seconds, self.bounds.claimed_seconds
         return await self.pool.run(
             lambda conn: list_expected_workflows(conn, project, fresh_seconds=fresh, claimed_seconds=claimed)
@@ -164,12 +164,12 @@ def _violation(rule: str, turn: AuditedTurn, detail: str) -> Violation:
     return Violation(rule=rule, section=_SECTION, ids=ids | {"workflow_id": workflow}, detail=detail)
 
 
-async def _each(turns: Sequence[AuditedTurn], look: Callable[[AuditedTurn], Awaitable[T]]) -> list[T]:
-    """What `look` returns for each, some at once."""
+async def _each(turns: Sequence[AuditedTurn], action: Callable[[AuditedTurn], Awaitable[T]]) -> list[T]:
+    """Call `action` for each turn, `_AT_ONCE` at a time; returns the results in order."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(turn: AuditedTurn) -> T:
         async with gate:
-            return await look(turn)
+            return await action(turn)
 
     return await asyncio.gather(*(one(turn) for turn in turns))

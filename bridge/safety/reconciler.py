@@ -1,10 +1,10 @@
-"""Ledger and engine compared, both ways (protocol §8, rules *engine* and *reap*).
+"""Compares ledger and Temporal, and mends where they disagree (protocol §8, rules *engine* and *reap*).
 
-The ledger decides. A turn that an agent has in hand and whose workflow is gone, or closed in any way, is started again
-from the head: asleep, it waits on for its old deadline; running, it redoes at most the step that had not committed. An
-open workflow whose turn is over is closed. Visibility, which lags, only names suspects: `describe` convicts them, and
-the ledger is asked once more before anything is done. Workflows of turns that this ledger does not know are left alone,
-since several databases may share an engine.
+The ledger decides. A live turn whose workflow is missing or closed is started again from its head: a sleeping turn
+keeps its deadline, a running turn repeats at most the step that had not committed. An open workflow whose turn is over
+is closed. A visibility query finds suspects; since visibility lags, `describe` confirms each, and the ledger is queried
+again before anything changes. Workflows of turns that this ledger does not know are ignored, since several databases
+may share a Temporal.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from turnstile.bridge.engine import ensure_engine
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.operations.recovery import (
@@ -48,30 +49,31 @@ MAX_RESTARTS = 3
 DISPATCH_TIMEOUT = "dispatch_timeout"
 REAPED = "timeout_reaped_by_watchdog"
 FRESH_SECONDS = 5.0
-"""A head that changed so lately is not suspected: its workflow may not be visible yet."""
+"""A head that changed less than this ago is not checked: its workflow may not be visible yet."""
 OVER_SECONDS = 10.0
-"""How long after its turn's end a workflow closes by itself; then it is asked to, later it is terminated."""
+"""A workflow that is open so long after its turn's end is cancelled."""
 TERMINATE_SECONDS = 60.0
+"""A workflow that is open so long after its turn's end is terminated."""
 _AT_ONCE = 16
 _ROW_LIMIT = 500
 _RPC_TIMEOUT = timedelta(seconds=10)
 _REFUSED = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
-"""What the engine says of this one workflow, whenever it is asked. All else is the engine's own trouble: a call that it
-does not answer in time ends as CANCELLED."""
+"""Statuses with which Temporal refuses this one workflow every time. Any other status is trouble of Temporal itself:
+a call that it does not answer in time ends as CANCELLED."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """What the engine says of a turn's workflow now."""
+    """Temporal's description of a turn's workflow."""
 
     known: bool = False
     open: bool = False
     heartbeat: datetime | None = None
-    """The last sign of its pending activities."""
+    """The latest heartbeat of its pending activities."""
 
 
 class Reconciler:
-    """Finds and mends where ledger and engine disagree. Holds clients only."""
+    """Finds and mends disagreements between ledger and Temporal. Holds clients only."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Reconciler:
         client: Client,
         starter: Starter,
         publisher: Publisher,
-        worker_targets: Sequence[str],
+        served: ServedTargets,
         telemetry: Telemetry = SILENT,
     ) -> None:
         self._telemetry = telemetry
@@ -87,17 +89,17 @@ class Reconciler:
         self._client = client
         self._starter = starter
         self._publisher = publisher
-        self._targets = worker_targets
+        self._served = served
 
     async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
-        """Turns in hand without an open workflow; those leased and never started are the rule 'dispatched's."""
+        """Live turns without an open workflow, except leased turns that were never started (rule *dispatched_reap*)."""
         visible = set(await self._visible())
         suspects = [
             turn
-            async for turn in list_in_hand(run, self._targets, older_seconds=fresh_seconds)
+            async for turn in list_in_hand(run, self._served.now(), older_seconds=fresh_seconds)
             if turn.agent_turn_id not in visible
         ]
-        found = await _each(suspects, self._look)
+        found = await _each(suspects, self._describe)
         lost = [
             turn
             for turn, flow in zip(suspects, found, strict=True)
@@ -106,45 +108,49 @@ class Reconciler:
         return await run(lambda conn: confirm_in_hand(conn, lost)) if lost else []
 
     async def bring_back(self, lost: Sequence[LiveTurn], *, counted: bool = True) -> int:
-        """Start each again from its head, or end it if that was done often enough; returns how many were mended."""
+        """Start each turn again from its head, or end it after `MAX_RESTARTS`; returns how many were mended."""
         mended = await _each(lost, lambda turn: self._bring_back(turn, counted=counted))
         await self._starter.claim([(turn.project_id, turn.agent_id) for turn in lost], "engine")
         return sum(mended)
 
     async def list_over(self, run: Run) -> list[EndedTurn]:
-        """Turns that have been over for a while, whose workflow is visibly open."""
+        """Turns that ended at least `OVER_SECONDS` ago and have an open workflow according to visibility."""
         visible = await self._visible()
         return await run(lambda conn: list_over(conn, visible, older_seconds=OVER_SECONDS)) if visible else []
 
     async def close(self, over: Sequence[EndedTurn]) -> int:
-        """Let the workflow of each end: it is asked, and terminated when it does not hear."""
+        """Cancel the workflow of each turn, or terminate it after `TERMINATE_SECONDS`; returns how many were open."""
         return sum(await _each(over, self._close))
 
     async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
-        """Turns that were leased and not begun for so long, with a worker there and no open workflow."""
+        """Turns leased `older_seconds` ago and not begun, although a worker is present, without an open workflow."""
         late = await run(
-            lambda conn: list_undispatched(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+            lambda conn: list_undispatched(conn, self._served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
         if late:
             await ensure_engine(self._client)
-        found = await _each(late, self._look)
+        found = await _each(late, self._describe)
         return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
 
     async def reap_undispatched(self, late: Sequence[LiveTurn]) -> int:
-        """End each whose workflow is closed: an engine that was away is no reason.
+        """End each turn whose workflow is closed; returns how many were ended.
 
-        One that is open by now is left alone, and one that the engine does not know is started.
+        A turn whose workflow is open by now is left alone. A turn without any workflow is started: Temporal may have
+        been away.
         """
         return sum(await _each(late, self._reap_undispatched))
 
     async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
-        """Turns without any sign of life for so long: neither the head nor an activity, with a worker there."""
+        """Turns whose head did not change and whose activities sent no heartbeat for `older_seconds`.
+
+        Only turns for whose target a worker is present.
+        """
         quiet = await run(
-            lambda conn: list_silent(conn, self._targets, older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+            lambda conn: list_silent(conn, self._served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
         if quiet:
             await ensure_engine(self._client)
-        found = await _each(quiet, self._look)
+        found = await _each(quiet, self._describe)
         since = datetime.now(UTC) - timedelta(seconds=older_seconds)
         return [
             turn
@@ -153,15 +159,16 @@ class Reconciler:
         ]
 
     async def reap_silent(self, quiet: Sequence[LiveTurn]) -> int:
-        """Start each again with a new workflow, or end it if that was done often enough."""
+        """Start each turn again with a new workflow, or end it after `MAX_RESTARTS`; returns how many were mended."""
         return sum(await _each(quiet, self._reap_silent))
 
     async def _visible(self) -> list[AgentTurnId]:
-        """The turns whose workflow is open, as far as visibility knows."""
+        """The turns with an open workflow, according to visibility."""
         await ensure_engine(self._client)
-        if not self._targets:
+        targets = self._served.now()
+        if not targets:
             return []  # a standby, which serves nothing else
-        queues = ", ".join(f"'{options.task_queue(target)}'" for target in self._targets)
+        queues = ", ".join(f"'{options.task_queue(target)}'" for target in targets)
         request = ListWorkflowExecutionsRequest(
             namespace=self._client.namespace,
             query=f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
@@ -169,7 +176,7 @@ class Reconciler:
         )
         found: list[AgentTurnId] = []
         try:
-            while True:  # by the raw call: the client's own would decode search attributes that nobody reads
+            while True:  # the raw call: `Client.list_workflows` would decode search attributes that are not needed
                 page = await self._client.workflow_service.list_workflow_executions(
                     request, retry=True, timeout=_RPC_TIMEOUT
                 )
@@ -180,7 +187,7 @@ class Reconciler:
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
 
-    async def _look(self, turn: LiveTurn) -> Workflow:
+    async def _describe(self, turn: LiveTurn) -> Workflow:
         try:
             found = await self._handle(turn.agent_turn_id).describe(rpc_timeout=_RPC_TIMEOUT)
         except RPCError as error:
@@ -194,7 +201,7 @@ class Reconciler:
 
     async def _bring_back(self, turn: LiveTurn, *, counted: bool) -> bool:
         if counted and turn.restart_count >= MAX_RESTARTS:
-            return not (await self._look(turn)).open and await self._reap(turn)
+            return not (await self._describe(turn)).open and await self._reap(turn)
         return await self._restart(turn, counted=counted)
 
     async def _restart(self, turn: LiveTurn, *, counted: bool) -> bool:
@@ -203,7 +210,7 @@ class Reconciler:
             times = await self._pool.run(lambda conn: restart_turn(conn, turn, counted=counted))
         except StaleTurn:
             return False
-        log.warning("turn %s: its workflow was gone: started again (%d of %d)", turn.agent_turn_id, times, MAX_RESTARTS)
+        log.warning("turn %s had no workflow; started again (%d of %d)", turn.agent_turn_id, times, MAX_RESTARTS)
         return True
 
     async def _reap(self, turn: LiveTurn) -> bool:
@@ -223,7 +230,7 @@ class Reconciler:
         )
 
     async def _reap_undispatched(self, turn: LiveTurn) -> bool:
-        flow = await self._look(turn)
+        flow = await self._describe(turn)
         if flow.open:
             return False
         if not flow.known:
@@ -234,7 +241,7 @@ class Reconciler:
                     raise
                 log.warning("turn %s cannot be started: %s", turn.agent_turn_id, error.status.name)
             else:
-                return False  # open now, or begun and over since we looked: the next look judges it
+                return False  # started now, or begun and over since `_describe`: the next tick decides
         return await self._reap_dispatched(turn)
 
     async def _reap_silent(self, turn: LiveTurn) -> bool:
@@ -269,7 +276,10 @@ class Reconciler:
 
 
 async def _each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list[V]:
-    """What the action returns for each, some at once. Raises `ServerUnavailable` if the engine was away for one."""
+    """Call `action` for each item, `_AT_ONCE` at a time; returns the results in order.
+
+    Raises `ServerUnavailable` if Temporal did not answer one of the calls.
+    """
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(item: T) -> V:
@@ -277,11 +287,11 @@ async def _each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list
             return await action(item)
 
     done = await asyncio.gather(*map(one, items), return_exceptions=True)
-    answers: list[V] = []
+    results: list[V] = []
     for each in done:
         if isinstance(each, RPCError | OSError):
             raise ServerUnavailable(f"Temporal: {each}") from each
         if isinstance(each, BaseException):
             raise each
-        answers.append(each)
-    return answers
+        results.append(each)
+    return results

@@ -1,7 +1,7 @@
-"""What the safety net mended, in sentences for its log: to which turn, agent, call or thread, and what was done.
+"""Log lines for the safety net's repairs: which turn, agent, call or thread was mended, and how.
 
-One line for each thing, at most `LINES` of a rule and a look; then a line with the number of the others. Ids and names
-of tools, never content.
+One line for each repair, at most `LINES` per rule and tick, then one line with the number of the others. The lines hold
+ids and tool names, never content.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,11 +35,14 @@ SENTENCES: Mapping[str, str] = {
     "thread_engine": "thread {thread} has a message in flight and had no workflow; started again",
     "service": "agent {agent}: its turn was begun by a process of this service that is gone; begun again",
 }
-"""By rule. A rule that is missing here is told by its name."""
+"""Sentences by rule. Repairs of any other rule are logged by the rule's name."""
 
 
 def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes) -> Iterator[str]:
-    """The lines of one look. Where not everything was mended, nobody knows which: one line with the ids then."""
+    """The log lines for what a rule mended at one tick.
+
+    If it mended only some of what it found, it is not known which: then there is one line with all ids.
+    """
     names = [_names(each, times) for each in found]
     if mended < len(found) or rule not in SENTENCES:
         ids = ", ".join(each["id"] for each in names[:LINES])
@@ -52,10 +55,10 @@ def sentences(rule: str, found: Sequence[Any], mended: int, times: WatchdogTimes
 
 
 def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
-    """What a sentence may name of it."""
+    """The values for the placeholders of `SENTENCES`."""
     agent = _agent(found)
-    call, turn, thread = (_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
-    message = _of(found, "request_id")
+    call, turn, thread = (_text_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
+    message = _text_of(found, "request_id")
     command = getattr(found, "command", None)
     return {
         "agent": agent,
@@ -71,9 +74,10 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
 
 
 def _agent(found: Any) -> str:
-    key = cast("AgentKey", found) if isinstance(found, tuple) else (_of(found, "project_id"), _of(found, "agent_id"))
-    return "/".join(key)
+    if isinstance(found, tuple):
+        return "/".join(cast("AgentKey", found))
+    return f"{_text_of(found, 'project_id')}/{_text_of(found, 'agent_id')}"
 
 
-def _of(found: Any, name: str) -> str:
+def _text_of(found: Any, name: str) -> str:
     return str(getattr(found, name, ""))

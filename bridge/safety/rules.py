@@ -1,16 +1,18 @@
 """The rules of the safety net (protocol §8): how each finds what went wrong, and how it mends it.
 
-What a rule finds, it finds by one statement on live rows that is safe with many bridges at once and touches only served
-worker targets; where it changes rows, that is the claim (`SKIP LOCKED`). Finding takes how to run a statement, so that
-a dry run finds the same and leaves no trace. A claim follows without a doorbell: turns move on while NATS is away.
+A rule finds rows by one statement. It reads live rows of served worker targets only, and many bridges may run it at
+once; if it changes rows, it claims them (`SKIP LOCKED`). `find` gets the function that runs statements, so a dry run
+finds the same rows and rolls back. Rules claim rows directly, without a doorbell, so turns move on while NATS is away.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from turnstile.activities.turn.turn_events import announce
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import fence_stopped
@@ -20,7 +22,6 @@ from turnstile.ledger.operations.sweep import SilentCall, Unannounced
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.lease import AgentKey, dispatch_next
-from turnstile.ledger.turns.transitions import mark_announced
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
@@ -29,25 +30,25 @@ from turnstile.schema.turns import TurnRef
 T = TypeVar("T")
 ROW_LIMIT = 500
 RETRY_LIMIT = 32
-"""Turns that nobody began, rung for again at one look. Most of them wait for a worker in a long queue, where another
-ring is only work; what a crash can lose at once is no more than the starts in flight."""
+"""Turns that were leased and not begun, claimed again per tick. Most of them wait in a worker's long queue, where
+another claim is wasted work; a crash loses at most the starts in flight, which are this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchdogTimes:
-    """The rules' ages, in seconds (`[bridge]`)."""
+    """How old a state must be for its rule to act, in seconds (`[bridge]`)."""
 
     poll_interval: float = 1.0
     inbox_processing_timeout: float = 300.0
     pending_wakeup: float = 5.0
     dispatched_retry: float = 10.0
     dispatched_timeout: float = 30.0
-    """0 is off."""
+    """0 turns the rule off."""
     active_reap: float = 300.0
     engine_interval: float = 10.0
     unannounced: float = 5.0
     overdue: float = 2.0
-    """How long after its resume deadline a turn's own timer has had its chance."""
+    """How long after its resume deadline a turn is left to its own timer."""
     stop_grace: float = 5.0
     command_retry: float = 30.0
 
@@ -61,24 +62,23 @@ class Rule(Generic[T]):
     mend: Callable[[Sequence[T]], Awaitable[int]]
     """Returns how many were mended."""
     every: float = 0.0
-    """How many seconds lie between two looks, of whichever bridge; 0: each bridge looks at every tick."""
+    """Seconds between two runs across all bridges; 0 means that each bridge runs the rule at every tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRules:
-    """The rules that ledger and NATS suffice for, with what they work on."""
+    """The rules that need only ledger and NATS, with the settings and clients that they use."""
 
     pool: Pool
     starter: Claims
     publisher: Publisher
-    worker_targets: Sequence[str]
-    """What is served now; targets of one process come and go (protocol §8)."""
+    served: ServedTargets
     times: WatchdogTimes
     telemetry: Telemetry = SILENT
     more: Sequence[Rule[Any]] = ()
-    """Rules of what stands on the kernel."""
+    """Rules of layers above the kernel, such as the message pump."""
     queue: ClaimQueue | None = None
-    """Where a bridge claims: a rule then waits for no start, and a flood keeps no other rule from looking."""
+    """The bridge's claim queue. With it a rule does not wait for starts, so many due rows do not delay other rules."""
 
     def all(self) -> list[Rule[Any]]:
         """In the order in which they look."""
@@ -106,10 +106,10 @@ class LedgerRules:
         mend: Callable[[Sequence[T]], Awaitable[int]],
         row_limit: int = ROW_LIMIT,
     ) -> Rule[T]:
-        """A rule whose rows one statement finds by their age."""
+        """A rule whose `find` is one statement on rows of some age."""
 
         async def find(conn: Connection) -> Sequence[T]:
-            return await statement(conn, self.worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+            return await statement(conn, self.served.now(), older_seconds=older_seconds, row_limit=row_limit)
 
         return Rule(name, lambda run: run(find), mend)
 
@@ -120,13 +120,13 @@ class LedgerRules:
         return len(agents)
 
     async def _time_out(self, late: Sequence[TurnRef]) -> int:
-        """Deadlines that the turn's own timer did not see to: the same statement, then what is due is claimed."""
+        """Time out calls whose turn's own timer did not: run the timer's statement, then claim what became due."""
         for turn in late:
             await self.pool.run(lambda conn, turn=turn: inject_timeouts(conn, turn))
         return await self._claim([(turn.project_id, turn.agent_id) for turn in late])
 
     async def _fence(self, found: Sequence[TurnRef]) -> int:
-        """Turns that did not stop in time: whatever their worker still does is stale."""
+        """Fence turns that did not stop in time: later writes of their workers are stale."""
         fenced = [await fence_stopped(self.pool, self.publisher, turn, self.telemetry) for turn in found]
         return sum(fenced)
 
@@ -137,7 +137,7 @@ class LedgerRules:
         return len(messages)
 
     async def _stranded(self, run: Run) -> Sequence[AgentKey]:
-        return await run(lambda conn: sweep.list_stranded(conn, self.worker_targets, row_limit=ROW_LIMIT))
+        return await run(lambda conn: sweep.list_stranded(conn, self.served.now(), row_limit=ROW_LIMIT))
 
     async def _dispatch(self, agents: Sequence[AgentKey]) -> int:
         leases = await self.pool.run(lambda conn: dispatch_next(conn, agents))
@@ -145,15 +145,13 @@ class LedgerRules:
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
         messages = [message for outcome in found for message in outcome.messages(SENDER)]
-        if not await publish_best_effort(self.publisher, *messages):
-            return 0
-        await self.pool.run(lambda conn: mark_announced(conn, [outcome.agent_turn_id for outcome in found]))
-        return len(found)
+        turns = [outcome.agent_turn_id for outcome in found]
+        return len(found) if await announce(self.pool, self.publisher, turns, messages) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules(LedgerRules):
-    """All rules of a bridge, those that ask the engine too."""
+    """All rules of a bridge, including those that query Temporal."""
 
     reconciler: Reconciler
 

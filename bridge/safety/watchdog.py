@@ -1,8 +1,8 @@
 """The safety net (protocol §8): finds what a crash, a lost doorbell or an absent server left behind, and mends it.
 
-Rule by rule, at every tick. A rule that fails is logged and tried at the next tick; the others go on. What costs calls
-to the engine is a duty that one bridge at a time does, beside the others. What was mended is counted by rule, here and
-in the ledger, and told in the log by a sentence for each turn, agent, call or thread, a few at each look.
+Every tick runs the rules one after another. If a rule fails, the error is logged and the rule runs again at the next
+tick; the others go on. A rule that calls Temporal is a duty: one bridge at a time runs it, concurrently with the other
+rules. Repairs are counted by rule, here and in the ledger, and logged with one sentence each, a few per tick.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:
-    """What a rule found, by ids, and how many it mended; or why it could not look."""
+    """The ids that a rule found and how many it mended, or the error with which it failed."""
 
     rule: str
     found: Sequence[str] = ()
@@ -36,7 +36,7 @@ class RuleReport:
 
 
 class Watchdog:
-    """Runs the rules at every tick. Holds counters, when it last asked whose turn a rule is, and what hinders one."""
+    """Runs the rules at every tick. Holds counters, the time of its last try to take each duty, and the last errors."""
 
     def __init__(self, pool: Pool, rules: LedgerRules) -> None:
         self._pool = pool
@@ -44,13 +44,13 @@ class Watchdog:
         self._meter = rules.telemetry.meter
         self._times = rules.times
         self._hindered: dict[str, str] = {}
-        self._targets = rules.worker_targets
+        self._served = rules.served
         self._asked: dict[str, float] = {}
         self.repairs: Counter[str] = Counter()
-        """What was mended here, by rule."""
+        """Repairs of this process by rule."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`. Duties have a pace of their own: an engine that is slow or away keeps no other rule waiting."""
+        """Run until `stop` is set. Duties run in a task of their own, so a slow Temporal delays no other rule."""
         duties = [rule for rule in self._rules if rule.every]
         others = [rule for rule in self._rules if not rule.every]
         async with asyncio.TaskGroup() as group:
@@ -64,51 +64,51 @@ class Watchdog:
                 await asyncio.wait_for(stop.wait(), self._times.poll_interval)
 
     async def tick(self) -> None:
-        """Each rule whose turn it is, once."""
+        """Run each rule that is due once."""
         await self._tick(self._rules)
 
     async def _tick(self, rules: Sequence[Rule[Any]]) -> None:
         for rule in rules:
-            await self._attempt(rule.name, self._look(rule))
+            await self._attempt(rule.name, self._run_if_due(rule))
 
     async def once(self, *, dry_run: bool) -> list[RuleReport]:
-        """Each rule once, whoever looked last; a dry run finds and changes nothing."""
-        look = self._rehearse if dry_run else self._sweep
-        return [await self._attempt(rule.name, look(rule)) for rule in self._rules]
+        """Run each rule once, also duties that are not due; a dry run only finds."""
+        run = self._find_only if dry_run else self._find_and_mend
+        return [await self._attempt(rule.name, run(rule)) for rule in self._rules]
 
-    async def _attempt(self, name: str, look: Coroutine[Any, Any, RuleReport]) -> RuleReport:
+    async def _attempt(self, name: str, running: Coroutine[Any, Any, RuleReport]) -> RuleReport:
         try:
-            swept = await look
+            report = await running
         except TurnstileError as error:
-            self._tell_once(name, str(error))
+            self._log_new(name, str(error))
             return RuleReport(name, failed=str(error))
-        except Exception as error:  # the net must not fall because one rule did
+        except Exception as error:  # a rule that fails must not end the others
             log.exception("safety net: rule %s failed", name)
             return RuleReport(name, failed=type(error).__name__)
-        self._hindered.pop(name, None)
-        return swept
+        self._errors.pop(name, None)
+        return report
 
-    def _tell_once(self, name: str, error: str) -> None:
-        """A server that is away hinders a rule at every tick, and is told when that begins or its reason changes."""
-        if self._hindered.get(name) != error:
-            self._hindered[name] = error
-            log.warning("safety net: rule %s cannot look, and tries on: %s", name, error)
+    def _log_new(self, name: str, error: str) -> None:
+        """Log a rule's error unless it is the same as at the last tick."""
+        if self._errors.get(name) != error:
+            self._errors[name] = error
+            log.warning("safety net: rule %s failed and is tried again at each tick: %s", name, error)
 
-    async def _look(self, rule: Rule[Any]) -> RuleReport:
-        return await self._sweep(rule) if await self._is_due(rule) else RuleReport(rule.name)
+    async def _run_if_due(self, rule: Rule[Any]) -> RuleReport:
+        return await self._find_and_mend(rule) if await self._is_due(rule) else RuleReport(rule.name)
 
     async def _is_due(self, rule: Rule[Any]) -> bool:
-        """Whether to look now: at every tick, or when no bridge of the same targets has looked for so long."""
+        """Whether to run the rule now; takes the duty if no bridge of the same targets did within `rule.every`."""
         if not rule.every:
             return True
         now = time.monotonic()
-        if now - self._asked.get(rule.name, -rule.every) < rule.every:
+        if now - self._duty_tried_at.get(rule.name, -rule.every) < rule.every:
             return False
         self._asked[rule.name] = now
-        duty = f"{rule.name}: {','.join(sorted(self._targets))}"
+        duty = f"{rule.name}: {','.join(sorted(self._served.now()))}"
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 
-    async def _sweep(self, rule: Rule[Any]) -> RuleReport:
+    async def _find_and_mend(self, rule: Rule[Any]) -> RuleReport:
         found = await rule.find(self._pool.run)
         mended = await rule.mend(found) if found else 0
         if mended:
@@ -119,13 +119,13 @@ class Watchdog:
             await self._pool.run(lambda conn: record_repairs(conn, {rule.name: mended}))
         return RuleReport(rule.name, [_ids(each) for each in found], mended)
 
-    async def _rehearse(self, rule: Rule[Any]) -> RuleReport:
+    async def _find_only(self, rule: Rule[Any]) -> RuleReport:
         found = await rule.find(self._pool.rehearse)
         return RuleReport(rule.name, [_ids(each) for each in found])
 
 
 def _ids(found: Any) -> str:
-    """A thing found, by its ids: the call, the turn, or the agent."""
+    """The id of a found thing: of the call, else of the turn, else of the agent."""
     names = ("tool_call_id", "agent_turn_id")
     return next((f"{name}={getattr(found, name)}" for name in names if hasattr(found, name)), _agent(found))
 

@@ -1,7 +1,8 @@
-"""How often the live turns of a project are counted against `[limits].max_live_turns` (docs/limits.md, `project_full`).
+"""Saves counts of a project's live turns against `[limits].max_live_turns` (docs/limits.md, `project_full`).
 
-A count reads a row for each, so one stands for a hundredth of the limit's enqueues. Bounded: of the projects that asked
-longest ago the next enqueue counts.
+A count reads one row for each live turn. After a count that is below the limit, the next enqueues, a hundredth of the
+limit, pass without a count. Bounded: if more than `MAX_PROJECTS` projects enqueue, those that counted longest ago are
+forgotten, and their next enqueue counts again.
 """
 
 from collections import OrderedDict
@@ -9,19 +10,19 @@ from collections import OrderedDict
 from turnstile.schema.ids import ProjectId
 
 SHARE = 100
-"""The limit may be passed by a hundredth for each bridge, and a limit below twice this by none."""
+"""Each bridge may exceed the limit by one part in `SHARE`; a limit below twice `SHARE` is never exceeded."""
 MAX_PROJECTS = 10_000
 
 
 class AdmissionCache:
-    """Enqueues of each project that need no count, since one found room a moment ago."""
+    """The number of enqueues that each project has left before live turns are counted again."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._spare: OrderedDict[ProjectId, int] = OrderedDict()
 
     def limit_for(self, project: ProjectId) -> int:
-        """The limit that an enqueue is to be held against; 0 if it needs none."""
+        """The limit that the next enqueue must check, or 0 if it needs no count."""
         if (spare := self._spare.pop(project, 0)) == 0:
             return self._limit
         if spare > 1:
@@ -29,7 +30,7 @@ class AdmissionCache:
         return 0
 
     def found(self, project: ProjectId) -> None:
-        """A count has found room."""
+        """Record that a count found the project below its limit."""
         if (spare := self._limit // SHARE - 1) > 0:
             self._spare[project] = spare
             if len(self._spare) > MAX_PROJECTS:

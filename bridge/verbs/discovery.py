@@ -1,4 +1,4 @@
-"""What a NATS micro service tells about itself (ADR-32): `$SRV.PING`, `INFO` and `STATS` as JSON. Pure; no I/O."""
+"""The replies of a NATS micro service to `$SRV.PING`, `INFO` and `STATS` as JSON (ADR-32). Pure; no I/O."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ class EndpointStats:
     last_error: str = ""
 
     def count(self, nanoseconds: int, error: str) -> None:
-        """One more request, and its error code if it failed."""
+        """Count a request, its duration, and its error code if it failed."""
         self.num_requests += 1
         self.processing_nanoseconds += nanoseconds
         if error:
@@ -42,12 +42,12 @@ class ServiceCard:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def subjects(self, kind: Kind) -> tuple[str, str, str]:
-        """Where a question of this kind is asked: of all services, of this service, of this instance."""
+        """The subjects of this kind of request: for all services, for this service, for this instance."""
         return (f"$SRV.{kind}", f"$SRV.{kind}.{self.name}", f"$SRV.{kind}.{self.name}.{self.id}")
 
     def answer(self, kind: Kind) -> JsonObject:
-        """The answer to a question of this kind."""
-        told: JsonObject = {
+        """The reply to this kind of request."""
+        reply: JsonObject = {
             "type": f"io.nats.micro.v1.{kind.lower()}_response",
             "name": self.name,
             "id": self.id,
@@ -55,12 +55,12 @@ class ServiceCard:
             "metadata": {},
         }
         if kind == "INFO":
-            told["description"] = self.description
-            told["endpoints"] = [{**self._endpoint(name), "metadata": {}} for name in self.endpoints]
+            reply["description"] = self.description
+            reply["endpoints"] = [{**self._endpoint(name), "metadata": {}} for name in self.endpoints]
         if kind == "STATS":
-            told["started"] = self.started.isoformat().replace("+00:00", "Z")
-            told["endpoints"] = [{**self._endpoint(name), **self._counts(name)} for name in self.endpoints]
-        return told
+            reply["started"] = self.started.isoformat().replace("+00:00", "Z")
+            reply["endpoints"] = [{**self._endpoint(name), **self._counts(name)} for name in self.endpoints]
+        return reply
 
     def _endpoint(self, name: str) -> JsonObject:
         return {"name": name, "subject": self.endpoints[name], "queue_group": self.queue}

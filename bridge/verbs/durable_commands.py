@@ -1,11 +1,12 @@
 """Durable verbs: `cmd.sys.bridge.{verb}`, answered by `evt.sys.bridge.{verb}_ack` (protocol §5).
 
-A command is acknowledged only after its answer is in the event stream, under a message id made of the command's place
-and time in its stream, so a redelivery answers once. While a server is away it comes again after 2 to 30 s and is not
-answered; what cannot be read is answered `rejected` and terminated. A verb that fails for a reason that nobody knows is
-tried so many times before its command is answered `internal_error`, logged by its place in the stream, and terminated.
-A verb may run more than once for one command: `VerbRequest.command_id` tells it. At most `concurrency` commands run
-at a time. It keeps how often the latest failing commands have failed here; a process that starts anew counts anew.
+A command is acknowledged only after its ack event is in the event stream. The event's message id is made of the
+command's sequence and time in its stream, so all deliveries of a command store one event. While a server is away, the
+command is redelivered after 2 to 30 s and no event is published. An unreadable command gets the status `rejected` and
+is terminated. If a verb fails for an unknown reason, its command is tried `failures` times; then it gets the error
+`internal_error`, is logged with its sequence, and is terminated. A verb may run more than once for one command, which
+it recognises by `VerbRequest.command_id`. At most `concurrency` commands run at a time. Failures are counted in memory,
+so a restarted process counts from zero.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from nats.aio.msg import Msg
 
 from turnstile.bridge.verbs.micro_service import (
     Answer,
+    Payload,
     VerbHandler,
     VerbRequest,
     encode_reply,
@@ -36,7 +38,7 @@ from turnstile.schema.wire.events import Message
 from turnstile.schema.wire.inbox import REQUEST_ID_LIMIT
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
-from turnstile.transport.json_messages import decode_object, encode
+from turnstile.transport.json_messages import decode_object
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import COMMANDS_CONSUMER, declare_commands
 
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A delivered command; `fault` says why it cannot be run."""
+    """A delivered command; `fault` is set if it cannot be run."""
 
     request: VerbRequest
     request_id: str | None
@@ -55,9 +57,9 @@ class _Command:
 
 
 def read_command(msg: Msg) -> _Command:
-    """The command in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
+    """The command in a message; raises `BadRequest` if its subject cannot be read, so no ack event can be addressed."""
     subject, name = subjects.parse(msg.subject), command_id(msg)
-    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, b"", {}, "command", name)
+    bare = VerbRequest(subject.rest[-1], subject.project_id, subject.channel_id, Payload(b""), {}, "command", name)
     try:
         payload = decode_object(msg.data)
     except BadRequest as error:
@@ -68,14 +70,14 @@ def read_command(msg: Msg) -> _Command:
     elif len(request_id) > REQUEST_ID_LIMIT:
         return _Command(bare, None, BadRequest(f"request_id has more than {REQUEST_ID_LIMIT} characters"))
     try:
-        request = replace(read_request(msg, "command", encode(payload)), command_id=name)
+        request = replace(read_request(msg, "command", payload), command_id=name)
     except BadRequest as error:
         return _Command(bare, request_id, error)
     return _Command(request, request_id)
 
 
 def ack_event(command: _Command, answer: Answer, limit: int) -> Message:
-    """The event that answers a command; the same message id for each of its deliveries."""
+    """The ack event of a command; it has the same message id for each delivery of the command."""
     request = command.request
     reply = answer.reply if command.request_id is None else {**answer.reply, "request_id": command.request_id}
     return Message(
@@ -92,7 +94,7 @@ def _ack_headers(request: VerbRequest, reply: JsonObject) -> dict[str, str]:
         known.pop(headers.PARENT_SPAN, None)
         if agent := request.headers.get(headers.AGENT_ID):
             known[headers.AGENT_ID] = token(agent, headers.AGENT_ID)
-    except BadRequest:  # the verb has rejected them; the answer goes out with a trace of its own
+    except BadRequest:  # the verb has rejected the headers; the event gets a trace of its own
         known = headers.context_headers({})
     if isinstance(turn := reply.get("agent_turn_id"), str):
         known[headers.TURN_ID] = turn
@@ -111,10 +113,10 @@ def _ack_headers(request: VerbRequest, reply: JsonObject) -> dict[str, str]:
 
 
 class DurableCommands:
-    """Runs durable verbs until told to stop.
+    """Runs durable verbs until stopped.
 
-    `unavailable` are exceptions that mean a server is away; `failures` is how often a command may fail for any other
-    reason: with the pauses between them, the usual 20 are some eight minutes.
+    `unavailable` are further exceptions that mean that a server is away. `failures` is how often a command may fail for
+    any other reason; the default of 20 takes about eight minutes with the pauses between deliveries.
     """
 
     def __init__(
@@ -141,14 +143,14 @@ class DurableCommands:
         self._log = LimitedLog(logger)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set and every command taken is settled; raises as `ContinuousPull.run` does."""
+        """Serve until `stop` is set and every received command is settled; raises as `ContinuousPull.run` does."""
         await self._queue.run(stop)
 
     async def _dispose(self, msg: Msg) -> Disposition:
         try:
             command = read_command(msg)
         except BadRequest as error:
-            self._log.warning("subject", "a command that cannot be answered is dropped: %s", error)
+            self._log.warning("subject", "a command with an unreadable subject is dropped: %s", error)
             return Reject()
         if command.fault:
             answer = Answer(rejected(command.fault))
@@ -159,7 +161,7 @@ class DurableCommands:
         try:
             await self._publisher.publish([ack_event(command, answer, self._conn.size_limit)])
         except TurnstileError as error:
-            self._log.warning("ack", "the answer to %s was not stored: %s", msg.subject, error)
+            self._log.warning("ack", "the ack event of %s was not stored: %s", msg.subject, error)
             return deferred(msg.metadata.num_delivered)
         if answer.is_bug:
             place = msg.metadata.sequence.stream
@@ -167,7 +169,7 @@ class DurableCommands:
         return Reject() if command.fault or answer.is_bug else Done()
 
     def _give_up(self, request: VerbRequest) -> bool:
-        """Whether this command, which has failed again, has failed as often as it may."""
+        """Count a failure of this command; True if it has failed as often as it may."""
         name = request.command_id or ""
         self._failed[name] = self._failed.pop(name, 0) + 1
         if len(self._failed) > _REMEMBERED:

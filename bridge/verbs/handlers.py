@@ -1,7 +1,7 @@
-"""The bridge's verbs, one handler each, reached by request/reply and by durable command alike (protocol §6).
+"""The bridge's verbs: one handler each, called for request/reply and for durable commands (protocol §6).
 
-A handler commits, then publishes what the commit says, then answers. What it refuses it raises; `run_verb` turns that
-into the reply with its code.
+A handler commits, then publishes the commit's messages, then returns the reply. It raises to refuse a request;
+`run_verb` turns the exception into a reply with its code.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,6 @@ from turnstile.schema.wire.inbox import (
     StopRequest,
 )
 from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
-from turnstile.transport.json_messages import decode_object
 
 
 class Verbs:
@@ -79,7 +78,7 @@ class Verbs:
         }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
-        """Make a turn; a command that is delivered twice makes one."""
+        """Create a turn; a command that is delivered twice creates one."""
         wanted = request.parse(EnqueueRequest)
         _same(request, headers.AGENT_ID, wanted.agent_id)
         if wanted.correlation_id is None and request.command_id is not None:
@@ -106,7 +105,7 @@ class Verbs:
         return done.reply
 
     async def describe(self, request: VerbRequest) -> DescribeReply:
-        """A turn, a card or a call of the caller's project."""
+        """Describe a turn, a card or a call of the caller's project; raises `Refused` if there is none."""
         wanted = request.parse(DescribeRequest)
         match wanted:
             case DescribeRequest(agent_turn_id=None, card_id=str() as card_id, tool_call_id=None):
@@ -128,7 +127,7 @@ class Verbs:
                 raise BadRequest("describe takes exactly one of agent_turn_id, card_id and tool_call_id")
 
     async def report(self, request: VerbRequest) -> ReportReply:
-        """A tool's answer to a call; what is refused leaves a row in `state.rejections`."""
+        """Store a tool's report on a call; a refused report is recorded in `state.rejections`."""
         ids = {"tool_call_id": _claimed_call(request)}
         try:
             wanted = request.parse(ReportRequest)
@@ -145,7 +144,7 @@ class Verbs:
         return done.reply
 
     async def stop(self, request: VerbRequest) -> StopReply:
-        """End a turn, wherever it stands (protocol §6, stop)."""
+        """End a turn, whatever its status is (protocol §6, stop)."""
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
         return await stop_turn(self._pool, self._publisher, request.project_id, wanted, self._telemetry)
@@ -160,7 +159,7 @@ class Verbs:
         return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
 
     async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
-        """Set the boxes that an agent's pointers name."""
+        """Set which boxes an agent's pointers name."""
         wanted = request.parse(BoxReplaceRequest)
         _same(request, headers.AGENT_ID, wanted.agent_id)
         boxes = await self._pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
@@ -187,16 +186,16 @@ def dispatched(lease: Lease) -> Message:
 
 
 def _claimed_call(request: VerbRequest) -> str:
-    """The call that a report is about, as far as it can be read; for the row that says it was refused."""
+    """The call id in a report, for its row in `state.rejections`; empty if it cannot be read."""
     try:
-        claimed = decode_object(request.payload).get("tool_call_id")
+        claimed = request.payload.read().get("tool_call_id")
     except BadRequest:
         claimed = None
     return (claimed if isinstance(claimed, str) else request.headers.get(headers.TOOL_CALL_ID, ""))[:128]
 
 
 def _same(request: VerbRequest, header: str, argument: str) -> None:
-    """Subject, header and argument may not name different things (protocol §5)."""
+    """Raise `BadRequest` if header and argument name different things (protocol §5)."""
     named = request.headers.get(header)
     if named is not None and named != argument:
         raise BadRequest(f"header {header} and the payload name different things")

@@ -1,14 +1,15 @@
-"""Verbs that are told about: each handler with figures, a span and the ids of its log lines around it.
+"""Instrumented verbs: each call is counted, timed, recorded as a span, and logged with its ids.
 
-The span stands between the caller's and whatever the verb makes: the handler sees its own as `traceparent`. Costs
-nothing but the log ids where nobody listens. A turn's `enqueue` and a call's `report` are the primitives' spans (§5).
+The span is a child of the caller's and the parent of what the verb causes: the handler sees it as `traceparent`.
+Without metrics and traces only the log ids are set. The `enqueue` of a turn and the `report` of a call are the spans of
+those primitives (§5).
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.runtime.log_context import about
@@ -23,12 +24,12 @@ _IDS = ("agent_turn_id", "inbox_id", "tool_call_id", "thread_id", "message_id")
 
 
 def observed(verbs: Mapping[str, VerbHandler], telemetry: Telemetry) -> dict[str, VerbHandler]:
-    """The same verbs, told about."""
+    """The same verbs, instrumented."""
     return {verb: _observed(handler, telemetry) for verb, handler in verbs.items()}
 
 
 def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
-    listens = telemetry.meter.enabled or telemetry.tracer.enabled
+    recording = telemetry.meter.enabled or telemetry.tracer.enabled
 
     async def run(request: VerbRequest) -> BaseModel:
         named = (headers.AGENT_ID, headers.TURN_ID, headers.TOOL_CALL_ID, headers.THREAD_ID)
@@ -36,12 +37,12 @@ def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
         with about(
             project_id=request.project_id, agent_id=agent, agent_turn_id=turn, tool_call_id=call, thread_id=thread
         ):
-            return await _told(handler, request, telemetry) if listens else await handler(request)
+            return await _run_recorded(handler, request, telemetry) if recording else await handler(request)
 
     return run
 
 
-async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry) -> BaseModel:
+async def _run_recorded(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry) -> BaseModel:
     given = request.headers.get(headers.TRACEPARENT, "")
     parent = headers.span_id(given)
     own = headers.child_span(given) if parent else headers.new_traceparent()
@@ -73,7 +74,7 @@ async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry
         meter.count(Metric.VERBS, verb=request.verb, status=status)
         meter.observe(Metric.VERB_SECONDS, time.perf_counter() - clock, verb=request.verb)
         if reply is not None and request.verb == "report" and meter.enabled and not getattr(reply, "duplicate", False):
-            meter.count(Metric.TOOL_REPORTS, status=_reported(request))
+            meter.count(Metric.TOOL_REPORTS, status=request.parse(ReportRequest).status.value)
         if telemetry.tracer.enabled:
             attributes = _attributes(request, reply)
             times = (started, time.time_ns())
@@ -81,7 +82,7 @@ async def _told(handler: VerbHandler, request: VerbRequest, telemetry: Telemetry
 
 
 def _attributes(request: VerbRequest, reply: BaseModel | None) -> dict[str, Attribute]:
-    told: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "turnstile.verb": request.verb,
         "turnstile.source": request.source,
         "turnstile.project_id": request.project_id,
@@ -89,15 +90,7 @@ def _attributes(request: VerbRequest, reply: BaseModel | None) -> dict[str, Attr
     }
     for name in _IDS:
         if isinstance(value := getattr(reply, name, None), str):
-            told[f"turnstile.{name}"] = value
+            attributes[f"turnstile.{name}"] = value
     if getattr(reply, "duplicate", False):
-        told["turnstile.duplicate"] = True
-    return told
-
-
-def _reported(request: VerbRequest) -> str:
-    """The status that an accepted report says."""
-    try:
-        return request.parse(ReportRequest).status.value
-    except (TurnstileError, ValidationError):
-        return "unknown"
+        attributes["turnstile.duplicate"] = True
+    return attributes

@@ -1,9 +1,9 @@
 """The bridge's verbs over request/reply, discoverable as the NATS micro service `turnstile` (protocol §5, §6).
 
-Each request is a task of its own; at most `concurrency` run, of one project four times as many wait, and the next hears
-`busy`. There are places for two such projects, so that another's request finds one. A request that could only be
-answered outside a reply inbox is dropped unrun: its answer would land in somebody's events. Draining answers
-everything accepted before it. Costs one subscription for all verbs and nine for discovery.
+Each request is a task of its own. At most `concurrency` run; four times as many of one project may wait, and further
+ones get the status `busy`. All projects together may have twice as many waiting, so one project cannot fill the queue.
+A request whose reply subject is not a reply inbox is dropped without running: its reply could be taken for an event.
+Draining answers every request accepted before it. Costs one subscription for all verbs and nine for discovery.
 """
 
 import asyncio
@@ -43,34 +43,55 @@ logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
-class VerbRequest:
-    """A verb that somebody asked for; project and channel are the subject's."""
+class Payload:
+    """The JSON object that a request came with: decoded when it is first read, and kept as it was last parsed."""
 
-    verb: str
-    project_id: ProjectId
-    channel_id: ChannelId
-    payload: bytes
-    headers: dict[str, str]
-    source: Literal["request", "command"]
-    command_id: str | None = None
-    """The same for every delivery of one durable command, and of no other; a verb can make itself idempotent by it."""
-    wait_seconds: float = 0.0
-    """The project is over its rate until then: only a repeat is answered."""
+    def __init__(self, given: bytes | JsonObject) -> None:
+        self._given = given
+        self._parsed: BaseModel | None = None
+
+    def read(self) -> JsonObject:
+        """The object; raises `BadRequest` if it is none."""
+        if isinstance(self._given, bytes):
+            self._given = decode_object(self._given)
+        return self._given
 
     def parse(self, model: type[Model]) -> Model:
-        """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
-        value = decode_object(self.payload)
+        """As `VerbRequest.parse`."""
+        if isinstance(self._parsed, model):
+            return self._parsed
+        value = self.read()
         try:
             json.dumps(value, allow_nan=False)
         except ValueError:  # 1e999 is valid JSON, and becomes a number that no column can hold
             raise BadRequest("the payload holds a number out of range") from None
         try:
-            return model.model_validate(value)
+            self._parsed = parsed = model.model_validate(value)
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             told = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
             raise BadRequest("; ".join(list(told)[:_SHOWN_FAULTS])) from None
+        return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class VerbRequest:
+    """A request for a verb; project and channel are the subject's."""
+
+    verb: str
+    project_id: ProjectId
+    channel_id: ChannelId
+    payload: Payload
+    headers: dict[str, str]
+    source: Literal["request", "command"]
+    command_id: str | None = None
+    """The same for every delivery of one durable command, different for any other; a verb's idempotency key."""
+    wait_seconds: float = 0.0
+    """Seconds until the project is within its rate; while it is above 0, only a repeat of a request is answered."""
+
+    def parse(self, model: type[Model]) -> Model:
+        """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
+        return self.payload.parse(model)
 
 
 VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
@@ -90,12 +111,12 @@ class Answer:
 
     @property
     def is_bug(self) -> bool:
-        """Whether nobody knows what went wrong, and so whether it would again."""
+        """Whether the verb failed for an unknown reason, so it is not known whether it would fail again."""
         return self.failure == TurnstileError.code
 
 
 def rejected(error: TurnstileError) -> JsonObject:
-    """The reply that says what was wrong with a request, or which limit it came to."""
+    """The reply for a refused request: its error code and message."""
     if isinstance(error, Limited):
         return {
             "status": "busy",
@@ -109,10 +130,10 @@ def rejected(error: TurnstileError) -> JsonObject:
 async def run_verb(
     verbs: Mapping[str, VerbHandler], request: VerbRequest, unavailable: tuple[type[Exception], ...] = ()
 ) -> Answer:
-    """Run a verb and turn whatever comes of it into a reply (protocol §6); raises nothing but cancellation.
+    """Run a verb and return its reply, also for any exception but cancellation (protocol §6).
 
-    `unavailable` are further exceptions that mean a server is away. What nobody foresaw is logged and told without
-    detail.
+    `unavailable` are further exceptions that mean that a server is away. An unexpected exception is logged, and the
+    reply does not contain its text.
     """
     try:
         handler = verbs.get(request.verb)
@@ -126,25 +147,25 @@ async def run_verb(
         return Answer(rejected(error))
     except unavailable as error:
         logger.warning("verb %s: a server is away: %s", request.verb, type(error).__name__)
-        told = "a server the bridge needs does not answer; try again"
-        return Answer({"status": "error", "error_code": ServerUnavailable.code, "error": told}, server_trouble=True)
-    except Exception:  # a verb's bug must not end the bridge, and its words are not for clients
+        message = "a server the bridge needs does not answer; try again"
+        return Answer({"status": "error", "error_code": ServerUnavailable.code, "error": message}, server_trouble=True)
+    except Exception:  # a verb's bug must not end the bridge, and clients must not see the exception's text
         logger.exception("verb %s failed", request.verb)
         return Answer({"status": "error", "error_code": TurnstileError.code, "error": "the bridge failed; see its log"})
 
 
 def encode_reply(reply: JsonObject, limit: int) -> bytes:
-    """The reply as JSON, or an error in its place if it has more than `limit` bytes."""
+    """The reply as JSON, or an error reply if it has more than `limit` bytes."""
     data = encode(reply)
     if len(data) <= limit:
         return data
-    told = f"the reply has {len(data)} bytes, at most {limit} can be sent; ask for less"
-    error: JsonObject = {"status": "error", "error_code": "result_too_large", "error": told}
+    message = f"the reply has {len(data)} bytes, at most {limit} can be sent; ask for less"
+    error: JsonObject = {"status": "error", "error_code": "result_too_large", "error": message}
     return encode({**error, "request_id": reply["request_id"]} if "request_id" in reply else error)
 
 
-def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes) -> VerbRequest:
-    """Who asks for which verb; raises `BadRequest` where subject and headers name different things (protocol §5)."""
+def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes | JsonObject) -> VerbRequest:
+    """The request in a message; raises `BadRequest` if subject and headers name different things (protocol §5)."""
     subject = subjects.parse(msg.subject)
     given = headers_of(msg)
     named = ((headers.PROJECT_ID, subject.project_id), (headers.CHANNEL_ID, subject.channel_id))
@@ -152,7 +173,7 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
         if given.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
     verb = ".".join(subject.rest[2:])
-    return VerbRequest(verb, subject.project_id, subject.channel_id, payload, given, source)
+    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), given, source)
 
 
 class VerbService:
@@ -190,7 +211,7 @@ class VerbService:
         )
 
     async def start(self) -> None:
-        """Subscribe. A subject the server refuses shows in `NatsConnection.verify`."""
+        """Subscribe. If the server refuses a subject, `NatsConnection.verify` raises."""
         verbs = await self._conn.subscribe(subjects.BRIDGE_REQUESTS, self._on_request, queue=SERVICE)
         self._subscriptions.append(verbs)
         for kind in KINDS:
@@ -198,7 +219,7 @@ class VerbService:
                 self._subscriptions.append(await self._conn.subscribe(subject, self._discovery(kind)))
 
     async def stop(self, timeout: float = 30.0) -> None:
-        """Take no more, answer what was taken, at most `timeout` seconds; then drain the connection."""
+        """Accept no more requests, answer the accepted ones within `timeout` seconds, then drain the connection."""
         draining = (self._conn.drain_subscription(each) for each in self._subscriptions)
         await asyncio.gather(*draining)
         self._subscriptions.clear()
@@ -222,8 +243,8 @@ class VerbService:
         project = msg.subject.split(".")[_PROJECT_TOKEN]
         if max(self._of_project[project], len(self._tasks) // _PROJECTS) >= self._most:
             self._meter.count(Metric.LIMITED, limit="overloaded")
-            told = f"{len(self._tasks)} requests are waiting; try again"
-            await self._send(msg.reply, encode({"status": "busy", "error_code": "overloaded", "error": told}))
+            message = f"{len(self._tasks)} requests are waiting; try again"
+            await self._send(msg.reply, encode({"status": "busy", "error_code": "overloaded", "error": message}))
         else:
             task = asyncio.create_task(self._serve(msg))
             self._tasks.add(task)
@@ -252,5 +273,5 @@ class VerbService:
     async def _send(self, reply: str, data: bytes) -> None:
         try:
             await self._conn.send(reply, data)
-        except NATS_TROUBLE as error:  # the caller's timeout tells them; nobody here can
+        except NATS_TROUBLE as error:  # the caller runs into its timeout
             self._log.warning("send", "a reply could not be sent: %s", error)

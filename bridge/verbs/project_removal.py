@@ -1,6 +1,6 @@
-"""What a project leaves outside the ledger, and its turns, ended by force: for its removal (docs/operations.md).
+"""Removal of a project's turns and workflows before its ledger rows are removed (docs/operations.md).
 
-Every function finds its own effect: what a killed removal has left, the next one ends or deletes.
+Every function may run again: after an interrupted removal it ends or deletes what is left.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from turnstile.schema.wire.inbox import StopRequest
 from turnstile.workflows import options
 
 _REASON = "the project is being removed"
-_LOOK_AGAIN_SECONDS = 0.3
-_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.3
+_TIMEOUT_SECONDS = 60.0
 
 
 async def stop_live_turns(pool: Pool, publisher: Publisher, project: ProjectId) -> int:
-    """End every turn that is queued or in hand, without waiting for workers; returns how many."""
+    """End every queued or live turn without waiting for workers; returns how many."""
     stopped: set[AgentTurnId] = set()
     while live := await pool.run(lambda conn: list_live_turns(conn, project)):
-        for turn in reversed(live):  # the queue before what would lease from it
+        for turn in reversed(live):  # queued turns first: the end of a live turn would lease the next one
             await stop_turn(pool, publisher, project, StopRequest(agent_turn_id=turn, reason=_REASON))
             found = await pool.run(lambda conn, turn=turn: locate_turn(conn, project, turn))
             if found is not None:
@@ -40,23 +40,24 @@ async def stop_live_turns(pool: Pool, publisher: Publisher, project: ProjectId) 
 
 
 async def count_workflows(client: Client, project: ProjectId) -> int:
-    """The workflows of the project's turns and threads, open or closed, as far as visibility knows."""
+    """Number of workflows of the project's turns and threads, open or closed, according to visibility."""
     return len(await _listed(client, project))
 
 
 async def remove_workflows(client: Client, project: ProjectId) -> int:
     """Terminate and delete the workflows of the project's turns and threads; returns how many.
 
-    Raises `ServerUnavailable` if the engine is away, or shows some after a minute: it deletes when it comes to it.
+    Raises `ServerUnavailable` if Temporal is away, or if visibility still shows some after a minute: Temporal deletes
+    asynchronously.
     """
     removed: set[tuple[str, str]] = set()
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while flows := await _listed(client, project):
                 for flow in flows:
                     await _remove(client, flow)
                 removed |= {(flow.id, flow.run_id) for flow in flows}
-                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise ServerUnavailable(f"Temporal still shows workflows of project {project}: run it again") from None
     return len(removed)
@@ -78,10 +79,10 @@ async def _remove(client: Client, flow: WorkflowExecution) -> None:
         if flow.status is WorkflowExecutionStatus.RUNNING:
             await client.get_workflow_handle(flow.id, run_id=flow.run_id).terminate(reason=_REASON)
     except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:  # closed by itself meanwhile
+        if error.status is not RPCStatusCode.NOT_FOUND:  # not found: it has closed meanwhile
             raise ServerUnavailable(f"Temporal: {error}") from error
     try:
         await client.workflow_service.delete_workflow_execution(request)
     except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:  # deleted already, and still shown
+        if error.status is not RPCStatusCode.NOT_FOUND:  # not found: deleted, but still visible
             raise ServerUnavailable(f"Temporal: {error}") from error

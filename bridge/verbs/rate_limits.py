@@ -1,8 +1,8 @@
-"""How often a project may ask one bridge: a token bucket each, in memory (docs/limits.md, `rate_limited`).
+"""Rate limits: one token bucket per project in the memory of each bridge (docs/limits.md, `rate_limited`).
 
-Figures only, never truth: a bridge that starts anew has full buckets, and each replica has its own. Bounded: of the
-projects that asked longest ago the bucket is forgotten, which gives them a full one. `stop` and `report` always pass,
-since they end work that was let in before.
+The buckets are not durable: a restarted bridge has full buckets, and each replica has its own. Bounded: beyond
+`MAX_PROJECTS`, the bucket of the project whose last request is oldest is dropped, so it starts full again. `stop` and
+`report` always pass, since they end work that was admitted before.
 """
 
 import time
@@ -17,24 +17,24 @@ from turnstile.schema.ids import ProjectId
 from turnstile.schema.wire.limits import rate_limited
 
 MAX_PROJECTS = 10_000
-"""Buckets kept, some 200 bytes each."""
+"""Buckets in memory, about 200 bytes each."""
 MAY_REPEAT = frozenset({"enqueue", "send"})
-"""Verbs that answer a repeat first: they are told of the wait, and refuse what is none."""
+"""Verbs that answer repeats also above the rate: they get `wait_seconds`, and refuse new requests themselves."""
 ALWAYS_PASS = frozenset({"stop", "report"})
 
 
 class Throttle:
-    """Buckets of `burst` requests that fill at `rate` a second; a rate of 0 lets everything pass."""
+    """Buckets of `burst` tokens, refilled with `rate` tokens a second; a rate of 0 means no limit."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._burst = float(burst)
         self._clock = clock
         self._buckets: OrderedDict[ProjectId, tuple[float, float]] = OrderedDict()
-        """What was left in each, and when; those that asked last are last."""
+        """By project: the tokens left at its last request, and that time; ordered by that time."""
 
     def take(self, project: ProjectId) -> float:
-        """Take one; returns 0, or in how many seconds there will be one, and then takes none."""
+        """Take a token and return 0; or take none and return the seconds until there will be one."""
         if not self._rate:
             return 0.0
         now = self._clock()
@@ -47,12 +47,12 @@ class Throttle:
         return 0.0 if passes else (1 - left) / self._rate
 
     def __len__(self) -> int:
-        """How many buckets are kept."""
+        """Number of buckets in memory."""
         return len(self._buckets)
 
 
 def throttled(verbs: Mapping[str, VerbHandler], throttle: Throttle) -> dict[str, VerbHandler]:
-    """The same verbs, those that the rate bounds behind the throttle; they raise `Limited` (rate_limited)."""
+    """The same verbs, all but `ALWAYS_PASS` limited by the throttle; they raise `Limited` (rate_limited)."""
     return {
         verb: handler if verb in ALWAYS_PASS else _throttled(verb, handler, throttle) for verb, handler in verbs.items()
     }

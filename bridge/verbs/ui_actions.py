@@ -1,9 +1,9 @@
 """UI actions: `cmd.sys.ui.action`, answered by `evt.sys.ui.action_ack` (protocol §7.10). Off unless configured.
 
-A command is settled only after its acks are in the event stream, each under a message id made of the command and what
-it says, so a redelivery tells nothing twice. An action has one turn however often it is asked for: a repeat hears
-`accepted` and, if the turn is over, how it ended. What cannot be read is recorded, answered where it says whose it is,
-and terminated. The end of a turn is told by whoever ends it, beside its `task` event.
+A command is settled only after its acks are in the event stream. The message id of an ack is made of the command and
+the ack's status, so a redelivery stores no ack twice. An action has one turn however often it is sent: a repeat is
+acked as `accepted` and, if the turn is over, gets the final ack. An unreadable command is recorded, acked as `rejected`
+if it names its action and agent, and terminated. Whoever ends the turn publishes the final ack with the `task` event.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from turnstile.activities.calls.outgoing import Place
 from turnstile.bridge.publishing.best_effort import SENDER
 from turnstile.bridge.verbs.handlers import dispatched
 from turnstile.bridge.verbs.instrumented import observed
-from turnstile.bridge.verbs.micro_service import VerbRequest, read_request
+from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
 from turnstile.bridge.verbs.rate_limits import Throttle
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
@@ -41,66 +41,66 @@ from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
 from turnstile.schema.wire.ui_actions import ActionAck, UiAction
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.durable import CommandQueue, Disposition, Done, Reject, command_id, deferred
-from turnstile.transport.json_messages import decode_object, encode, headers_of
+from turnstile.transport.json_messages import decode_object, headers_of
 from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.streams import UI_ACTIONS_CONSUMER, declare_ui_actions
 
 VERB = "ui.action"
 _ID_LIMIT = 256
-_TOLD_LIMIT = 1_000
+_ERROR_LIMIT = 1_000
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReceivedAction:
-    """A delivered action; `fault` says why it cannot be done."""
+    """A delivered action; `fault` is set if it cannot be done."""
 
     request: VerbRequest
     blank: ActionAck | None
-    """An ack about it, to be filled in; None where it does not say whose it is."""
+    """An ack for it without status and error; None if the command does not name its action and agent."""
     fault: BadRequest | None = None
 
 
 class ActionReply(EnqueueReply):
-    """What came of an action: its turn, the lease to ring for, and how the turn ended if it is over."""
+    """The result of an action: its turn, the lease whose doorbell is due, and the final ack if the turn is over."""
 
     lease: Lease | None = None
     final: ActionAck | None = None
     context: dict[str, str] = Field(default_factory=dict)
-    """The turn's `context_headers`, as far as they are known."""
+    """The turn's `context_headers`; empty if they are not known."""
 
 
 def read_action(msg: Msg) -> _ReceivedAction:
-    """The action in a message; raises `BadRequest` if not even its subject can be read, so nobody can be answered."""
+    """The action in a message; raises `BadRequest` if its subject cannot be read, so no ack can be addressed."""
     subject = subjects.parse(msg.subject)
-    request = VerbRequest(VERB, subject.project_id, subject.channel_id, b"", {}, "command", command_id(msg))
+    request = VerbRequest(VERB, subject.project_id, subject.channel_id, Payload(b""), {}, "command", command_id(msg))
     try:
         payload = decode_object(msg.data)
     except BadRequest as error:
         return _ReceivedAction(request, None, error)
     given = headers_of(msg)
     payload.setdefault("agent_id", given.get(headers.AGENT_ID))
-    blank = _blank(payload)
+    blank = _blank_ack(payload)
     try:
-        read = read_request(msg, "command", encode(payload))
-        request = replace(request, payload=read.payload, headers=_agreed(read.headers, payload))
+        read = read_request(msg, "command", payload)
+        request = replace(request, payload=read.payload, headers=_merged_headers(read.headers, payload))
         request.parse(UiAction)
     except BadRequest as error:
         return _ReceivedAction(request, blank, error)
     return _ReceivedAction(request, blank)
 
 
-def _agreed(given: dict[str, str], payload: JsonObject) -> dict[str, str]:
-    """The headers with what the payload says; raises `BadRequest` where they name different things (protocol §5)."""
+def _merged_headers(given: dict[str, str], payload: JsonObject) -> dict[str, str]:
+    """The headers, completed from the payload; raises `BadRequest` if they name different things (protocol §5)."""
     for header, name in ((headers.AGENT_ID, "agent_id"), (headers.PARENT_STEP_ID, "parent_step_id")):
-        said = payload.get(name)
-        if isinstance(said, str) and given.setdefault(header, said) != said:
+        value = payload.get(name)
+        if isinstance(value, str) and given.setdefault(header, value) != value:
             raise BadRequest(f"header {header} and the payload name different things")
     return given
 
 
-def _blank(payload: JsonObject) -> ActionAck | None:
+def _blank_ack(payload: JsonObject) -> ActionAck | None:
     action, agent, message = (payload.get(name) for name in ("action_id", "agent_id", "message_id"))
     if not isinstance(action, str) or not isinstance(agent, str) or not 0 < len(action) <= _ID_LIMIT:
         return None
@@ -108,12 +108,12 @@ def _blank(payload: JsonObject) -> ActionAck | None:
         agent_id = AgentId(token(agent, "agent_id"))
     except BadRequest:
         return None
-    said = message if isinstance(message, str) and len(message) <= _ID_LIMIT else None
-    return ActionAck(action_id=action, agent_id=agent_id, status=ActionStatus.REJECTED, message_id=said)
+    message_id = message if isinstance(message, str) and len(message) <= _ID_LIMIT else None
+    return ActionAck(action_id=action, agent_id=agent_id, status=ActionStatus.REJECTED, message_id=message_id)
 
 
 class UiActions:
-    """Serves UI actions until told to stop; replicas share the consumer."""
+    """Serves UI actions until stopped; replicas share the consumer."""
 
     def __init__(
         self,
@@ -135,51 +135,51 @@ class UiActions:
         self._admission = admission
         self._throttle = throttle
         self._telemetry = telemetry
-        self._act = observed({VERB: self._acted}, telemetry)[VERB]
+        self._act = observed({VERB: self._find_or_enqueue}, telemetry)[VERB]
         self._log = LimitedLog(logger)
         self.unreadable = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set and every action taken is settled; raises as `ContinuousPull.run` does."""
+        """Serve until `stop` is set and every received action is settled; raises as `ContinuousPull.run` does."""
         await self._queue.run(stop)
 
     async def _dispose(self, msg: Msg) -> Disposition:
         try:
-            pressed = read_action(msg)
+            received = read_action(msg)
         except BadRequest as error:
             self.unreadable += 1
-            self._log.warning("subject", "a UI action that cannot be answered is dropped: %s", error)
+            self._log.warning("subject", "a UI action with an unreadable subject is dropped: %s", error)
             return Reject()
         try:
-            await self._publisher.publish(await self._answer(pressed))
+            await self._publisher.publish(await self._answer(received))
         except TurnstileError as error:
-            self._log.warning("answer", "a UI action is left for later: %s", error)
+            self._log.warning("answer", "a UI action will be redelivered: %s", error)
             return deferred(msg.metadata.num_delivered)
-        except Exception:  # a bug must not end the bridge; whether there is a turn now, the next delivery finds out
-            logger.exception("a UI action failed and is left for later")
+        except Exception:  # a bug must not end the bridge; the next delivery finds the turn if there is one
+            logger.exception("a UI action failed and will be redelivered")
             return deferred(msg.metadata.num_delivered)
         hit(Fault.ENQUEUE_PUBLISHED)
-        return Reject() if pressed.fault else Done()
+        return Reject() if received.fault else Done()
 
-    async def _answer(self, pressed: _ReceivedAction) -> list[Message]:
-        """What is told of the action now; raises `ServerUnavailable`, and then it is to come again."""
-        request = pressed.request
-        if pressed.fault is not None:
+    async def _answer(self, received: _ReceivedAction) -> list[Message]:
+        """The messages to publish for the action; raises `ServerUnavailable` if it must be redelivered."""
+        request = received.request
+        if received.fault is not None:
             self.unreadable += 1
             self._telemetry.meter.count(Metric.VERBS, verb=VERB, status="rejected")
-            return await self._refused(pressed, pressed.fault)
+            return await self._refuse(received, received.fault)
         try:
             acted = ActionReply.model_validate(await self._act(request))
         except ServerUnavailable:
             raise
         except Limited as error:
-            return _told(pressed, ActionReply(status=ReplyStatus.BUSY, error_code=error.code, error=str(error)))
+            return _messages(received, ActionReply(status=ReplyStatus.BUSY, error_code=error.code, error=str(error)))
         except TurnstileError as error:
-            return await self._refused(pressed, error)
-        return _told(pressed, acted)
+            return await self._refuse(received, error)
+        return _messages(received, acted)
 
-    async def _acted(self, request: VerbRequest) -> ActionReply:
-        """Make the action's turn, or find it; raises what refuses it."""
+    async def _find_or_enqueue(self, request: VerbRequest) -> ActionReply:
+        """Create the action's turn, or find it; raises `TurnstileError` if the action is refused."""
         action = request.parse(UiAction)
         project, channel = request.project_id, request.channel_id
         tool, turn = await self._pool.run(lambda conn: find_action(conn, project, action))
@@ -206,27 +206,25 @@ class UiActions:
             raise ServerUnavailable("the action's turn cannot be found now: try again")
         return _repeated(action, turn)
 
-    async def _refused(self, pressed: _ReceivedAction, error: TurnstileError) -> list[Message]:
-        """Record the refusal, and say so where it is known to whom."""
-        await self._record(pressed, error)
-        return _told(
-            pressed, ActionReply(status=ReplyStatus.REJECTED, error_code=error.code, error=str(error)[:_TOLD_LIMIT])
+    async def _refuse(self, received: _ReceivedAction, error: TurnstileError) -> list[Message]:
+        """Record the refusal; returns its ack if the command names its action and agent."""
+        await self._record(received, error)
+        return _messages(
+            received, ActionReply(status=ReplyStatus.REJECTED, error_code=error.code, error=str(error)[:_ERROR_LIMIT])
         )
 
-    async def _record(self, pressed: _ReceivedAction, error: TurnstileError) -> None:
-        request, blank = pressed.request, pressed.blank
+    async def _record(self, received: _ReceivedAction, error: TurnstileError) -> None:
+        request, blank = received.request, received.blank
         source = f"command:{request.headers.get(headers.SENDER, 'client')}".replace("\0", "")
         ids = {} if blank is None else {"action_id": blank.action_id, "agent_id": blank.agent_id}
-        told = {name: each.replace("\0", "") for name, each in ids.items()}
+        ids = {name: each.replace("\0", "") for name, each in ids.items()}
         await self._pool.run(
-            lambda conn: reject(
-                conn, request.project_id, source, error.code, f"{VERB}: {error}".replace("\0", ""), told
-            )
+            lambda conn: reject(conn, request.project_id, source, error.code, f"{VERB}: {error}".replace("\0", ""), ids)
         )
 
 
 def _check(request: VerbRequest, action: UiAction, tool: JsonObject | None) -> None:
-    """Raises `Refused` for what the turn's step would refuse, in a turn like the one it will have."""
+    """Raise `Refused` if the turn's step would refuse the action; checks it with a placeholder turn."""
     turn = TurnRef.model_validate(
         {
             "project_id": request.project_id,
@@ -260,9 +258,9 @@ def _repeated(action: UiAction, turn: ActionTurn) -> ActionReply:
     )
 
 
-def _told(pressed: _ReceivedAction, acted: ActionReply) -> list[Message]:
-    """The ack, before anything that makes the turn run; then its doorbell, or how it ended."""
-    request, blank = pressed.request, pressed.blank
+def _messages(received: _ReceivedAction, acted: ActionReply) -> list[Message]:
+    """The ack first, then the messages that make the turn run, or the final ack if it is over."""
+    request, blank = received.request, received.blank
     if blank is None:
         return []
     address = Address(
@@ -276,14 +274,14 @@ def _told(pressed: _ReceivedAction, acted: ActionReply) -> list[Message]:
     )
     status = ActionStatus(acted.status.value)
     first = blank.model_copy(update={"status": status, "error_code": acted.error_code, "error": acted.error})
-    messages = [_ack(pressed, first, address)]
+    messages = [_ack(received, first, address)]
     if acted.lease is not None:
         messages += [dispatched(acted.lease), acted.lease.doorbell(SENDER, "ui_action")]
     if acted.final is not None:
-        messages.append(_ack(pressed, acted.final, address, "final"))
+        messages.append(_ack(received, acted.final, address, "final"))
     return messages
 
 
-def _ack(pressed: _ReceivedAction, ack: ActionAck, address: Address, name: str | None = None) -> Message:
-    """An ack under an id of its own: a command that was `busy` and comes again may be `accepted`."""
-    return address.action_ack(ack, f"action-{pressed.request.command_id}-{name or ack.status}")
+def _ack(received: _ReceivedAction, ack: ActionAck, address: Address, name: str | None = None) -> Message:
+    """An ack; its message id contains the status, since a `busy` command may be `accepted` when redelivered."""
+    return address.action_ack(ack, f"action-{received.request.command_id}-{name or ack.status}")

@@ -5,9 +5,7 @@ Name it in config.toml (`[pump] listeners = ["bakery"]`), start `turnstile up` i
     turnstile thread send counter '<order><bread>rye</bread><loaves>3</loaves></order>'
 """
 
-from turnstile.schema.pump.listeners import listener
-from turnstile.schema.pump.payloads import Payload
-from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
+from turnstile import HandlerMetadata, HandlerResponse, Payload, SystemErrorMessage, listener
 
 
 class Order(Payload):

@@ -10,8 +10,9 @@ import json
 import os
 from pathlib import Path
 
-from turnstile.processes.services import Refused, ServiceTurn, main
-from turnstile.schema.base import JsonObject
+from pydantic import JsonValue
+
+from turnstile import Refused, ServiceTurn, run_service
 
 FILE = Path(os.environ.get("TALLY_FILE", "tally.json"))
 
@@ -23,7 +24,7 @@ class Tally:
         self._file = file
         self._sums: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
 
-    async def add(self, turn: ServiceTurn) -> JsonObject:
+    async def add(self, turn: ServiceTurn) -> dict[str, JsonValue]:
         """Add what the turn says, once."""
         if turn.turn.agent_turn_id not in self._sums:
             try:
@@ -44,4 +45,4 @@ class Tally:
 
 
 if __name__ == "__main__":
-    main("svc1_tally_main", Tally(FILE).add)
+    run_service("svc1_tally_main", Tally(FILE).add)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from turnstile.sdk.tools.service import ToolFailed, ToolService
+from turnstile import ToolFailed, ToolService
 
 ALLOWED = tuple(each.strip().lower() for each in os.environ.get("FETCH_ALLOWED_HOSTS", "").split(",") if each.strip())
 LIMIT_BYTES = 100_000

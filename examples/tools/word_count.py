@@ -5,7 +5,7 @@ python examples/tools/word_count.py
 
 from typing import Literal
 
-from turnstile.sdk.tools.service import ToolService
+from turnstile import ToolService
 
 service = ToolService()
 

@@ -3,7 +3,7 @@
 python examples/ui/light.py
 """
 
-from turnstile.sdk.tools.service import ToolService
+from turnstile import ToolService
 
 service = ToolService()
 

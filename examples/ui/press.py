@@ -7,30 +7,25 @@ import argparse
 import asyncio
 import json
 
-from turnstile.schema.ids import AgentId, ChannelId, ProjectId
+from turnstile import connect
+from turnstile.schema.ids import AgentId
 from turnstile.schema.states import ActionStatus
-from turnstile.sdk.client import BridgeClient
-from turnstile.transport.connection import connect
 
 
 async def press(options: argparse.Namespace) -> int:
     """Exit code 0 once the action is done, 1 where it is busy or rejected."""
-    conn = await connect(options.nats, name="button")
-    client = BridgeClient(conn, ProjectId(options.project), ChannelId(options.channel))
-    try:
-        args, heard = json.loads(options.args), 0
-        async with (
-            asyncio.timeout(options.timeout),
-            client.ui_action(AgentId(options.agent), options.tool, args, action_id=options.action_id) as acks,
-        ):
-            while True:
-                ack = await acks.next(heard)
-                print(ack.model_dump_json(exclude_none=True), flush=True)  # noqa: T201 -- what this program is for
-                if ack.status is not ActionStatus.ACCEPTED:
-                    return int(ack.status is not ActionStatus.DONE)
-                heard += 1
-    finally:
-        await conn.close()
+    args, heard = json.loads(options.args), 0
+    async with (
+        connect(options.nats, project=options.project, channel=options.channel) as client,
+        asyncio.timeout(options.timeout),
+        client.bridge.ui_action(AgentId(options.agent), options.tool, args, action_id=options.action_id) as acks,
+    ):
+        while True:
+            ack = await acks.next(heard)
+            print(ack.model_dump_json(exclude_none=True), flush=True)  # noqa: T201 -- what this program is for
+            if ack.status is not ActionStatus.ACCEPTED:
+                return int(ack.status is not ActionStatus.DONE)
+            heard += 1
 
 
 def main() -> None:

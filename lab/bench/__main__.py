@@ -1,4 +1,4 @@
-"""`python -m lab.bench`: what turns cost here."""
+"""`python -m lab.bench`: measures what turns cost on this machine."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until the command runs, so that --help is fast
 
@@ -23,34 +23,44 @@ async def bench(
     session: "Session",
     scenarios: Annotated[
         list[Scenario] | None,
-        typer.Argument(help=f"What to measure; all if none is named: {', '.join(Scenario)}.", metavar="[SCENARIO]..."),
+        typer.Argument(help=f"Scenarios to measure; all by default: {', '.join(Scenario)}.", metavar="[SCENARIO]..."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often turns and yardsticks alternate.")] = _DEFAULT.rounds,
-    turns: Annotated[int, typer.Option(min=1, help="Turns, and bare workflows, at once.")] = _DEFAULT.turns,
-    alone: Annotated[int, typer.Option(min=1, help="The same, one after the other.")] = _DEFAULT.alone,
-    tool_turns: Annotated[int, typer.Option(min=1, help="Turns with a tool call at once.")] = _DEFAULT.tool_turns,
-    queue: Annotated[int, typer.Option(min=1, help="Turns in a queue, and agents at once.")] = _DEFAULT.queue,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of turns and yardsticks; the medians count.")
+    ] = _DEFAULT.rounds,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Concurrent turns, and concurrent bare workflows.")
+    ] = _DEFAULT.turns,
+    alone: Annotated[int, typer.Option(min=1, help="Turns, and bare workflows, one after the other.")] = _DEFAULT.alone,
+    tool_turns: Annotated[int, typer.Option(min=1, help="Concurrent turns with a tool call.")] = _DEFAULT.tool_turns,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Turns in one agent's queue, and agents with a turn each.")
+    ] = _DEFAULT.queue,
     asleep: Annotated[int, typer.Option(min=1, help="Turns put to sleep.")] = _DEFAULT.asleep,
-    wake: Annotated[int, typer.Option(min=1, help="How many of them are woken.")] = _DEFAULT.wake,
-    streams: Annotated[int, typer.Option(min=1, help="Models that stream at once.")] = _DEFAULT.streams,
-    stream_seconds: Annotated[float, typer.Option(min=0.5, help="How long each does.")] = _DEFAULT.stream_seconds,
+    wake: Annotated[int, typer.Option(min=1, help="Sleeping turns to wake.")] = _DEFAULT.wake,
+    streams: Annotated[int, typer.Option(min=1, help="Models that stream concurrently.")] = _DEFAULT.streams,
+    stream_seconds: Annotated[
+        float, typer.Option(min=0.5, help="Seconds that each model streams.")
+    ] = _DEFAULT.stream_seconds,
     stops: Annotated[int, typer.Option(min=1, help="Turns stopped while models stream.")] = _DEFAULT.stops,
-    stop_streams: Annotated[int, typer.Option(min=1, help="Models that stream meanwhile.")] = _DEFAULT.stop_streams,
+    stop_streams: Annotated[
+        int, typer.Option(min=1, help="Models that stream while turns are stopped.")
+    ] = _DEFAULT.stop_streams,
     load_seconds: Annotated[
-        float, typer.Option(min=0.5, help="How long each load is offered.")
+        float, typer.Option(min=0.5, help="Seconds for each rate of arrival.")
     ] = _DEFAULT.load_seconds,
     old_rows: Annotated[
         int, typer.Option(min=1, help="Old inbox rows; 10 million take some 5 GB.")
     ] = _DEFAULT.old_rows,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = _DEFAULT.workers,
-    split: Annotated[bool, typer.Option("--split", help="Worker and bridge as processes of their own.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the JSON file and the picture go.", metavar="DIR")] = OUT,
+    split: Annotated[bool, typer.Option("--split", help="Run worker and bridge as separate processes.")] = False,
+    out: Annotated[Path, typer.Option(help="Directory for the JSON file and the picture.", metavar="DIR")] = OUT,
 ) -> None:
     """Measure turns next to yardsticks of this machine, on embedded servers or on those the settings name.
 
     Prints one table; writes one JSON file, and a picture of latency against load. See docs/performance.md.
     """
-    from lab.bench.bars import drawn_bars
+    from lab.bench.bars import open_bars
     from lab.bench.children import BenchError
     from lab.bench.files import plain, save
     from lab.bench.report import summary, table
@@ -74,7 +84,7 @@ async def bench(
         workers=workers,
         split=split,
     )
-    with drawn_bars() as bars:
+    with open_bars() as bars:
         report = await run_bench(session.settings, plan, scenarios or Scenario, bars)
     written = save(report, out)
     if session.out.as_json:
@@ -87,7 +97,7 @@ async def bench(
     if report.result("load") is not None and len(written) == 1:
         session.out.remark("no picture: pip install matplotlib draws it")
     if report.failures:
-        raise BenchError("; ".join(f"{scenario}: {told}" for scenario, told in report.failures.items()))
+        raise BenchError("; ".join(f"{scenario}: {error}" for scenario, error in report.failures.items()))
 
 
 if __name__ == "__main__":

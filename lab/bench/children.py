@@ -1,7 +1,7 @@
-"""Programs of the system under test, as processes of their own that never outlive this one.
+"""Child processes of the system under test, which never outlive this process.
 
-Each gets SIGTERM when its block ends, or when this process dies however it dies, and SIGKILL if it does not obey. Their
-environment has no settings of the user's: what holds for them is in their file.
+A child gets SIGTERM when its block ends or when this process dies, and SIGKILL if it does not end. It does not inherit
+the user's Turnstile settings: all of its settings are in its file.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from turnstile.schema.errors import TurnstileError
 from turnstile.settings.model import ENV_PREFIX
 
 _LAUNCH = Path(turnstile.embedded.__file__).with_name("launch.py")
-_PATIENCE_SECONDS = 60.0
+_START_SECONDS = 60.0
 _GRACE_SECONDS = 20.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _LINE_BYTES = 16_777_216
 
 TURNSTILE = ("-c", "from turnstile.cli import main; main()")
@@ -30,14 +30,14 @@ TURNSTILE = ("-c", "from turnstile.cli import main; main()")
 
 
 class BenchError(TurnstileError):
-    """Nothing can be measured, or what was measured went wrong."""
+    """The measurement cannot begin, or it failed."""
 
     code: str = "bench_failed"
 
 
 @dataclass(frozen=True)
 class Child:
-    """A running program; what it says goes into its log."""
+    """A running child process; its output goes to its log."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -45,7 +45,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The running process's."""
+        """The process id."""
         return self.process.pid
 
     def check(self) -> None:
@@ -53,32 +53,32 @@ class Child:
         if self.process.returncode is not None:
             raise BenchError(f"{self.name} ended with code {self.process.returncode}:\n{tail(self.log)}")
 
-    async def until_it_says(self, words: str) -> None:
-        """Returns once its log holds the words; raises `BenchError` if it ends, or does not say them in a minute."""
+    async def wait_for_log(self, words: str) -> None:
+        """Wait until the log contains the words; raises `BenchError` if the process ends, or after a minute."""
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_START_SECONDS):
                 while words not in self.log.read_text(errors="replace"):
                     self.check()
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             raise BenchError(f"{self.name} does not come up:\n{tail(self.log)}") from None
 
 
 @asynccontextmanager
 async def child(name: str, words: Sequence[str], log: Path, *, piped: bool = False) -> AsyncGenerator[Child]:
-    """This interpreter on the words; with `piped` its standard input and output are ours, else output is logged."""
+    """Run this interpreter with these arguments; with `piped` over pipes, else with its output in the log."""
     plan = {"user": None, "group": None, "keep_search": False, "death_signal": signal.SIGTERM, "warden": os.getpid()}
-    environment = {key: value for key, value in os.environ.items() if not key.upper().startswith(ENV_PREFIX)}
+    variables = {key: value for key, value in os.environ.items() if not key.upper().startswith(ENV_PREFIX)}
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_LAUNCH), json.dumps(plan), sys.executable, *words),
-            env=environment,
+            env=variables,
             stdin=pipe if piped else nothing,
             stdout=pipe if piped else file,
             stderr=file,
             limit=_LINE_BYTES,
-            start_new_session=True,  # Ctrl-C of the terminal comes to us, and we end them
+            start_new_session=True,  # only this process gets Ctrl-C of the terminal, and ends the children
         )
     try:
         yield Child(name, process, log)

@@ -1,7 +1,7 @@
-"""What was measured, as figures with units and goals, and the arithmetic between them. Pure.
+"""Measured figures with units and goals, and their arithmetic. Pure.
 
-A figure is a ratio, a count or a time; those with a goal say whether it is met. Percentiles are of values that were
-measured (nearest rank), never between two of them.
+A figure is a ratio, a count or a time; a figure with a goal knows whether it is met. Percentiles are measured values
+(nearest rank), never interpolated.
 """
 
 import math
@@ -15,18 +15,18 @@ from turnstile.schema.base import JsonObject, Strict
 
 
 class Goal(Strict):
-    """A bound that a figure is held to."""
+    """A bound for a figure."""
 
     relation: Literal["<=", ">="]
     bound: float
 
     def met(self, value: float) -> bool:
-        """Whether the value keeps it; NaN never does."""
+        """Whether the value is within the bound; NaN never is."""
         return value <= self.bound if self.relation == "<=" else value >= self.bound
 
 
 class Figure(Strict):
-    """One thing that was measured."""
+    """One measured value."""
 
     name: str
     value: float
@@ -40,7 +40,7 @@ class Figure(Strict):
 
 
 class Result(Strict):
-    """What a scenario came to; `details` are for the JSON file and the plot."""
+    """The result of a scenario; `details` are for the JSON file and the plot."""
 
     scenario: str
     figures: tuple[Figure, ...]
@@ -52,12 +52,12 @@ class Result(Strict):
 
 
 def at_most(bound: float) -> Goal:
-    """A goal."""
+    """The goal that a value is at most `bound`."""
     return Goal(relation="<=", bound=bound)
 
 
 def at_least(bound: float) -> Goal:
-    """A goal."""
+    """The goal that a value is at least `bound`."""
     return Goal(relation=">=", bound=bound)
 
 
@@ -69,13 +69,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median(values: Iterable[float]) -> float:
-    """Of the rounds that gave a value; NaN for none."""
+    """The median of the values that are not NaN; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.median(known) if known else math.nan
 
 
 def ratio(value: float, yardstick: float) -> float:
-    """NaN where the yardstick is none."""
+    """The value divided by the yardstick; NaN if the yardstick is 0."""
     return value / yardstick if yardstick else math.nan
 
 
@@ -88,11 +88,11 @@ def spread(name: str, values: Sequence[float], unit: str = "ms") -> list[Figure]
 
 
 def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each value that rounds have."""
+    """The median of each named value over the rounds that have it."""
     names = dict.fromkeys(name for each in rounds for name in each)
     return {name: median(each[name] for each in rounds if name in each) for name in names}
 
 
 def slope(small: tuple[float, float], big: tuple[float, float]) -> float:
-    """What y grows by for each unit of x, from one (x, y) to another."""
+    """The slope between two points (x, y)."""
     return (big[1] - small[1]) / (big[0] - small[0])

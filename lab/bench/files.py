@@ -1,4 +1,4 @@
-"""What a run leaves: a JSON file with everything, and a picture of latency against offered load."""
+"""Writes a run's files: a JSON file with everything, and a picture of latency against offered load."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ class _Point(BaseModel):
 
 
 def save(report: Report, directory: Path) -> list[Path]:
-    """Write the files, named by the moment at which the run began; the picture only if `load` ran.
+    """Write the files, named by the time at which the run began; the picture only if `load` ran.
 
     Without matplotlib (`turnstile-kernel[bench]`) there is no picture.
     """
@@ -40,12 +40,12 @@ def save(report: Report, directory: Path) -> list[Path]:
 
 
 def plain(report: Report) -> JsonValue:
-    """The same as the file; what is unknown (NaN) is null."""
+    """The report as JSON, as in the file; unknown values (NaN) are null."""
     return json.loads(report.model_dump_json())
 
 
 def draw(load: Result, path: Path) -> bool:
-    """A picture of the scenario `load`; False without matplotlib."""
+    """Draw the picture of the scenario `load`; False without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
         from matplotlib.figure import Figure as Picture  # noqa: PLC0415

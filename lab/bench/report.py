@@ -1,4 +1,4 @@
-"""A run as people read it: one table, a row for each figure, with its goal and whether it is met."""
+"""The report of a run as a table: a row for each figure, with its goal and whether it is met."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _TITLES = {
 
 
 def table(report: Report) -> Table:
-    """All figures of all scenarios."""
+    """The table of all figures of all scenarios."""
     found = Table(title=headline(report), title_justify="left", title_style="bold", header_style="dim")
     found.add_column("figure", overflow="fold")
     found.add_column("measured", justify="right", no_wrap=True)
@@ -39,7 +39,7 @@ def table(report: Report) -> Table:
 
 
 def headline(report: Report) -> str:
-    """The machine, and how busy it was."""
+    """The table's title: the machine, and its load before and after."""
     facts = report.machine
     servers = "embedded servers" if len(report.embedded) == len(_SERVERS) else "servers of yours"
     return (
@@ -52,7 +52,7 @@ _SERVERS = ("postgres", "nats", "temporal")
 
 
 def summary(report: Report) -> str:
-    """How many goals are met, and which are not."""
+    """The number of goals that are met, and the names of those that are missed."""
     goals = [(result.scenario, figure) for result in report.results for figure in result.figures if figure.goal]
     missed = [f"{scenario}: {figure.name}" for scenario, figure in goals if not figure.met]
     met = f"{len(goals) - len(missed)} of {len(goals)} goals met"
@@ -60,7 +60,7 @@ def summary(report: Report) -> str:
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, list[Figure]]]:
-    """The figures by row: the percentiles of one thing share theirs."""
+    """The figures grouped by row: the percentiles of one name share a row."""
     found: list[tuple[str, list[Figure]]] = []
     for figure in figures:
         stem, mark, rank = figure.name.rpartition(" p")
@@ -74,12 +74,12 @@ def rows(figures: Sequence[Figure]) -> list[tuple[str, list[Figure]]]:
 
 
 def shown(figure: Figure) -> str:
-    """Its value with three digits that count, and its unit."""
+    """The figure's value with three significant digits, and its unit."""
     return f"{number(figure.value)} {figure.unit}".rstrip()
 
 
 def number(value: float) -> str:
-    """Three digits that count; more before the point, none lost there."""
+    """A number with three significant digits; digits before the point are never dropped."""
     if math.isnan(value):
         return "unknown"
     if not value:

@@ -1,4 +1,4 @@
-"""A run: the scenarios one after the other in a temporary directory, and what all of them came to."""
+"""Runs the scenarios one after the other in a temporary directory, and collects their results in a report."""
 
 import tempfile
 import time
@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import Field
 
 from lab.bench.bars import Bars
+from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
-from lab.bench.place import Place, open_place
 from lab.bench.plan import Plan, Scenario
 from lab.bench.proc import load_average, machine, require_proc
 from lab.bench.scenarios.fanout import run_fanout
@@ -25,7 +25,7 @@ from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.errors import TurnstileError
 from turnstile.settings import Settings
 
-RUNNERS: Mapping[Scenario, Callable[[Place, Bars], Awaitable[Result]]] = {
+RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.TURN: run_turn,
     Scenario.TOOL: run_tool,
     Scenario.FANOUT: run_fanout,
@@ -38,7 +38,7 @@ RUNNERS: Mapping[Scenario, Callable[[Place, Bars], Awaitable[Result]]] = {
 
 
 class Report(Strict):
-    """A whole run, as its JSON file has it."""
+    """The report of a whole run, as written to its JSON file."""
 
     began_at: datetime
     seconds: float
@@ -46,33 +46,33 @@ class Report(Strict):
     load_before: float
     load_after: float
     generator_cpu_seconds: float
-    """What this process used, which shares the cores with what it measures."""
+    """CPU time of this process, which shares the cores with the system under test."""
     embedded: list[str]
     plan: JsonObject
     results: list[Result]
     failures: dict[str, str] = Field(default_factory=dict[str, str])
-    """What went wrong in scenarios that have no result."""
+    """The error of each scenario that has no result."""
 
     def result(self, scenario: str) -> Result | None:
-        """A scenario's, if it ran."""
+        """The result of a scenario; None if it has none."""
         return next((result for result in self.results if result.scenario == scenario), None)
 
 
 async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenario], bars: Bars) -> Report:
-    """Run them in the order of `Scenario`, whatever becomes of one; raises what `open_place` raises."""
+    """Run the scenarios in the order of `Scenario`, also if one fails; raises what `open_environment` raises."""
     require_proc()
     began_at, began, before = datetime.now(UTC), time.monotonic(), load_average()
     cpu, results, failures = time.process_time(), list[Result](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="turnstile-bench-") as name:
-        bars.say("starting servers")
-        async with open_place(settings, plan, Path(name)) as place:
+        bars.print_line("starting servers")
+        async with open_environment(settings, plan, Path(name)) as environment:
             for scenario in (each for each in Scenario if each in scenarios):
-                bars.say(scenario)
+                bars.print_line(scenario)
                 try:
-                    results.append(await RUNNERS[scenario](place, bars))
-                except TurnstileError as error:  # the others are worth no less
+                    results.append(await RUNNERS[scenario](environment, bars))
+                except TurnstileError as error:  # the other scenarios still run
                     failures[scenario] = str(error)
-            embedded = [*place.servers.embedded]
+            embedded = [*environment.servers.embedded]
     return Report(
         began_at=began_at,
         seconds=round(time.monotonic() - began, 1),

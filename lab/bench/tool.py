@@ -1,4 +1,4 @@
-"""The tool that measured turns call, as a program: `python -m lab.bench.tool NATS_URL`. It answers at once."""
+"""The program of the tool that measured turns call, which answers at once: `python -m lab.bench.tool NATS_URL`."""
 
 import asyncio
 import sys

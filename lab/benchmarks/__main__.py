@@ -1,4 +1,4 @@
-"""What upkeep costs, one after the other: `python -m lab.benchmarks`."""
+"""`python -m lab.benchmarks`: measures audit, retention and fairness, one after the other."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from lab.benchmarks import audit, fairness, retention
 
 
 def main() -> None:
-    """Run each with its defaults."""
+    """Run each benchmark with its defaults."""
     for measurement in (audit, fairness, retention):
         asyncio.run(measurement.main())
 

@@ -1,4 +1,4 @@
-"""What an audit costs: a ledger of many ended turns, checked by all rules, and again for the turns of the last day.
+"""Measures an audit: a ledger of many ended turns, checked by all rules, and again for the turns of the last day.
 
 `python -m lab.benchmarks.audit [--turns 1000000]`: writes them by SQL into an embedded PostgreSQL (some 4 GB and 4
 minutes for a million) and prints the seconds of each rule, of all, and of `--since 24h`. `fill` is for tests too.
@@ -47,13 +47,13 @@ async def fill(database_url: str, turns: int, *, days: int = DAYS) -> None:
 
 
 def show(done: Audit) -> None:
-    """The dearest rules first."""
+    """Print the rules, the slowest first."""
     for rule in sorted(done.rules, key=lambda each: -each.seconds):
         print(f"{rule.seconds:8.2f} s  {rule.violations:3d}  {rule.rule}")  # noqa: T201 -- what this program is for
 
 
 async def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=100_000)
     turns = parser.parse_args().turns

@@ -1,9 +1,9 @@
-"""Fairness: how long one turn of a project takes to begin while another project floods the same bridge and worker.
+"""Measures how long one turn of a project takes to begin while another project floods the same bridge and worker.
 
-`python -m lab.benchmarks.fairness [--flood 1000] [--turns 5]`: worker and bridge as processes of their own on embedded
-servers. The flood is that many agents with a turn each, all of them rung for before the processes start. Then the other
-project enqueues its turns one after the other. Prints, for each, the seconds from its enqueue to its begin, how many of
-the flood's turns began meanwhile, and how many of them were left.
+`python -m lab.benchmarks.fairness [--flood 1000] [--turns 5]`: starts worker and bridge as separate processes on
+embedded servers. The flood is that many agents with a turn each, whose doorbells are published before the processes
+start. Then the other project enqueues its turns one after the other. For each it prints the seconds from enqueue to
+begin, how many of the flood's turns began meanwhile, and how many of them were left.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CONFIG = {"worker": {"max_concurrency": 20}}
 
 
 async def ring(tenant: Tenant, agents: list[AgentId]) -> None:
-    """A turn for each of these agents, and its doorbell, whoever is there to hear it."""
+    """Enqueue a turn for each of these agents, and publish its doorbell."""
     publisher = NatsPublisher(tenant.stack.conn)
     for agent in agents:
         request = EnqueueRequest(agent_id=agent, instruction="hello")
@@ -35,7 +35,7 @@ async def ring(tenant: Tenant, agents: list[AgentId]) -> None:
 
 
 async def delay(loud: Tenant, quiet: Tenant, agent: AgentId, flood: int) -> str:
-    """One turn's, in words."""
+    """Enqueue one turn and describe its delay in a sentence."""
     turn = await quiet.ended(turn_of(await quiet.enqueue(agent)), timeout=170)
     [row] = await quiet.rows(
         "SELECT extract(epoch FROM o.started_at - i.created_at)::float8 AS seconds, i.created_at, o.started_at"
@@ -51,7 +51,7 @@ async def delay(loud: Tenant, quiet: Tenant, agent: AgentId, flood: int) -> str:
 
 
 async def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flood", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=5)

@@ -1,4 +1,4 @@
-"""What retention costs: a ledger of many ended turns of 90 days, of which those older than 30 go.
+"""Measures retention: a ledger of many ended turns of 90 days, of which those older than 30 days are removed.
 
 `python -m lab.benchmarks.retention [--turns 100000]`: writes them by SQL into an embedded PostgreSQL, counts what
 would go, prunes it, audits what is left, and prints the seconds, the batches and the longest transaction.
@@ -22,7 +22,7 @@ KEPT = timedelta(days=30)
 
 
 async def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=100_000)
     turns = parser.parse_args().turns

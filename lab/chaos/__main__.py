@@ -1,7 +1,7 @@
-"""`python -m lab.chaos [--turns 3000] [--seed 1] [--kills 60] [--seconds S]`: break things under load, and check.
+"""`python -m lab.chaos [--turns 3000] [--seed 1] [--kills 60] [--seconds S]`: injects faults under load, and checks.
 
-It ends only what it started; Ctrl-C ends it in order. The exit code is 1 if a turn was lost or doubled, if something
-hangs, if a process of ours ended by itself, or if the audit finds a violation.
+It ends only processes that it started, also on Ctrl-C. The exit code is 1 if a turn was lost or doubled, if something
+hangs, if a Turnstile process ended by itself, or if the audit finds a violation.
 """
 
 import argparse
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lab.chaos.run import Order, run_chaos
+from lab.chaos.run import RunOptions, run_chaos
 from lab.chaos.scenarios import SCENARIOS
 
 RATE = 12.0
-"""Turns a second that two cores manage while they are also starting processes."""
+"""Turns a second that two cores can run while processes are restarted."""
 
 
-def read_order() -> tuple[str, Order]:
-    """The command line."""
+def read_options() -> tuple[str, RunOptions]:
+    """The scenario and options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m lab.chaos", description=__doc__)
-    parser.add_argument("--turns", type=int, default=None, help="how many turns (default 3000, 200 of a scenario)")
+    parser.add_argument("--turns", type=int, default=None, help="number of turns (default 3000, in a scenario 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=None, help="default: one for every 50 turns")
     parser.add_argument("--seconds", type=float, default=None, help=f"default: {RATE:g} turns a second")
@@ -37,7 +37,7 @@ def read_order() -> tuple[str, Order]:
     given = parser.parse_args()
     turns = given.turns or (3000 if given.scenario == "chaos" else 200)
     kills = given.kills if given.kills is not None else max(3, turns // 50)
-    order = Order(
+    options = RunOptions(
         turns=turns,
         seed=given.seed,
         seconds=given.seconds or max(20.0, turns / RATE),
@@ -47,16 +47,16 @@ def read_order() -> tuple[str, Order]:
         directory=given.dir or Path(tempfile.mkdtemp(prefix="turnstile-chaos-")),
         json=given.json,
     )
-    return given.scenario, order
+    return given.scenario, options
 
 
 async def main() -> int:
-    """Run it; a signal cancels the run, which ends what it started."""
-    scenario, order = read_order()
+    """Run the scenario; a signal cancels it, and it ends what it started. Returns the exit code."""
+    scenario, options = read_options()
     console = Console(width=None if sys.stdout.isatty() else 150)
-    logging.basicConfig(filename=str(_log_of(order)), level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(filename=str(_log_of(options)), level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     work = asyncio.ensure_future(
-        run_chaos(order, console) if scenario == "chaos" else SCENARIOS[scenario](order, console)
+        run_chaos(options, console) if scenario == "chaos" else SCENARIOS[scenario](options, console)
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -66,9 +66,9 @@ async def main() -> int:
     return 130
 
 
-def _log_of(order: Order) -> Path:
-    order.directory.mkdir(parents=True, exist_ok=True)
-    return order.directory / "chaos.log"
+def _log_of(options: RunOptions) -> Path:
+    options.directory.mkdir(parents=True, exist_ok=True)
+    return options.directory / "chaos.log"
 
 
 if __name__ == "__main__":

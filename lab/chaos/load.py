@@ -1,7 +1,7 @@
-"""The load: turns of every kind, enqueued at a steady rate by clients that insist.
+"""The load: turns of every kind, enqueued at a steady rate by clients that retry.
 
-A client repeats its request under one correlation until it hears `accepted`, whatever was killed meanwhile; a third of
-them asks by durable command or writes the ledger itself. What it was told is kept here: the ledger is asked at the end.
+A client repeats its request with one correlation id until it gets `accepted`. A third of the clients use durable
+commands or write to the ledger directly. The replies are kept here and compared with the ledger at the end.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from nats.aio.msg import Msg
 
+from lab.chaos.environment import CLIENT, TARGET, Environment
 from lab.chaos.observer import Observer
-from lab.chaos.stage import CLIENT, TARGET, Stage
 from lab.chaos.tools import NAMES, definitions
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue
@@ -52,12 +52,12 @@ KINDS: Mapping[str, int] = {
     "stop_streaming": 4,
     "stop_suspended": 4,
 }
-"""Kinds of turns with their weights; those that begin with `stop` are stopped."""
+"""Kinds of turns with their weights; turns whose kind begins with `stop` are stopped."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """A turn as its client knows it."""
+    """What the client of a turn knows about it."""
 
     key: str
     kind: str
@@ -68,13 +68,13 @@ class Turn:
     accepted_at: float = 0.0
     tries: int = 0
     stop: str = ""
-    """What the stop was answered."""
+    """The reply to the stop."""
     others: set[str] = field(default_factory=set[str])
-    """Turns that other replies to the same correlation named: none, or one enqueue became two turns."""
+    """Other turns named in replies to the same correlation; not empty means that one enqueue made two turns."""
 
 
 def steps_of(kind: str, draw: random.Random) -> list[dict[str, Any]]:
-    """The lines of the model for a turn of this kind."""
+    """The scripted steps of the model for a turn of this kind."""
     last = {"text": "All of it is done now.", "delay": 0.01}
     match kind:
         case "streamed" | "stop_streaming":
@@ -106,9 +106,9 @@ def steps_of(kind: str, draw: random.Random) -> list[dict[str, Any]]:
 
 @dataclass
 class Load:
-    """Clients on one connection, through the client's proxies."""
+    """The clients, on one connection through the client's proxies."""
 
-    stage: Stage
+    environment: Environment
     observer: Observer
     conn: NatsConnection
     pool: Pool
@@ -116,23 +116,23 @@ class Load:
     turns: list[Turn] = field(default_factory=list[Turn])
     begun: int = 0
     most_open: int = 400
-    """How many accepted turns may be open; more are held back."""
+    """The number of accepted turns that may be open; then the clients wait."""
     answers: Counter[str] = field(default_factory=Counter[str])
     _acks: dict[str, "asyncio.Future[JsonObject]"] = field(default_factory=dict[str, "asyncio.Future[JsonObject]"])
 
     @property
     def accepted(self) -> int:
-        """Turns whose client was told `accepted`."""
+        """Number of turns whose client got `accepted`."""
         return sum(1 for turn in self.turns if turn.turn)
 
     @property
     def open(self) -> int:
-        """Accepted turns whose end nobody has seen yet."""
+        """Number of accepted turns whose `task` event was not seen yet."""
         seen = self.observer.seen
         return sum(1 for turn in self.turns if turn.turn and turn.turn not in seen)
 
     async def run(self, count: int, seconds: float, kinds: Mapping[str, int] = KINDS) -> None:
-        """So many turns in about so many seconds; returns when all are accepted, and stopped where they should be."""
+        """Enqueue `count` turns in about `seconds`; returns when all are accepted or stopped."""
         began = asyncio.get_running_loop().time()
         names, weights = list(kinds), list(kinds.values())
         async with asyncio.TaskGroup() as group:
@@ -148,7 +148,7 @@ class Load:
                 group.create_task(self.one(kind, way, agent, steps_of(kind, self.draw)))
 
     async def one(self, kind: str, way: Way, agent: AgentId, steps: list[dict[str, Any]]) -> None:
-        """One turn, until it is accepted, and stopped where its kind says so."""
+        """Enqueue one turn until it is accepted, and stop it if its kind says so."""
         turn = Turn(f"key-{self.begun}", kind, way, agent, asked_at=time.time())
         self.turns.append(turn)
         self.begun += 1
@@ -160,7 +160,7 @@ class Load:
         if turn.kind.startswith("stop"):
             await asyncio.sleep(wait)
             stop: JsonObject = {"agent_turn_id": turn.turn, "reason": "chaos"}
-            reply = await self._insist("stop", stop)
+            reply = await self._request_until_accepted("stop", stop)
             turn.stop = "already over" if reply.get("already_final") else "stopped"
 
     async def _enqueue(self, turn: Turn, instruction: str) -> None:
@@ -170,14 +170,14 @@ class Load:
         elif turn.way == "command" and (acked := await self._command(turn, asked)) is not None:
             reply = acked
         else:
-            reply = await self._insist("enqueue", asked, turn)
+            reply = await self._request_until_accepted("enqueue", asked, turn)
         turn.turn, turn.accepted_at = str(reply["agent_turn_id"]), time.time()
-        if turn.tries % 3 == 2:  # a client that lost its answer asks once more
-            again = await self._insist("enqueue", asked)
+        if turn.tries % 3 == 2:  # as if the reply was lost: enqueue again
+            again = await self._request_until_accepted("enqueue", asked)
             if again["agent_turn_id"] != turn.turn:
                 turn.others.add(str(again["agent_turn_id"]))
 
-    async def _insist(self, verb: str, payload: JsonObject, turn: Turn | None = None) -> JsonObject:
+    async def _request_until_accepted(self, verb: str, payload: JsonObject, turn: Turn | None = None) -> JsonObject:
         client = BridgeClient(self.conn, PROJECT, CHANNEL)
         while True:
             if turn is not None:
@@ -197,8 +197,8 @@ class Load:
             await asyncio.sleep(0.2)
 
     async def _command(self, turn: Turn, payload: JsonObject) -> JsonObject | None:
-        """The acknowledgement event, if it is heard soon; else the request under the same correlation will tell."""
-        heard = self._acks[turn.key] = asyncio.get_running_loop().create_future()
+        """The ack event if it arrives soon; else None, and a request with the same correlation finds the result."""
+        acknowledged = self._acks[turn.key] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(8):
                 while True:
@@ -208,7 +208,7 @@ class Load:
                         break
                     except ServerUnavailable:
                         await asyncio.sleep(0.2)
-                reply = await heard
+                reply = await acknowledged
         except TimeoutError:
             return None
         finally:
@@ -227,7 +227,7 @@ class Load:
             return done.reply.model_dump(mode="json")
 
     async def on_ack(self, msg: Msg) -> None:
-        """Used by `open_load`: an answer to a durable command."""
+        """Receive an ack event of a durable command (subscribed by `open_load`)."""
         reply: JsonObject = json.loads(msg.data)
         waiting = self._acks.get(str(reply.get("request_id")))
         if waiting is not None and not waiting.done():
@@ -235,9 +235,9 @@ class Load:
 
 
 @asynccontextmanager
-async def open_load(stage: Stage, observer: Observer, seed: int) -> AsyncGenerator[Load]:
-    """The project with its agents and tools, and clients of it."""
-    direct = Pool(stage.direct.database_url, size=2, name="chaos")
+async def open_load(environment: Environment, observer: Observer, seed: int) -> AsyncGenerator[Load]:
+    """Create the project with its agents and tools; returns its clients."""
+    direct = Pool(environment.direct.database_url, size=2, name="chaos")
     try:
         for tool in definitions():
             await put_tool(direct, PROJECT, tool)
@@ -248,10 +248,10 @@ async def open_load(stage: Stage, observer: Observer, seed: int) -> AsyncGenerat
             await add_agent(direct, PROJECT, AgentId(f"agent-{number}"), "chaos")
     finally:
         await direct.close()
-    seen = stage.seen_by(CLIENT)
+    seen = environment.seen_by(CLIENT)
     conn = await connect(seen.nats_url, name="chaos-client")
     pool = Pool(seen.database_url, size=6, name="chaos-client", patience=5.0)
-    load = Load(stage, observer, conn, pool, random.Random(seed))  # noqa: S311 -- a load, not a secret
+    load = Load(environment, observer, conn, pool, random.Random(seed))  # noqa: S311 -- a load, not a secret
     await conn.subscribe(subjects.bridge_ack(PROJECT, CHANNEL, "enqueue"), load.on_ack)
     try:
         yield load

@@ -1,7 +1,7 @@
-"""Who sees every `task` event: a consumer of its own on the event stream, and a core subscription, both direct.
+"""Observes every `task` event: by its own consumer on the event stream, and by a core subscription, without proxies.
 
-It declares its consumer, never the streams: that these come back is what is being tried. A stored event is known by
-its place and time, so that a redelivery is not a duplicate; the same turn stored twice between two deletions is one.
+It declares its consumer, never the streams, since the run tests that these are declared again. A stored event is
+identified by sequence and time, so a redelivery is not a duplicate. Two events of a turn between two deletions are.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ STREAMS = (subjects.CMD_STREAM, subjects.EVT_STREAM)
 
 @dataclass
 class Observer:
-    """Counts. `stored` has the times of each turn's stored events, `heard` how often each was heard on core NATS."""
+    """`stored` has the times of each turn's stored events, `heard` the number of its events on core NATS."""
 
     conn: NatsConnection
     stored: dict[str, dict[tuple[float, int], None]] = field(
@@ -39,7 +39,7 @@ class Observer:
     heard: Counter[str] = field(default_factory=Counter[str])
     statuses: dict[str, str] = field(default_factory=dict[str, str])
     created: list[float] = field(default_factory=list[float])
-    """When the event stream was made, each time."""
+    """The times at which the event stream was created."""
     last_event: float = field(default_factory=time.time)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _pulling: "asyncio.Task[None] | None" = None
@@ -54,7 +54,7 @@ class Observer:
         return observer
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop observing."""
         self._stop.set()
         if self._pulling is not None:
             await asyncio.wait({self._pulling}, timeout=10)
@@ -62,11 +62,11 @@ class Observer:
 
     @property
     def seen(self) -> set[str]:
-        """Turns whose `task` event was seen at all."""
+        """Turns whose `task` event was seen, on either way."""
         return self.stored.keys() | self.heard.keys()
 
     def duplicates(self) -> dict[str, int]:
-        """Turns with more than one event in the stream between two deletions, and how many more."""
+        """Turns with more than one stored event between two deletions, with the number of surplus events."""
         found: dict[str, int] = {}
         for turn, places in self.stored.items():
             by_incarnation = Counter(bisect(self.created, at) for at, _ in places)
@@ -75,11 +75,11 @@ class Observer:
         return found
 
     def repeated_after_deletion(self) -> int:
-        """Turns that were announced again in a stream that had been deleted since."""
+        """Number of turns whose event was stored again after the stream was deleted."""
         return sum(len({bisect(self.created, at) for at, _ in places}) > 1 for places in self.stored.values())
 
     async def caught_up(self, timeout: float = 10.0) -> bool:
-        """Whether nothing is left to read, waiting for it at most so long."""
+        """Wait at most `timeout` seconds until all events are read; False if some are left."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with suppress(*NATS_TROUBLE):
@@ -90,7 +90,7 @@ class Observer:
         return False
 
     async def delete(self, streams: Sequence[str]) -> None:
-        """Delete streams, once all that is in the event stream was read."""
+        """Read all events, then delete the streams."""
         async with asyncio.timeout(60):
             while not await self.caught_up():
                 await self.conn.connected.wait()

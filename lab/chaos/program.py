@@ -1,7 +1,7 @@
-"""A process of ours that is killed, paused and started again; its output is gathered in one file through all lives.
+"""A Turnstile process that is killed, paused and restarted; all of its runs append their output to one file.
 
-It ends with the harness whatever happens to that (the kernel signals it). An end that nobody asked for is noted: no
-process of ours may need a restart because a server was away.
+The kernel ends it when the harness ends. If it ends without being told to, `on_death` is called: no Turnstile process
+may need a restart because a server was away.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ START_SECONDS = 60.0
 
 @dataclass
 class Program:
-    """One of them."""
+    """One program, through all of its runs."""
 
     name: str
     argv: Sequence[str]
     log: Path
     serves: str
-    """What its log says once it serves."""
+    """Words in its log that mean that it serves."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     on_death: Callable[["Program", int], None] | None = None
-    """Told of an end that nobody asked for, with its exit code."""
+    """Called with the exit code if the program ends without being told to."""
     starts: int = 0
     process: Process | None = None
     _read: int = 0
@@ -42,7 +42,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The pid of this life, or of the last one."""
+        """The pid of the current or last run."""
         return self.process.pid if self.process is not None else 0
 
     @property
@@ -51,12 +51,12 @@ class Program:
         return self.process is not None and self.process.returncode is None
 
     async def launch(self) -> None:
-        """Start it and return at once."""
+        """Start it; returns at once."""
         self._read = self.log.stat().st_size if self.log.exists() else 0
         self._expected = False
         death: dict[str, object] = {"user": None, "death_signal": signal.SIGKILL, "warden": os.getpid()}
         with self.log.open("ab") as log:
-            log.write(f"--- life {self.starts + 1} of {self.name}, {time.strftime('%H:%M:%S')}\n".encode())
+            log.write(f"--- run {self.starts + 1} of {self.name}, {time.strftime('%H:%M:%S')}\n".encode())
             log.flush()
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -72,28 +72,28 @@ class Program:
         self._watch = asyncio.create_task(self._watched(self.process))
 
     async def serving(self, timeout: float = START_SECONDS) -> None:
-        """Returns once this life's log says so; raises `TimeoutError`."""
+        """Wait until the log of this run read_log that it serves; raises `TimeoutError`."""
         async with asyncio.timeout(timeout):
-            while self.serves not in self.says():  # noqa: ASYNC110 -- it sets no event here
+            while self.serves not in self.read_log():  # noqa: ASYNC110 -- it sets no event here
                 await asyncio.sleep(0.1)
 
-    def says(self) -> str:
-        """The log of this life so far."""
+    def read_log(self) -> str:
+        """The log of this run so far."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             return file.read().decode(errors="replace")
 
     async def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
+        """Send SIGKILL; returns when it is dead."""
         await self._end(signal.SIGKILL, 10)
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if it has not ended soon."""
+        """Send SIGTERM, then SIGKILL if it does not end soon."""
         self.send(signal.SIGCONT)
         await self._end(signal.SIGTERM, 15)
 
     def send(self, number: signal.Signals) -> None:
-        """SIGSTOP or SIGCONT, if it runs."""
+        """Send a signal such as SIGSTOP or SIGCONT if it runs."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
 

@@ -1,7 +1,7 @@
 """A TCP proxy between one process and one server, which can cut, stall, delay and refuse connections.
 
-It forwards bytes and knows nothing of what they say, so PostgreSQL, NATS and gRPC pass alike. It buffers no more than
-asyncio's transports do: a side that does not read is not written to. Costs one callback per piece of data.
+It forwards bytes without parsing them, so it works for PostgreSQL, NATS and gRPC. It buffers no more than asyncio's
+transports do: if one side does not read, the other is not read either. Costs one callback per piece of data.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ HOST = "127.0.0.1"
 
 
 class _Side(asyncio.Protocol):
-    """One end of a connection; what it reads its peer writes."""
+    """One end of a connection; what it reads is written by its peer."""
 
     def __init__(self, proxy: "Proxy", peer: "_Side | None" = None) -> None:
         self.proxy = proxy
         self.peer = peer
         self.transport: asyncio.Transport | None = None
         self.choked = False
-        """The peer's buffer is full."""
+        """Whether the peer's buffer is full."""
         self._answers = peer is not None
         self._late: deque[bytes] = deque()
-        """What was read and is passed on later, in its order."""
+        """Data that was read and is passed on later, in order."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -54,7 +54,7 @@ class _Side(asyncio.Protocol):
             self.peer.transport.close()
 
     def flow(self) -> None:
-        """Read or not, as the proxy and the peer's buffer have it."""
+        """Pause reading while the proxy is stalled or the peer's buffer is full; else resume."""
         if self.transport is None or self.transport.is_closing():
             return
         if self.choked or self.proxy.stalled or self.peer is None or self.peer.transport is None:
@@ -79,26 +79,26 @@ class _Side(asyncio.Protocol):
 
 
 class Proxy:
-    """Forwards what comes to `port` to `target`, which it asks for at every connection."""
+    """Forwards connections on `port` to the port that `target` returns at each connection."""
 
     def __init__(self, target: Callable[[], int]) -> None:
         self.port = 0
         self.stalled = False
         self.lag = (0.0, 0.0)
-        """How late the server's answers are passed on: seconds, from and to."""
+        """Bounds in seconds of the random delay of the server's data."""
         self.sides: set[_Side] = set()
         self._target = target
         self._server: asyncio.Server | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; on the same port each time."""
+        """Listen, always on the same port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Side(self), HOST, self.port, reuse_address=True)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Listen no more, and reset what is open."""
+        """Stop listening, and reset open connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -113,7 +113,7 @@ class Proxy:
             side.abort()
 
     async def stall(self, seconds: float) -> None:
-        """Pass nothing on for so long: connections stay open, and nothing arrives."""
+        """Pass nothing on for `seconds`; connections stay open."""
         self._hold(stalled=True)
         try:
             await asyncio.sleep(seconds)
@@ -121,7 +121,7 @@ class Proxy:
             self._hold(stalled=False)
 
     async def refuse(self, seconds: float) -> None:
-        """Reset what is open, and refuse connections for so long."""
+        """Reset open connections, and refuse new ones for `seconds`."""
         await self.close()
         try:
             await asyncio.sleep(seconds)
@@ -129,7 +129,7 @@ class Proxy:
             await self.start()
 
     def open(self, client: _Side) -> None:
-        """Used by a connection that was accepted: connect it to the server."""
+        """Connect an accepted connection to the server."""
         task = asyncio.create_task(self._connect(client))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)

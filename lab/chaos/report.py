@@ -1,4 +1,4 @@
-"""What a run came to, as one table and as one JSON object."""
+"""The results of a run as a table and as a JSON object."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from lab.chaos.strikes import Strikes
+from lab.chaos.injector import Injector
 from lab.chaos.verdict import Verdict
 
 _SHOWN = 10
@@ -15,7 +15,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How it was called, and how long it took."""
+    """Name, options and duration of a run."""
 
     name: str
     turns: int
@@ -25,8 +25,8 @@ class Run:
     """Further lines of the table."""
 
 
-def table_of(run: Run, verdict: Verdict, strikes: Strikes) -> Table:
-    """The one table."""
+def table_of(run: Run, verdict: Verdict, injector: Injector) -> Table:
+    """The table of results."""
     table = Table(title=f"{run.name}, seed {run.seed}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
@@ -47,7 +47,7 @@ def table_of(run: Run, verdict: Verdict, strikes: Strikes) -> Table:
             "tool executions",
             f"{verdict.executions} of {verdict.executed_calls} calls, {verdict.repeated_calls} run again",
         ),
-        *((f"{action}s", _counts(found)) for action, found in _strikes(strikes).items()),
+        *((f"{action}s", _counts(found)) for action, found in _fault_counts(injector).items()),
         ("woken late", _counts(verdict.lates)),
         ("repairs", _counts(Counter(verdict.repairs))),
         ("ended by themselves", str(len(verdict.deaths))),
@@ -64,8 +64,8 @@ def table_of(run: Run, verdict: Verdict, strikes: Strikes) -> Table:
     return table
 
 
-def faults_of(verdict: Verdict, strikes: Strikes) -> list[str]:
-    """What is wrong, line by line."""
+def faults_of(verdict: Verdict, injector: Injector) -> list[str]:
+    """One line for each thing that is wrong."""
     kinds = {
         "hanging": verdict.hanging,
         "lost": verdict.lost,
@@ -73,7 +73,7 @@ def faults_of(verdict: Verdict, strikes: Strikes) -> list[str]:
         "applied twice": verdict.applied_twice,
         "unexpected": verdict.unexpected,
         "ended by itself": verdict.deaths,
-        "strike failed": strikes.errors,
+        "fault failed": injector.errors,
         "audit": [] if verdict.audit_clean else [verdict.audit],
     }
     return [
@@ -86,16 +86,16 @@ def faults_of(verdict: Verdict, strikes: Strikes) -> list[str]:
     ]
 
 
-def write_json(path: Path, run: Run, verdict: Verdict, strikes: Strikes) -> None:
-    """The same for programs."""
-    found = {action: dict(counts) for action, counts in _strikes(strikes).items()}
-    told = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
-    path.write_text(json.dumps(told, indent=2, default=str) + "\n")
+def write_json(path: Path, run: Run, verdict: Verdict, injector: Injector) -> None:
+    """Write the results as a JSON file."""
+    found = {action: dict(counts) for action, counts in _fault_counts(injector).items()}
+    document = {"run": asdict(run), "verdict": {**vars(verdict), "failed": verdict.failed}, "strikes": found}
+    path.write_text(json.dumps(document, indent=2, default=str) + "\n")
 
 
-def _strikes(strikes: Strikes) -> dict[str, Counter[str]]:
+def _fault_counts(injector: Injector) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
-    for (action, target), count in sorted(strikes.counts.items()):
+    for (action, target), count in sorted(injector.counts.items()):
         found.setdefault(action, Counter())[_kind(target)] += count
     return found
 

@@ -1,4 +1,4 @@
-"""A run: load and faults side by side, then the end of both, and the verdict."""
+"""A run: load and faults concurrently, then recovery, then the verdict."""
 
 import asyncio
 import signal
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lab.chaos.environment import SERVERS, Environment, Size, open_environment
+from lab.chaos.injector import Injector
 from lab.chaos.load import Load, open_load
 from lab.chaos.observer import Observer
 from lab.chaos.report import Run, faults_of, table_of, write_json
 from lab.chaos.schedule import make_schedule
-from lab.chaos.stage import SERVERS, Size, Stage, open_stage
-from lab.chaos.strikes import Strikes
 from lab.chaos.verdict import Verdict, judge, wait_quiet
 
 PROGRESS_SECONDS = 5.0
@@ -23,8 +23,8 @@ QUIET_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is asked for."""
+class RunOptions:
+    """The options of a run."""
 
     turns: int
     seed: int
@@ -39,93 +39,95 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """Everything of a run that is up."""
+class RunState:
+    """The parts of an open run."""
 
-    order: Order
-    stage: Stage
+    options: RunOptions
+    environment: Environment
     observer: Observer
     load: Load
-    strikes: Strikes
+    injector: Injector
     console: Console
 
 
 @asynccontextmanager
-async def open_play(order: Order, console: Console) -> AsyncGenerator[Play]:
-    """Stage, observer, clients."""
+async def open_run(options: RunOptions, console: Console) -> AsyncGenerator[RunState]:
+    """Open environment, observer and clients; close them when the block ends."""
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(open_stage(order.directory, order.size))
-        observer = await Observer.start(stage.direct.nats_url)
+        environment = await stack.enter_async_context(open_environment(options.directory, options.size))
+        observer = await Observer.start(environment.direct.nats_url)
         stack.push_async_callback(observer.close)
-        load = await stack.enter_async_context(open_load(stage, observer, order.seed))
-        yield Play(order, stage, observer, load, Strikes(stage, observer), console)
+        load = await stack.enter_async_context(open_load(environment, observer, options.seed))
+        yield RunState(options, environment, observer, load, Injector(environment, observer), console)
 
 
-async def run_chaos(order: Order, console: Console) -> bool:
-    """The seeded schedule under load; True if nothing is wrong."""
+async def run_chaos(options: RunOptions, console: Console) -> bool:
+    """Run the schedule of the seed under load; True if nothing is wrong."""
     faults = make_schedule(
-        order.seed, order.kills, order.seconds, order.size, wipes=order.wipes, deletions=order.deletions
+        options.seed, options.kills, options.seconds, options.size, wipes=options.wipes, deletions=options.deletions
     )
-    console.print(f"schedule of seed {order.seed}: {len(faults)} faults in {order.seconds:.0f} s")
+    console.print(f"schedule of seed {options.seed}: {len(faults)} faults in {options.seconds:.0f} s")
     for fault in faults:
         console.print(f"  {fault}", highlight=False)
-    console.print(f"logs, data and notes: {order.directory}")
+    console.print(f"logs, data and notes: {options.directory}")
     began = time.monotonic()
-    async with open_play(order, console) as play:
-        async with watching(play, began):
+    async with open_run(options, console) as state:
+        async with printing_progress(state, began):
             async with asyncio.TaskGroup() as group:
-                group.create_task(play.load.run(order.turns, order.seconds))
-                group.create_task(play.strikes.run(faults))
-            verdict = await conclude(play)
-        return report(play, verdict, "chaos", time.monotonic() - began)
+                group.create_task(state.load.run(options.turns, options.seconds))
+                group.create_task(state.injector.run(faults))
+            verdict = await conclude(state)
+        return report(state, verdict, "chaos", time.monotonic() - began)
 
 
-async def conclude(play: Play) -> Verdict:
-    """Everything up again, quiet, and judged."""
-    await bring_up(play.stage)
-    quiet, hanging = await wait_quiet(play.stage, play.order.quiet_seconds)
-    return await judge(play.stage, play.load, play.strikes, Verdict(quiet_after=quiet, hanging=hanging))
+async def conclude(state: RunState) -> Verdict:
+    """Bring everything up, wait until the ledger is quiet, and judge the run."""
+    await bring_up(state.environment)
+    quiet, hanging = await wait_quiet(state.environment, state.options.quiet_seconds)
+    return await judge(state.environment, state.load, state.injector, Verdict(quiet_after=quiet, hanging=hanging))
 
 
-async def bring_up(stage: Stage) -> None:
-    """Nothing is stopped or dead any more."""
+async def bring_up(environment: Environment) -> None:
+    """Continue stopped servers and programs, and start dead programs."""
     for name in SERVERS:
-        stage.signal_server(name, signal.SIGCONT)
-    for program in stage.programs.values():
+        environment.signal_server(name, signal.SIGCONT)
+    for program in environment.programs.values():
         program.send(signal.SIGCONT)
         if not program.alive:
             await program.launch()
 
 
-def report(play: Play, verdict: Verdict, name: str, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
-    """Print and write; True if nothing is wrong."""
-    order = play.order
-    run = Run(name, order.turns, order.seed, seconds, notes)
-    play.console.print(table_of(run, verdict, play.strikes))
-    for line in faults_of(verdict, play.strikes):
-        play.console.print(line, highlight=False, markup=False)
-    if order.json is not None:
-        write_json(order.json, run, verdict, play.strikes)
+def report(
+    state: RunState, verdict: Verdict, name: str, seconds: float, notes: tuple[tuple[str, str], ...] = ()
+) -> bool:
+    """Print the results and write the JSON file; True if nothing is wrong."""
+    options = state.options
+    run = Run(name, options.turns, options.seed, seconds, notes)
+    state.console.print(table_of(run, verdict, state.injector))
+    for line in faults_of(verdict, state.injector):
+        state.console.print(line, highlight=False, markup=False)
+    if options.json is not None:
+        write_json(options.json, run, verdict, state.injector)
     return not verdict.failed
 
 
 @asynccontextmanager
-async def watching(play: Play, began: float) -> AsyncGenerator[None]:
-    """Say now and then how it goes."""
+async def printing_progress(state: RunState, began: float) -> AsyncGenerator[None]:
+    """Print the progress at an interval while the block runs."""
 
-    async def tell() -> None:
+    async def print_progress() -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            load, strikes = play.load, play.strikes
-            done = sum(count for (action, _), count in strikes.counts.items() if action == "kill")
-            now = ", ".join(f"{action} {target}" for target, action in strikes.now.items())
-            play.console.print(
-                f"{time.monotonic() - began:5.0f} s: {load.begun} asked, {load.accepted} accepted, {load.open} open, "
-                f"{done} kills, {sum(strikes.counts.values())} faults; {now or 'calm'}",
+            load, injector = state.load, state.injector
+            done = sum(count for (action, _), count in injector.counts.items() if action == "kill")
+            now = ", ".join(f"{action} {target}" for target, action in injector.now.items())
+            state.console.print(
+                f"{time.monotonic() - began:5.0f} s: {load.begun} begun, {load.accepted} accepted, {load.open} open, "
+                f"{done} kills, {sum(injector.counts.values())} faults; {now or 'calm'}",
                 highlight=False,
             )
 
-    task = asyncio.create_task(tell())
+    task = asyncio.create_task(print_progress())
     try:
         yield
     finally:
@@ -134,7 +136,7 @@ async def watching(play: Play, began: float) -> AsyncGenerator[None]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float, what: str) -> float:
-    """How long it took; raises `TimeoutError` naming `what`."""
+    """Wait for the condition; returns the seconds it took, raises `TimeoutError` naming `what`."""
     began = time.monotonic()
     while not await condition():
         if time.monotonic() - began > seconds:

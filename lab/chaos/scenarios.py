@@ -1,6 +1,6 @@
-"""Measured scenarios: one outage under load, and the time until all is well again.
+"""Measured scenarios: one outage under load, and the time until everything has recovered.
 
-Nothing else is broken, so no process of ours may be started again, by anybody.
+No other fault is injected, so no Turnstile process may be restarted.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from lab.chaos.load import KINDS, PROJECT, Load, Turn
-from lab.chaos.run import Order, Play, conclude, open_play, report, until, watching
+from lab.chaos.run import RunOptions, RunState, conclude, open_run, printing_progress, report, until
 from lab.chaos.verdict import QUERIES
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import add_agent
@@ -19,27 +19,29 @@ from turnstile.schema.ids import AgentId
 
 NATS_SECONDS = 60.0
 CALM_SECONDS = 15.0
-"""Load before the outage, and after it."""
+"""Seconds of load before and after the outage."""
 PATIENCE_SECONDS = 240.0
 Notes = tuple[tuple[str, str], ...]
 
 
-async def nats_down(play: Play) -> Notes:
-    """NATS is killed, and away for a minute; only turns that are written into the ledger are taken meanwhile."""
-    order = play.order
+async def nats_down(state: RunState) -> Notes:
+    """Kill NATS for a minute; meanwhile only requests that are written to the ledger directly are accepted."""
+    options = state.options
     seconds = NATS_SECONDS + 2 * CALM_SECONDS
     async with asyncio.TaskGroup() as group:
-        group.create_task(play.load.run(order.turns, seconds, KINDS))
+        group.create_task(state.load.run(options.turns, seconds, KINDS))
         await asyncio.sleep(CALM_SECONDS)
         died = time.time()
-        await play.stage.servers.kill("nats")
+        await state.environment.servers.kill("nats")
         await asyncio.sleep(NATS_SECONDS)
-        ended = await _ended_since(play, died)
-        await play.stage.servers.restart("nats")
+        ended = await _ended_since(state, died)
+        await state.environment.servers.restart("nats")
         back = time.time()
-        waiting = [turn for turn in play.load.turns if turn.turn not in play.observer.seen]
-        first = await until(lambda: _any_seen(play.load, waiting), PATIENCE_SECONDS, "a turn that waited was announced")
-        await until(lambda: _all_seen(play.load, waiting), PATIENCE_SECONDS, "all turns that waited were announced")
+        waiting = [turn for turn in state.load.turns if turn.turn not in state.observer.seen]
+        first = await until(
+            lambda: _any_seen(state.load, waiting), PATIENCE_SECONDS, "a turn that waited was announced"
+        )
+        await until(lambda: _all_seen(state.load, waiting), PATIENCE_SECONDS, "all turns that waited were announced")
         last = time.time() - back
     return (
         ("NATS was away", f"{back - died:.1f} s; {ended} turns ended meanwhile, {len(waiting)} waited for it"),
@@ -47,17 +49,17 @@ async def nats_down(play: Play) -> Notes:
     )
 
 
-async def postgres_restart(play: Play) -> Notes:
-    """PostgreSQL is restarted as for an upgrade."""
+async def postgres_restart(state: RunState) -> Notes:
+    """Restart PostgreSQL, as for an upgrade."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(play.load.run(play.order.turns, 3 * CALM_SECONDS, KINDS))
+        group.create_task(state.load.run(state.options.turns, 3 * CALM_SECONDS, KINDS))
         await asyncio.sleep(CALM_SECONDS)
         died = time.time()
-        await play.stage.servers.restart("postgres")
+        await state.environment.servers.restart("postgres")
         back = time.time()
-        waiting = [turn for turn in play.load.turns if turn.turn not in play.observer.seen]
-        first = await until(lambda: _any_seen(play.load, waiting), PATIENCE_SECONDS, "a turn that waited has ended")
-        await until(lambda: _all_seen(play.load, waiting), PATIENCE_SECONDS, "all turns that waited have ended")
+        waiting = [turn for turn in state.load.turns if turn.turn not in state.observer.seen]
+        first = await until(lambda: _any_seen(state.load, waiting), PATIENCE_SECONDS, "a turn that waited has ended")
+        await until(lambda: _all_seen(state.load, waiting), PATIENCE_SECONDS, "all turns that waited have ended")
         last = time.time() - back
     return (
         ("PostgreSQL was away", f"{back - died:.1f} s; {len(waiting)} turns were open"),
@@ -65,10 +67,10 @@ async def postgres_restart(play: Play) -> Notes:
     )
 
 
-async def wipe(play: Play) -> Notes:
-    """Temporal's data is deleted while every turn is in hand, half of them asleep."""
-    count = play.order.turns
-    pool = Pool(play.stage.direct.database_url, size=2, name="chaos-wipe")
+async def wipe(state: RunState) -> Notes:
+    """Delete Temporal's data while all turns are live, half of them asleep."""
+    count = state.options.turns
+    pool = Pool(state.environment.direct.database_url, size=2, name="chaos-wipe")
     try:
         agents = [AgentId(f"wiped-{number}") for number in range(count)]
         for agent in agents:
@@ -80,33 +82,33 @@ async def wipe(play: Play) -> Notes:
         async def one(number: int) -> None:
             async with gate:
                 kind, steps = ("slow", sleeps) if number % 2 else ("streamed", streams)
-                await play.load.one(kind, "request", agents[number], steps)
+                await state.load.one(kind, "request", agents[number], steps)
 
         await asyncio.gather(*map(one, range(count)))
 
-        async def in_hand() -> dict[str, int]:
+        async def count_live() -> dict[str, int]:
             return {str(row["status"]): int(row["turns"]) for row in await pool.run(QUERIES["heads"].many)}
 
-        async def all_in_hand() -> bool:
-            found = await in_hand()
+        async def all_live() -> bool:
+            found = await count_live()
             return found.get("running", 0) + found.get("suspended", 0) == count
 
-        await until(all_in_hand, 60, f"{count} turns are in hand")
-        found = await in_hand()
+        await until(all_live, 60, f"{count} turns are live")
+        found = await count_live()
         died = time.time()
-        await play.stage.wipe_engine()
+        await state.environment.wipe_engine()
         back = time.time()
 
         async def all_brought_back() -> bool:
             return not await pool.run(QUERIES["not_brought_back"].many)
 
         brought_back = await until(all_brought_back, PATIENCE_SECONDS, "every turn has a workflow again")
-        await until(lambda: _all_seen(play.load, play.load.turns), PATIENCE_SECONDS, "all turns ended")
+        await until(lambda: _all_seen(state.load, state.load.turns), PATIENCE_SECONDS, "all turns ended")
         last = time.time() - back
     finally:
         await pool.close()
     return (
-        ("in hand when wiped", ", ".join(f"{status} {turns}" for status, turns in found.items())),
+        ("live when wiped", ", ".join(f"{status} {turns}" for status, turns in found.items())),
         ("Temporal was away", f"{back - died:.1f} s"),
         (
             "recovery",
@@ -123,32 +125,34 @@ async def _all_seen(load: Load, turns: list[Turn]) -> bool:
     return all(turn.turn in load.observer.seen for turn in turns)
 
 
-async def _ended_since(play: Play, moment: float) -> int:
-    pool = Pool(play.stage.direct.database_url, size=1, name="chaos-count")
+async def _ended_since(state: RunState, moment: float) -> int:
+    pool = Pool(state.environment.direct.database_url, size=1, name="chaos-count")
     try:
         return sum(row["ended_at"] > moment for row in await pool.run(QUERIES["outcomes"].many))
     finally:
         await pool.close()
 
 
-def _scenario(name: str, play_it: Callable[[Play], Awaitable[Notes]]) -> Callable[[Order, Console], Awaitable[bool]]:
-    async def run(order: Order, console: Console) -> bool:
+def _scenario(
+    name: str, scenario: Callable[[RunState], Awaitable[Notes]]
+) -> Callable[[RunOptions, Console], Awaitable[bool]]:
+    async def run(options: RunOptions, console: Console) -> bool:
         began = time.monotonic()
-        console.print(f"logs, data and notes: {order.directory}")
-        async with open_play(replace(order, kills=0), console) as play:
-            before = {each.name: (each.pid, each.starts) for each in play.stage.programs.values()}
-            async with watching(play, began):
-                notes = await play_it(play)
-                verdict = await conclude(play)
-            after = {each.name: (each.pid, each.starts) for each in play.stage.programs.values()}
+        console.print(f"logs, data and notes: {options.directory}")
+        async with open_run(replace(options, kills=0), console) as state:
+            before = {each.name: (each.pid, each.starts) for each in state.environment.programs.values()}
+            async with printing_progress(state, began):
+                notes = await scenario(state)
+                verdict = await conclude(state)
+            after = {each.name: (each.pid, each.starts) for each in state.environment.programs.values()}
             same = "unchanged" if before == after else "CHANGED"
-            passed = report(play, verdict, name, time.monotonic() - began, (*notes, ("processes of ours", same)))
+            passed = report(state, verdict, name, time.monotonic() - began, (*notes, ("processes of ours", same)))
             return passed and before == after
 
     return run
 
 
-SCENARIOS: Mapping[str, Callable[[Order, Console], Awaitable[bool]]] = {
+SCENARIOS: Mapping[str, Callable[[RunOptions, Console], Awaitable[bool]]] = {
     "nats-down": _scenario("nats-down", nats_down),
     "postgres-restart": _scenario("postgres-restart", postgres_restart),
     "wipe": _scenario("wipe", wipe),

@@ -1,13 +1,13 @@
-"""What is broken, and when: made of a seed alone, so that a schedule can be run again.
+"""The faults of a run and their times: derived from a seed alone, so that a schedule can be repeated. Pure.
 
-It is not the whole of a run: what a fault meets depends on the machine. Pure.
+Two runs of a schedule may still differ: what a fault hits depends on the machine.
 """
 
 import random
 from dataclasses import dataclass
 from typing import Literal
 
-from lab.chaos.stage import SERVERS, Size
+from lab.chaos.environment import SERVERS, Size
 from turnstile.schema.wire import subjects
 
 Action = Literal["kill", "pause", "late", "cut", "stall", "refuse", "delete", "wipe"]
@@ -15,8 +15,8 @@ Action = Literal["kill", "pause", "late", "cut", "stall", "refuse", "delete", "w
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of them. `seconds` is how long it lasts, or a killed process stays dead; `target` is a process, a server, or
-    both with a colon between for the way from the one to the other. `late` takes whichever worker has steps in hand."""
+    """One fault. `seconds` is how long it lasts, or how long a killed process stays dead. `target` is a process, a
+    server, or `process:server` for the connection between them. `late` hits a worker that is running steps."""
 
     at: float
     action: Action
@@ -31,7 +31,7 @@ _SHARES = {"worker": 0.3, "bridge": 0.24, "tools": 0.1, "nats": 0.14, "temporal"
 
 
 def make_schedule(seed: int, kills: int, seconds: float, size: Size, *, wipes: int, deletions: int) -> list[Fault]:
-    """So many kills in `seconds`, and pauses and cuts in proportion."""
+    """The faults of a seed: `kills` kills in `seconds`, and pauses and cuts in proportion."""
     draw = random.Random(seed)  # noqa: S311 -- a schedule, not a secret
     count = {"worker": size.workers, "bridge": size.bridges, "tools": size.tools}
 

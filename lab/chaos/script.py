@@ -1,7 +1,7 @@
-"""The model of the chaos: says the lines of its instruction, and notes who asked it, when, and when that was over.
+"""The scripted model of chaos runs: answers with the lines of its instruction, and logs the begin and end of each call.
 
-The notes are what tells afterwards that a worker which woke late had a step in hand that went on elsewhere. The file is
-named by `CHAOS_ASKED`; each note is one append.
+The notes show afterwards whether a worker that woke late was running a step that another worker had continued. The
+variable `CHAOS_ASKED` names the file; each note is one append.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ ASKED = "CHAOS_ASKED"
 
 
 def _note(key: str, request: ModelRequest, what: str) -> None:
-    told = {"key": key, "step": request.step, "attempt": request.attempt, "what": what}
-    line = json.dumps({**told, "pid": os.getpid(), "at": time.time()}).encode() + b"\n"
+    note = {"key": key, "step": request.step, "attempt": request.attempt, "what": what}
+    line = json.dumps({**note, "pid": os.getpid(), "at": time.time()}).encode() + b"\n"
     file = os.open(os.environ[ASKED], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(file, line)
@@ -30,16 +30,16 @@ def _note(key: str, request: ModelRequest, what: str) -> None:
 
 def instruction(request: ModelRequest) -> dict[str, Any]:
     """The last instruction: `{"key": …, "steps": [line, …]}`."""
-    told = [each.content for each in request.messages if each.role == "user"]
-    return json.loads(told[-1])
+    contents = [each.content for each in request.messages if each.role == "user"]
+    return json.loads(contents[-1])
 
 
 async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
-    """The line of this step: text in pieces, then calls; beyond the last step, a short text."""
-    told = instruction(request)
-    steps: list[dict[str, Any]] = told["steps"]
+    """Answer with the line of this step: text in chunks, then calls; after the last line, a short text."""
+    given = instruction(request)
+    steps: list[dict[str, Any]] = given["steps"]
     line: dict[str, Any] = steps[request.step - 1] if request.step <= len(steps) else {"text": "All is done."}
-    _note(told["key"], request, "asked")
+    _note(given["key"], request, "asked")
     try:
         if request.attempt <= line.get("fails", 0):
             raise ModelError("rate_limited", "the script says so", retryable=True)
@@ -48,8 +48,8 @@ async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
             yield ContentDelta(f"{word} ")
         for index, call in enumerate(line.get("calls", [])):
             yield ToolCallDelta(index, f"call_{index}", call[0], json.dumps(call[1]))
-    finally:  # an answer, an error, or nobody listens any more
-        _note(told["key"], request, "over")
+    finally:  # after an answer, an error, or a cancellation
+        _note(given["key"], request, "over")
     yield ModelDone("tool_calls" if line.get("calls") else "stop")
 
 

@@ -1,7 +1,7 @@
-"""The tools of the chaos: `python -m lab.chaos.tools --nats URL --executions FILE`.
+"""The tools of chaos runs: `python -m lab.chaos.tools --nats URL --executions FILE`.
 
-Every execution is one line of JSON in an append-only file, written before the tool does anything, so that it survives
-whatever kills the process.
+A tool appends a line of JSON to the file before it does anything, so that the execution is recorded even if the process
+is killed.
 """
 
 import argparse
@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 
 class Executions:
-    """The file."""
+    """The file of executions."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(self, call: ToolCall) -> None:
-        """One line, one write: lines of several processes do not mix."""
-        told = {"call": call.tool_call_id, "tool": call.tool_name, "pid": os.getpid(), "at": time.time()}
-        os.write(self._file, json.dumps(told).encode() + b"\n")
+        """Append a line by one write, so that lines of several processes do not mix."""
+        execution = {"call": call.tool_call_id, "tool": call.tool_name, "pid": os.getpid(), "at": time.time()}
+        os.write(self._file, json.dumps(execution).encode() + b"\n")
 
 
 def make_service(executions: Executions | None) -> ToolService:
-    """The tools that answer; `silent` and `mute` are known to the ledger alone."""
+    """The service of the tools that answer; `silent` and `mute` exist in the ledger only."""
     service = ToolService(ack_wait_seconds=ACK_WAIT_SECONDS, drain_seconds=3.0, heartbeat_seconds=10.0)
 
     def note(call: ToolCall) -> None:
@@ -68,12 +68,12 @@ def make_service(executions: Executions | None) -> ToolService:
         note(call)
         return Terminate({"ended": True})
 
-    del quick, slow, fails, ends  # the service has them
+    del quick, slow, fails, ends  # the decorator has registered them
     return service
 
 
 def definitions() -> list[ToolDefinition]:
-    """All tools, those that nobody answers too: `silent` is given up soon, `mute` waits for a stop."""
+    """All tools, including those that never answer: `silent` times out soon, `mute` waits for a stop."""
     known = make_service(None).definitions()
     nobody = {"silent": 0.0, "mute": 60.0}
     return known + [
@@ -90,7 +90,7 @@ def definitions() -> list[ToolDefinition]:
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve the tools until stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nats", required=True)
     parser.add_argument("--executions", type=Path, required=True)

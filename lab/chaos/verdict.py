@@ -1,6 +1,6 @@
-"""The end of a run: waiting until the ledger is quiet, saying what hangs where it is not, and counting what came of it.
+"""The end of a run: waits until the ledger is quiet, lists what hangs, and judges the run.
 
-It looks on direct connections, and judges by the ledger, the observer and the files that tools and models wrote.
+It uses connections without proxies, and compares the ledger, the observer, and the files that tools and models wrote.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ import asyncpg
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from lab.chaos.environment import TURNSTILE, Environment
+from lab.chaos.injector import Injector, Late, read_notes
 from lab.chaos.load import Load
 from lab.chaos.program import ROOT
-from lab.chaos.stage import TURNSTILE, Stage
-from lab.chaos.strikes import Late, Strikes, read_notes
 from tests.support.ledger.invariants import assert_invariants
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, parse
@@ -40,10 +40,10 @@ class _Auditor(Connection, Protocol):
 
 @dataclass
 class Verdict:
-    """What came of a run. Everything that makes it fail is in `faults`."""
+    """The results of a run; `failed` says whether any of them is wrong."""
 
     quiet_after: float | None = None
-    """Seconds until nothing was in hand any more."""
+    """Seconds until no turn was live any more."""
     hanging: list[str] = field(default_factory=list[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
     codes: Counter[str] = field(default_factory=Counter[str])
@@ -74,10 +74,10 @@ class Verdict:
         return any(wrong) or not self.audit_clean or bool(self.lates["committed twice"])
 
 
-async def wait_quiet(stage: Stage, seconds: float) -> tuple[float | None, list[str]]:
-    """How long it took until nothing is in hand; None and what hangs after `seconds`."""
+async def wait_quiet(environment: Environment, seconds: float) -> tuple[float | None, list[str]]:
+    """Wait until no turn is live; returns the seconds it took, or after `seconds` None and what hangs."""
     began = time.monotonic()
-    pool = Pool(stage.direct.database_url, size=1, name="chaos-verdict")
+    pool = Pool(environment.direct.database_url, size=1, name="chaos-verdict")
     left: list[Any] = []
     try:
         while time.monotonic() - began < seconds:
@@ -90,25 +90,27 @@ async def wait_quiet(stage: Stage, seconds: float) -> tuple[float | None, list[s
             await asyncio.sleep(0.3)
     finally:
         await pool.close()
-    return None, await _explain(stage, left)
+    return None, await _explain(environment, left)
 
 
-async def _explain(stage: Stage, left: list[Any]) -> list[str]:
-    told: list[str] = []
+async def _explain(environment: Environment, left: list[Any]) -> list[str]:
+    lines: list[str] = []
     try:
-        client = await Client.connect(stage.direct.temporal_address, namespace=stage.direct.temporal_namespace)
+        client = await Client.connect(
+            environment.direct.temporal_address, namespace=environment.direct.temporal_namespace
+        )
     except (RuntimeError, OSError) as error:
         client = None
-        told.append(f"Temporal does not answer: {error}")
+        lines.append(f"Temporal does not answer: {error}")
     for row in left[: _SHOWN * 2]:
         engine = "" if client is None else await _workflow(client, str(row["agent_turn_id"]))
-        told.append(
+        lines.append(
             f"{row['what']} {row['agent_id']} {row['agent_turn_id']}: {row['state']}; "
             f"silent for {row['silent_for']:.0f} s; {engine}"
         )
-    if len(left) > len(told):
-        told.append(f"and {len(left) - len(told)} more")
-    return told
+    if len(left) > len(lines):
+        lines.append(f"and {len(left) - len(lines)} more")
+    return lines
 
 
 async def _workflow(client: Client, turn: str) -> str:
@@ -123,10 +125,10 @@ async def _workflow(client: Client, turn: str) -> str:
     return f"workflow {found.status.name if found.status else '?'}, {', '.join(pending) or 'no activity pending'}"
 
 
-async def judge(stage: Stage, load: Load, strikes: Strikes, verdict: Verdict) -> Verdict:
-    """Count everything."""
+async def judge(environment: Environment, load: Load, injector: Injector, verdict: Verdict) -> Verdict:
+    """Fill the verdict from the ledger, the observer and the files."""
     await load.observer.caught_up()
-    url = stage.direct.database_url
+    url = environment.direct.database_url
     pool = Pool(url, size=2, name="chaos-verdict")
     try:
         outcomes = await pool.run(QUERIES["outcomes"].many)
@@ -145,12 +147,14 @@ async def judge(stage: Stage, load: Load, strikes: Strikes, verdict: Verdict) ->
     verdict.applied_twice = [f"call {row['tool_call_id']} has {row['results']} results" for row in results]
     verdict.calls = {name: int(calls[name]) for name in ("calls", "applied", "expired", "dropped")}
     verdict.repairs = {str(row["rule"]): int(row["repaired"]) for row in repairs}
-    _judge_times(load, verdict, strikes, outcomes)
-    _judge_executions(stage, verdict)
-    for late in strikes.lates:
-        verdict.lates.update(_judge_late(stage, late, committed))
-    verdict.deaths = [f"{death.name} ended by itself ({death.code}):\n{death.last_lines}" for death in stage.deaths]
-    await _audit(stage, verdict)
+    _judge_times(load, verdict, injector, outcomes)
+    _judge_executions(environment, verdict)
+    for late in injector.lates:
+        verdict.lates.update(_judge_late(environment, late, committed))
+    verdict.deaths = [
+        f"{death.name} ended by itself ({death.code}):\n{death.last_lines}" for death in environment.deaths
+    ]
+    await _audit(environment, verdict)
     return verdict
 
 
@@ -179,9 +183,9 @@ def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
             verdict.unexpected.append(f"{turn.turn} is {row['status']}, its event says {observer.statuses[turn.turn]}")
 
 
-def _judge_times(load: Load, verdict: Verdict, strikes: Strikes, outcomes: list[Any]) -> None:
+def _judge_times(load: Load, verdict: Verdict, injector: Injector, outcomes: list[Any]) -> None:
     ends = sorted(float(row["ended_at"]) for row in outcomes)
-    for at, target in strikes.kills:
+    for at, target in injector.kills:
         place = bisect_right(ends, at)
         if place < len(ends):
             verdict.slowest_recovery = max(verdict.slowest_recovery, (ends[place] - at, target))
@@ -191,24 +195,26 @@ def _judge_times(load: Load, verdict: Verdict, strikes: Strikes, outcomes: list[
         verdict.slowest_turn = max(verdict.slowest_turn, (took, f"{kinds.get(turn, '?')} {turn}"))
 
 
-def _judge_executions(stage: Stage, verdict: Verdict) -> None:
-    lines = stage.executions.read_text().splitlines() if stage.executions.exists() else []
+def _judge_executions(environment: Environment, verdict: Verdict) -> None:
+    lines = environment.executions.read_text().splitlines() if environment.executions.exists() else []
     by_call = Counter(str(json.loads(line)["call"]) for line in lines)
     verdict.executions = by_call.total()
     verdict.executed_calls = len(by_call)
     verdict.repeated_calls = sum(count > 1 for count in by_call.values())
 
 
-def _judge_late(stage: Stage, late: Late, committed: list[Any]) -> Counter[str]:
-    """What became of the steps that a sleeping worker held and that went on elsewhere: each was committed once, by
-    another; `first` are those which the late one committed before the other had answered."""
+def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> Counter[str]:
+    """Count the steps of a stopped worker that another worker continued, by who committed them.
+
+    Each must be committed once. `first` counts steps that the late worker committed before the other had an answer.
+    """
     found: Counter[str] = Counter()
     rows: dict[tuple[str, int], list[Any]] = {}
     for row in committed:
         rows.setdefault((str(row["correlation_id"]), int(row["step"])), []).append(row)
     attempts = {
         (str(note["key"]), int(str(note["step"]))): int(str(note["attempt"]))
-        for note in read_notes(stage)
+        for note in read_notes(environment)
         if note["pid"] == late.pid and note["what"] == "asked" and float(str(note["at"])) < late.slept_at
     }
     for step in late.steps:
@@ -223,9 +229,9 @@ def _judge_late(stage: Stage, late: Late, committed: list[Any]) -> Counter[str]:
     return found
 
 
-async def _audit(stage: Stage, verdict: Verdict) -> None:
+async def _audit(environment: Environment, verdict: Verdict) -> None:
     if AUDIT.exists():
-        config = stage.config("direct", stage.direct)
+        config = environment.config("direct", environment.direct)
         process = await asyncio.create_subprocess_exec(
             *(*TURNSTILE, "audit", "--engine", "--config", str(config)),
             stdout=asyncio.subprocess.PIPE,
@@ -237,7 +243,7 @@ async def _audit(stage: Stage, verdict: Verdict) -> None:
         return
     # not a pool's: there the planner avoids what whole tables want, and a statement ends after 60 s
     connect = cast("Callable[[str], Awaitable[_Auditor]]", asyncpg.connect)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
-    conn = await connect(stage.direct.database_url)
+    conn = await connect(environment.direct.database_url)
     try:
         await assert_invariants(conn)
     except AssertionError as error:

@@ -1,7 +1,7 @@
--- What the ledger says at the end of a run.
+-- Queries on the ledger at the end of a run.
 
 -- name: unfinished :many
--- What is not over: heads in hand, turns in the queue, live inbox rows, outcomes that nobody was told of.
+-- Unfinished work: live heads, queued turns, live inbox rows, outcomes that were not announced.
 SELECT 'head' AS what, h.agent_id, h.active_agent_turn_id AS agent_turn_id,
        h.status || ', step ' || h.step_count || ', attempt ' || h.step_attempt || ', waits for ' || h.waiting_tool_count
        || coalesce(', until ' || h.resume_deadline, '') || ', restarts ' || h.restart_count AS state,
@@ -19,7 +19,7 @@ FROM state.turn_outcomes o WHERE o.announced_at IS NULL
 ORDER BY 1, 5 DESC;
 
 -- name: outcomes :many
--- Every outcome.
+-- All outcomes.
 SELECT o.agent_turn_id, o.status, o.error_code, extract(epoch FROM o.ended_at)::float8 AS ended_at,
        extract(epoch FROM coalesce(o.started_at, o.ended_at))::float8 AS started_at, i.correlation_id
 FROM state.turn_outcomes o JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id;
@@ -36,7 +36,7 @@ WHERE c.metadata ->> 'type' = 'tool.result' AND c.tool_call_id IS NOT NULL
 GROUP BY c.tenant_id, c.tool_call_id HAVING count(*) > 1;
 
 -- name: calls :one
--- How many calls went out, and how they were settled.
+-- The number of calls sent, by how they were settled.
 SELECT count(*)::int8 AS calls, count(*) FILTER (WHERE wait_status = 'applied')::int8 AS applied,
        count(*) FILTER (WHERE wait_status = 'expired')::int8 AS expired,
        count(*) FILTER (WHERE wait_status = 'dropped')::int8 AS dropped
@@ -49,13 +49,13 @@ SELECT i.correlation_id, split_part(s.step_id, '-s', 2)::int8 AS step, s.status,
 FROM state.agent_steps s JOIN state.agent_inbox i ON i.agent_turn_id = s.agent_turn_id AND i.message_type = 'turn';
 
 -- name: repairs :many
--- What the safety net mended.
+-- The repairs of the safety net, by rule.
 SELECT rule, repaired FROM state.repairs WHERE repaired > 0 ORDER BY rule;
 
 -- name: heads :many
--- How many turns are in hand, by status.
+-- The number of live turns by status.
 SELECT status, count(*)::int8 AS turns FROM state.agent_state_head WHERE status <> 'idle' GROUP BY status ORDER BY status;
 
 -- name: not_brought_back :many
--- Turns in hand that the rule `engine` has not started again.
+-- Live turns that the rule `engine` has not started again.
 SELECT active_agent_turn_id FROM state.agent_state_head WHERE status <> 'idle' AND restart_count = 0;

@@ -10,7 +10,7 @@ SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'a
             ELSE format('its head, at epoch %s, names no inbox row of this turn and epoch', h.turn_epoch) END AS detail
 FROM (SELECT *, count(*) OVER (PARTITION BY active_agent_turn_id) AS heads FROM state.agent_state_head WHERE status <> 'idle') h
 LEFT JOIN state.agent_inbox i ON i.agent_turn_id = h.active_agent_turn_id AND i.inbox_id = coalesce(h.active_inbox_id, i.inbox_id) AND i.agent_id = h.agent_id
-    AND i.project_id = h.project_id AND i.turn_epoch = h.turn_epoch AND i.message_type IN ('turn', 'ui_action')
+    AND i.project_id = h.project_id AND i.turn_epoch = h.turn_epoch AND i.message_type IN {turn_types}
 WHERE (i.inbox_id IS NULL OR h.heads > 1) AND (:project_id::text IS NULL OR h.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -90,7 +90,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'a
        concat_ws(', ', 'its inbox row is ' || t.status, CASE WHEN h.agent_id IS NOT NULL THEN 'it is on a head' END,
                  coalesce('it has the outcome ' || o.status, 'it has no outcome')) AS detail
 FROM (
-    SELECT i.* FROM state.agent_inbox i WHERE i.message_type IN ('turn', 'ui_action')
+    SELECT i.* FROM state.agent_inbox i WHERE i.message_type IN {turn_types}
       AND (:since::timestamptz IS NULL OR i.created_at >= :since)
       AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ) t
@@ -107,8 +107,8 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.agent_t
                           'other_inbox_id', x.inbox_id) AS ids, 'two inbox rows enqueue this turn' AS detail
 FROM state.agent_inbox t
 JOIN state.agent_inbox x ON x.agent_turn_id = t.agent_turn_id AND x.inbox_id < t.inbox_id
-WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL
-  AND x.message_type IN ('turn', 'ui_action') AND x.request_digest IS NOT NULL
+WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL
+  AND x.message_type IN {turn_types} AND x.request_digest IS NOT NULL
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -119,7 +119,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'a
                           'other_agent_turn_id', max(t.agent_turn_id)) AS ids,
        format('%s turns have epoch %s', count(*), t.turn_epoch) AS detail
 FROM state.agent_inbox t
-WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL AND t.turn_epoch > 0
+WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL AND t.turn_epoch > 0
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 GROUP BY t.project_id, t.agent_id, t.turn_epoch HAVING count(*) > 1
@@ -131,7 +131,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'a
        format('the turn has epoch %s, its head %s', t.turn_epoch, coalesce(h.turn_epoch::text, 'is not there')) AS detail
 FROM state.agent_inbox t
 LEFT JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
-WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL
+WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL
   AND (h.agent_id IS NULL OR t.turn_epoch > h.turn_epoch)
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
@@ -190,7 +190,7 @@ SELECT jsonb_build_object('project_id', o.project_id, 'agent_id', o.agent_id, 'a
        'the outcome names no inbox row of its turn and agent' AS detail
 FROM state.turn_outcomes o
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id AND i.agent_turn_id = o.agent_turn_id AND i.project_id = o.project_id
-    AND i.agent_id = o.agent_id AND i.message_type IN ('turn', 'ui_action')
+    AND i.agent_id = o.agent_id AND i.message_type IN {turn_types}
 WHERE i.inbox_id IS NULL AND (:since_id::text IS NULL OR o.agent_turn_id >= :since_id)
   AND (:project_id::text IS NULL OR o.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -206,7 +206,7 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'a
            CASE WHEN o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id' THEN 'output box' END,
            CASE WHEN t.status <> 'error' AND (t.status = 'consumed') <> (o.started_at IS NOT NULL) THEN 'having begun' END)) AS detail
 FROM state.agent_inbox t JOIN state.turn_outcomes o ON o.agent_turn_id = t.agent_turn_id AND o.agent_id = t.agent_id
-WHERE t.message_type IN ('turn', 'ui_action')
+WHERE t.message_type IN {turn_types}
   AND (t.archived_at IS NULL OR o.turn_epoch <> t.turn_epoch OR o.channel_id <> t.channel_id
        OR o.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2)
        OR (o.turn_epoch > 0 AND o.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id')

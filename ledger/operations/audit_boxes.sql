@@ -45,7 +45,7 @@ FROM (
     SELECT i.project_id, i.agent_turn_id, n.what, n.box_id FROM state.agent_inbox i
     CROSS JOIN LATERAL (VALUES ('profile box', i.payload ->> 'profile_box_id'), ('context box', i.payload ->> 'context_box_id'),
                                ('output box', i.payload ->> 'output_box_id')) n (what, box_id)
-    WHERE i.message_type IN ('turn', 'ui_action') AND i.request_digest IS NOT NULL
+    WHERE i.message_type IN {turn_types} AND i.request_digest IS NOT NULL
       AND (:since::timestamptz IS NULL OR i.created_at >= :since)
       AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
 ) t
@@ -105,7 +105,7 @@ LEFT JOIN public.box_cards b ON b.card_id = c.card_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = c.metadata ->> 'agent_turn_id' AND o.output_box_id = b.box_id
 LEFT JOIN LATERAL (
     SELECT i.payload ->> 'context_box_id' AS context_box_id, i.payload ->> 'output_box_id' AS output_box_id FROM state.agent_inbox i
-    WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.message_type IN ('turn', 'ui_action')
+    WHERE i.agent_turn_id = c.metadata ->> 'agent_turn_id' AND i.message_type IN {turn_types}
       AND c.metadata ->> 'type' NOT IN ('task.instruction', 'task.result_fields') LIMIT 1) t ON true
 WHERE o.agent_turn_id IS NULL
   AND CASE WHEN b.card_id IS NULL
@@ -125,7 +125,7 @@ FROM public.boxes x JOIN public.box_cards b ON b.box_id = x.box_id
 WHERE b.xmin <> x.xmin AND x.xmin = x.made_by::xid AND x.box_id IN (
     SELECT CASE WHEN pg_input_is_valid(t.payload ->> 'context_box_id', 'uuid') THEN (t.payload ->> 'context_box_id')::uuid END
     FROM state.agent_inbox t
-    WHERE t.message_type IN ('turn', 'ui_action')
+    WHERE t.message_type IN {turn_types}
       AND (:since::timestamptz IS NULL OR t.created_at >= :since)
       AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id))
   AND NOT EXISTS (SELECT FROM state.agent_inbox o WHERE o.payload ->> 'output_box_id' = x.box_id::text)

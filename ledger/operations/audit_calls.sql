@@ -37,7 +37,7 @@ SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_t
            CASE WHEN s.output_box_id::text IS DISTINCT FROM t.payload ->> 'output_box_id' THEN 'output box' END) END AS detail
 FROM state.agent_steps s
 LEFT JOIN state.agent_inbox t ON t.agent_turn_id = s.agent_turn_id AND t.project_id = s.project_id AND t.agent_id = s.agent_id
-    AND t.message_type IN ('turn', 'ui_action')
+    AND t.message_type IN {turn_types}
 WHERE (t.inbox_id IS NULL OR s.status = 'running' OR s.ended_at IS NULL OR s.channel_id IS DISTINCT FROM t.channel_id
        OR s.trace_id IS DISTINCT FROM split_part(t.context_headers ->> 'traceparent', '-', 2)
        OR (s.profile_box_id::text, s.context_box_id::text, s.output_box_id::text)
@@ -107,7 +107,7 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
 FROM state.agent_inbox t JOIN state.turn_waiting_tools w ON w.agent_turn_id = t.agent_turn_id
 LEFT JOIN state.agent_steps s ON s.step_id = w.step_id AND s.project_id = w.project_id AND s.agent_turn_id = w.agent_turn_id
     AND s.agent_id = w.agent_id
-WHERE t.message_type IN ('turn', 'ui_action') AND (s.step_id IS NULL OR w.turn_epoch <> t.turn_epoch)
+WHERE t.message_type IN {turn_types} AND (s.step_id IS NULL OR w.turn_epoch <> t.turn_epoch)
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -153,7 +153,7 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
        format('the report is consumed, and the call still %s', w.wait_status) AS detail
 FROM state.turn_waiting_tools w
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
-    AND i.message_type IN ('tool_result', 'timeout') AND i.status = 'consumed'
+    AND i.message_type IN {report_types} AND i.status = 'consumed'
 WHERE w.wait_status IN ('waiting', 'received') AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
@@ -177,7 +177,7 @@ SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_t
                           'inbox_id', i.inbox_id) AS ids,
        format('the %s says it was applied, and the call is %s', i.message_type, w.wait_status) AS detail
 FROM state.agent_inbox i JOIN state.turn_waiting_tools w ON w.tool_call_id = i.correlation_id AND w.project_id = i.project_id
-WHERE i.message_type IN ('tool_result', 'timeout') AND i.status = 'consumed' AND i.last_error IS NULL
+WHERE i.message_type IN {report_types} AND i.status = 'consumed' AND i.last_error IS NULL
   AND w.wait_status NOT IN ('waiting', 'received') AND w.wait_status <> CASE i.message_type WHEN 'timeout' THEN 'expired' ELSE 'applied' END
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
@@ -240,7 +240,7 @@ LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(t.correlation_i
     AND e.edge_phase = 'request' AND e.target_agent_turn_id = t.agent_turn_id AND e.target_agent_id = t.agent_id
     AND e.recursion_depth::text = t.context_headers ->> 'CG-Recursion-Depth'
     AND e.trace_id = split_part(t.context_headers ->> 'traceparent', '-', 2)
-WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL AND e.edge_id IS NULL
+WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL AND e.edge_id IS NULL
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -251,7 +251,7 @@ SELECT jsonb_build_object('project_id', e.project_id, 'agent_id', e.target_agent
                           'edge_id', e.edge_id) AS ids, 'no inbox row enqueues the turn of this edge' AS detail
 FROM state.execution_edges e
 LEFT JOIN state.agent_inbox t ON t.agent_turn_id = e.target_agent_turn_id AND t.project_id = e.project_id AND t.agent_id = e.target_agent_id
-    AND t.message_type IN ('turn', 'ui_action')
+    AND t.message_type IN {turn_types}
 WHERE e.primitive = 'enqueue' AND t.inbox_id IS NULL
   AND (:since_id::text IS NULL OR (e.edge_id >= 'enqueue-' || :since_id AND e.edge_id < 'enqueue-1'))
   AND (:project_id::text IS NULL OR e.project_id = :project_id)
@@ -270,7 +270,7 @@ LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id)
     AND e.trace_id = split_part(t.context_headers ->> 'traceparent', '-', 2)
 LEFT JOIN state.execution_edges r ON md5(r.correlation_id) = md5(w.tool_call_id) AND r.project_id = w.project_id AND r.primitive = 'report'
     AND r.edge_phase = 'response' AND r.target_agent_turn_id = w.agent_turn_id
-WHERE t.message_type IN ('turn', 'ui_action')
+WHERE t.message_type IN {turn_types}
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)
 GROUP BY w.project_id, w.agent_turn_id, w.tool_call_id, w.wait_status, w.received_at
@@ -297,7 +297,7 @@ FROM state.turn_waiting_tools w
 JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id AND e.primitive = 'tool_call'
 LEFT JOIN state.execution_edges r ON md5(r.correlation_id) = md5(w.tool_call_id) AND r.project_id = w.project_id AND r.primitive = 'report'
 LEFT JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = w.project_id
-    AND i.message_type IN ('tool_result', 'timeout') AND i.enqueue_mode = 'report' AND NOT i.payload ? 'tool_call_id'
+    AND i.message_type IN {report_types} AND i.enqueue_mode = 'report' AND NOT i.payload ? 'tool_call_id'
 WHERE (r.recursion_depth <> e.recursion_depth OR i.context_headers ->> 'CG-Recursion-Depth' <> e.recursion_depth::text)
   AND (:since_id::text IS NULL OR w.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR w.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -309,11 +309,11 @@ SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.agent_t
               :depth_limit::int) AS detail
 FROM state.agent_inbox t
 LEFT JOIN state.agent_inbox p ON p.agent_turn_id = t.context_headers ->> 'CG-Parent-Turn-Id' AND p.project_id = t.project_id
-    AND p.message_type IN ('turn', 'ui_action')
+    AND p.message_type IN {turn_types}
 CROSS JOIN LATERAL (SELECT t.context_headers ->> 'CG-Recursion-Depth' AS own, p.context_headers ->> 'CG-Recursion-Depth' AS parent) h
 CROSS JOIN LATERAL (SELECT CASE WHEN pg_input_is_valid(h.own, 'integer') THEN h.own::int END AS depth,
                            CASE WHEN pg_input_is_valid(h.parent, 'integer') THEN h.parent::int END AS parent_depth) d
-WHERE t.message_type IN ('turn', 'ui_action') AND t.request_digest IS NOT NULL
+WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL
   AND (d.depth > coalesce(d.parent_depth, -1) AND d.depth < :depth_limit::int) IS NOT TRUE
   AND (:since::timestamptz IS NULL OR t.created_at >= :since)
   AND (:project_id::text IS NULL OR t.project_id COLLATE "C" = :project_id)

@@ -21,7 +21,7 @@ SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'i
               round(extract(epoch FROM i.next_retry_at - now()))) AS detail
 FROM state.agent_inbox i
 WHERE (i.retry_count NOT BETWEEN 0 AND 3
-       OR (i.status = 'deferred' AND (i.message_type NOT IN ('tool_result', 'timeout') OR i.defer_reason IS NULL
+       OR (i.status = 'deferred' AND (i.message_type NOT IN {report_types} OR i.defer_reason IS NULL
                                       OR i.next_retry_at > now() + interval '1 minute')))
   AND (:since::timestamptz IS NULL OR i.created_at >= :since)
   AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnstile.ledger.pool import Session, connect
-from turnstile.ledger.postgres_errors import PASSING, TROUBLE, Trouble, trouble_of
+from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of
 from turnstile.ledger.queries import query
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 
@@ -63,8 +63,6 @@ class Held(Exception):
 
 class _Raw(Session, Protocol):
     def add_termination_listener(self, callback: Callable[[Any], None]) -> None: ...
-    def is_closed(self) -> bool: ...
-    def terminate(self) -> None: ...
     async def close(self, *, timeout: float) -> None: ...
 
 
@@ -100,10 +98,10 @@ async def _connect(url: str, holder: str, pace: LockTimes) -> _Raw:
         conn: _Raw = await connect(
             url, timeout=10, command_timeout=pace.give_up, statement_cache_size=0, server_settings=settings
         )
-    except TROUBLE as error:
-        if trouble_of(error) is Trouble.REFUSED:
+    except DRIVER_ERRORS as error:
+        if kind_of(error) is ErrorKind.REFUSED:
             raise ConfigError(f"no session for the lock ({_kind(error)}): check [database].url") from None
-        if trouble_of(error) not in PASSING:
+        if kind_of(error) not in TRANSIENT:
             raise
         raise ServerUnavailable(f"no session for the lock ({_kind(error)})") from error
     return conn
@@ -124,8 +122,8 @@ async def _take(conn: _Raw, name: str) -> int:
                 f"{name}: the lock needs a session of its own, and this connection has another one for each statement: "
                 "[database].url must name PostgreSQL itself, or a pooler in session mode"
             )
-    except TROUBLE as error:
-        if trouble_of(error) not in PASSING:
+    except DRIVER_ERRORS as error:
+        if kind_of(error, connected=not conn.is_closed()) not in TRANSIENT:
             raise
         raise ServerUnavailable(f"the session for the lock was lost ({_kind(error)})") from error
     return backend
@@ -141,7 +139,7 @@ async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTime
         try:
             async with asyncio.timeout_at(proven + pace.give_up):
                 held = (await query("still_holds").one(conn, name=name, backend=backend))["held"]
-        except TROUBLE as error:
+        except DRIVER_ERRORS as error:
             hold.lose(f"its session did not answer in {pace.give_up:g} s ({_kind(error)})")
             return
         if not held:
@@ -153,7 +151,7 @@ async def _close(conn: _Raw) -> None:
     """Close the session in any state; the server then releases the lock."""
     if conn.is_closed():
         return
-    with contextlib.suppress(*TROUBLE):
+    with contextlib.suppress(*DRIVER_ERRORS):
         await conn.close(timeout=1)
     conn.terminate()
 

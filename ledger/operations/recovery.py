@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import LiveTurn
-from turnstile.ledger.turns.transitions import gate
+from turnstile.ledger.turns.steps import gate
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentTurnId

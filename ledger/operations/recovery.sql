@@ -37,7 +37,7 @@ WITH head AS (
 due AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now() FROM head
     WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.status = 'processing' AND i.archived_at IS NULL
-      AND i.message_type IN ('tool_result', 'timeout', 'stop')
+      AND i.message_type IN {signal_types}
 )
 SELECT head.restart_count FROM head;
 

@@ -61,7 +61,7 @@ SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1
 -- The result cards that were reported to these turns and are in no box.
 SELECT c.card_id FROM (
     SELECT DISTINCT i.project_id, i.payload ->> 'tool_result_card_id' AS card_id FROM state.agent_inbox i
-    WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN ('tool_result', 'timeout')) n
+    WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN {report_types}) n
 JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 

@@ -2,35 +2,31 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.turns.ends import EndedTurn
 from turnstile.ledger.turns.lease import AgentKey, LiveTurn
-from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import (
     AgentId,
     AgentTurnId,
-    BoxId,
-    CardId,
     ChannelId,
     ProjectId,
     StepId,
     ToolCallId,
 )
 from turnstile.schema.pump.threads import Serves
-from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolCommand
-from turnstile.schema.wire.events import Address, Message, TaskEvent
+from turnstile.schema.wire.events import Address, Message
 from turnstile.schema.wire.headers import ContextHeaders
-from turnstile.schema.wire.ui_actions import StoredAction
 
 WORKER_SILENT_SECONDS = 30.0
 """A worker that has not signed on for this long counts as gone."""
 
 
-class Unannounced(Tolerant):
+class Unannounced(EndedTurn):
     """An outcome whose `task` event is not known to be in the event stream."""
 
     agent_turn_id: AgentTurnId
@@ -38,30 +34,10 @@ class Unannounced(Tolerant):
     agent_id: AgentId
     channel_id: ChannelId
     turn_epoch: int
-    status: TurnStatus
-    deliverable_card_id: CardId
-    tool_result_card_id: CardId | None
-    output_box_id: BoxId
-    error_code: str | None
-    error: str | None
-    stats: Json[JsonObject]
-    ended_at: datetime
-    context_headers: ContextHeaders
-    ui_action: StoredAction
 
     def messages(self, sender: str) -> list[Message]:
-        """The event, and a UI action's last ack, with the message ids they always have."""
-        address = Address(
-            project_id=self.project_id,
-            channel_id=self.channel_id,
-            agent_id=self.agent_id,
-            agent_turn_id=self.agent_turn_id,
-            turn_epoch=self.turn_epoch,
-            context=self.context_headers,
-            sender=sender,
-        )
-        event = TaskEvent.model_validate(self.model_dump(exclude={"stats"}) | {"stats": self.stats})
-        return address.ended(event, self.ui_action)
+        """What announces it."""
+        return self.announcement(Address.of(self, self.context_headers, sender))
 
 
 async def release_stale_claims(
@@ -136,15 +112,7 @@ class SilentCall(Tolerant):
         """The command, under a message id of its own; None if the step recorded none."""
         if self.command is None:
             return None
-        address = Address(
-            project_id=self.project_id,
-            channel_id=self.channel_id,
-            agent_id=self.agent_id,
-            agent_turn_id=self.agent_turn_id,
-            turn_epoch=self.turn_epoch,
-            context=self.context_headers,
-            sender=sender,
-        )
+        address = Address.of(self, self.context_headers, sender)
         return address.tool_command(self.command, self.step_id, self.repeat)
 
 

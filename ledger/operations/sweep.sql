@@ -138,7 +138,7 @@ WITH late AS MATERIALIZED (
     JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
     JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
     WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AND i.status = 'processing'
-      AND i.message_type IN ('tool_result', 'timeout') AND h.status = 'suspended'
+      AND i.message_type IN {report_types} AND h.status = 'suspended'
       AND i.processed_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
       AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
                   AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))

@@ -8,6 +8,6 @@ FROM (SELECT) AS always
 LEFT JOIN resource.tools t ON t.tool_name = :tool_name AND t.project_id = :project_id
 LEFT JOIN LATERAL (
     SELECT i.* FROM state.agent_inbox i
-    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action')
+    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type = 'turn' LIMIT 1) i ON true
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id;

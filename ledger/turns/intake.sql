@@ -7,7 +7,7 @@
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     SELECT i.* FROM state.agent_inbox i
-    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action')
+    WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
 held AS MATERIALIZED (  -- the boxes that are there already: retention passes by what is locked, and is waited for where it came first
@@ -40,7 +40,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL AND l.inbox_id >= ''
-                            AND l.message_type IN ('turn', 'ui_action') LIMIT :max_live_turns::int * c.share) l) + (
+                            AND l.message_type IN {turn_types} LIMIT :max_live_turns::int * c.share) l) + (
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_state_head b WHERE b.project_id COLLATE "C" = :project_id
                             AND b.agent_id >= '' AND b.output_box_id IS NOT NULL AND b.status <> 'dispatched' LIMIT :max_live_turns::int * c.share) b)
@@ -59,13 +59,13 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
         SELECT greatest(:header_depth::int, (
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
-              AND t.message_type IN ('turn', 'ui_action'))) AS depth) d
+              AND t.message_type IN {turn_types})) AS depth) d
     CROSS JOIN LATERAL (  -- a child of a turn in hand: refused, it could keep its parent from ending
         SELECT CASE WHEN EXISTS (
             SELECT FROM state.agent_inbox t
             JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
-              AND t.message_type IN ('turn', 'ui_action') AND h.active_agent_turn_id = t.agent_turn_id)
+              AND t.message_type IN {turn_types} AND h.active_agent_turn_id = t.agent_turn_id)
             THEN :child_share::int ELSE 1 END AS share) c
 ),
 head AS MATERIALIZED (  -- from here on the agent is ours

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
+from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import HeadStatus, MessageType
 from turnstile.schema.turns import Ring, TurnRef
 from turnstile.schema.wire.events import Address, Message
@@ -27,15 +30,7 @@ class Lease(Tolerant):
 
     def address(self, sender: str) -> Address:
         """Whom messages about the leased turn are about."""
-        return Address(
-            project_id=self.project_id,
-            channel_id=self.channel_id,
-            agent_id=self.agent_id,
-            agent_turn_id=self.agent_turn_id,
-            turn_epoch=self.turn_epoch,
-            context=self.context_headers,
-            sender=sender,
-        )
+        return Address.of(self, self.context_headers, sender)
 
     def doorbell(self, sender: str, reason: str) -> Message:
         """The message that rings for it."""
@@ -50,7 +45,8 @@ class Claim(Tolerant):
     project_id: ProjectId
     agent_id: AgentId
     channel_id: ChannelId
-    message_type: MessageType | str
+    message_type: Annotated[MessageType | str, Field(union_mode="left_to_right")]
+    """A text where this release does not know the type; the verdict is then `error`."""
     correlation_id: str | None
     agent_turn_id: AgentTurnId | None
     turn_epoch: int | None
@@ -62,6 +58,11 @@ class Claim(Tolerant):
     active_inbox_id: InboxId | None
     last_error: str | None
     context_headers: ContextHeaders
+
+    @property
+    def purpose(self) -> Purpose | None:
+        """What the row is for; None for an unknown type."""
+        return purpose_of(self.message_type) if isinstance(self.message_type, MessageType) else None
 
     def turn(self) -> TurnRef:
         """The gate and boxes of the row's turn; `inbox_id` is that of the turn's own row."""

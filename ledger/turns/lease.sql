@@ -58,23 +58,23 @@ judged AS MATERIALIZED (
     SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,
            coalesce(CASE  -- what needs no workflow
                WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.correlation_id IS NULL
-                 OR i.message_type NOT IN ('turn', 'ui_action', 'tool_result', 'timeout', 'stop') THEN 'error'
-               WHEN i.message_type IN ('tool_result', 'timeout') AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
+                 OR i.message_type NOT IN {message_types} THEN 'error'
+               WHEN i.message_type IN {report_types} AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
                WHEN w.wait_status IN ('applied', 'expired', 'dropped') THEN 'consumed'
                WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN NULL
                WHEN EXISTS (SELECT FROM state.agent_inbox t WHERE t.agent_turn_id = i.agent_turn_id AND t.project_id = i.project_id
-                            AND t.message_type IN ('turn', 'ui_action') AND t.agent_id <> i.agent_id) THEN 'error'
+                            AND t.message_type IN {turn_types} AND t.agent_id <> i.agent_id) THEN 'error'
                ELSE 'skipped'
            END, CASE
-               WHEN i.message_type IN ('turn', 'ui_action') THEN 'start'
-               WHEN i.message_type <> 'stop' AND h.status <> 'suspended' THEN 'deferred'
+               WHEN i.message_type IN {turn_types} THEN 'start'
+               WHEN i.message_type IN {report_types} AND h.status <> 'suspended' THEN 'deferred'
                ELSE 'signal'
            END) AS verdict
     FROM due JOIN state.agent_inbox i ON i.inbox_id = due.inbox_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
     LEFT JOIN LATERAL (
         SELECT w.agent_id, w.wait_status FROM state.turn_waiting_tools w
-        WHERE i.message_type IN ('tool_result', 'timeout') AND w.tool_call_id = i.correlation_id AND w.project_id = i.project_id) w ON true
+        WHERE i.message_type IN {report_types} AND w.tool_call_id = i.correlation_id AND w.project_id = i.project_id) w ON true
 ),
 marked AS (
     UPDATE state.agent_inbox i SET

@@ -100,7 +100,7 @@ SELECT (SELECT count(*) FROM state.agent_state_head h
         WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.status <> 'idle') AS live,
        (SELECT count(*) FROM state.agent_inbox i
         WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
-          AND i.message_type IN ('turn', 'ui_action') AND i.status = 'queued') AS queued;
+          AND i.message_type IN {turn_types} AND i.status = 'queued') AS queued;
 
 -- name: forget_agent :exec
 -- Removes a locked agent from the roster, with its memory and its head; the pointer to the box of its last turn is kept.

@@ -15,7 +15,7 @@ FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
     AND h.active_agent_turn_id = i.agent_turn_id
-WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action');
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
 
 -- name: list_turns :many
 -- The newest turns of a project, or of one of its agents, with the beginning of the instruction.
@@ -28,7 +28,7 @@ WITH page AS MATERIALIZED (
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
-    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN ('turn', 'ui_action') AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+    WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
     ORDER BY i.created_at DESC LIMIT :row_limit::int
 )
 SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch, g.status, g.started_at, g.ended_at, g.error_code, g.truncated,
@@ -45,7 +45,7 @@ FROM page g ORDER BY g.created_at DESC;
 -- name: find_turns :many
 -- The turns of a project whose ids begin with a text, so that people need not type whole ids.
 SELECT i.agent_turn_id FROM state.agent_inbox i
-WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN ('turn', 'ui_action') AND starts_with(i.agent_turn_id, :beginning)
+WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND starts_with(i.agent_turn_id, :beginning)
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
 
 -- name: list_calls :many
@@ -73,4 +73,4 @@ ORDER BY i.created_at DESC LIMIT :row_limit::int;
 -- The gate and boxes of an active turn, for callers that act on it from outside.
 SELECT t.* FROM state.agent_inbox i
 JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
-WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action');
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};

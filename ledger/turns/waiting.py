@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from turnstile.ledger.pool import Again, Pool
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import Lease
-from turnstile.ledger.turns.transitions import gate
+from turnstile.ledger.turns.steps import gate
 from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import ToolError, ToolResultContent
 from turnstile.schema.errors import Refused, StaleTurn

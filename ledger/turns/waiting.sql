@@ -13,7 +13,7 @@ call AS MATERIALIZED (
     LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id
         AND e.primitive = 'tool_call' AND e.edge_phase = 'request'
     LEFT JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = w.project_id
-        AND i.message_type IN ('turn', 'ui_action')
+        AND i.message_type IN {turn_types}
     LEFT JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
     WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id
 ),
@@ -110,7 +110,7 @@ due AS MATERIALIZED (
            i.payload ->> 'tool_result_card_id' AS card_id
     FROM go JOIN state.agent_inbox i ON i.inbox_id = ANY (:inbox_ids::text[])
     WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
-      AND i.message_type IN ('tool_result', 'timeout') AND (i.status <> 'deferred' OR i.next_retry_at <= now())
+      AND i.message_type IN {report_types} AND (i.status <> 'deferred' OR i.next_retry_at <= now())
       AND (SELECT count(*) FROM calls) >= 0
     FOR NO KEY UPDATE OF i
 ),
@@ -260,7 +260,7 @@ UNION
 SELECT i.inbox_id, i.message_type, i.correlation_id FROM head
 JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = :project_id
-    AND i.message_type IN ('tool_result', 'timeout')
+    AND i.message_type IN {report_types}
 WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
 
 -- name: request_stop :one
@@ -275,7 +275,7 @@ turn AS MATERIALIZED (
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
     LEFT JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
-    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN ('turn', 'ui_action')
+    WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
 ),
 earlier AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i

@@ -1,8 +1,10 @@
 """What `describe` and, for operators, `thread.describe` answer: the ledger's rows as callers see them (protocol §6)."""
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import Json
+from pydantic import BeforeValidator
+from pydantic_core import from_json
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card
@@ -27,6 +29,14 @@ from turnstile.schema.pump.threads import (
     ThreadId,
 )
 from turnstile.schema.wire.inbox import Reply
+
+
+def _parsed(value: object) -> object:
+    """A column of JSON is text; in a reply it is the object."""
+    return from_json(value) if isinstance(value, str) else value
+
+
+_Json = Annotated[JsonObject, BeforeValidator(_parsed)]
 
 
 class TurnView(Tolerant):
@@ -78,7 +88,7 @@ class TurnView(Tolerant):
     """A stable code of what went wrong."""
     error: str | None
     """What went wrong, for people."""
-    stats: Json[JsonObject] | None
+    stats: _Json | None
     """Figures, as in its `task` event."""
     steps: int
     """The number of committed steps."""
@@ -105,7 +115,7 @@ class CallView(Tolerant):
     """Its result, once there is one."""
     tool_call_card_id: CardId | None
     """Its `tool.call` card."""
-    content: Json[JsonObject] | None
+    content: _Json | None
     """The card's content: `arguments`, and the subject that it was sent on."""
     resume_deadline: datetime | None
     """The deadline until which the turn waits for it."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 
@@ -159,6 +159,21 @@ class InboxProgress(Tolerant):
     """The reason, as a stable code."""
 
 
+class TurnIds(Protocol):
+    """What names an agent's turn: a lease, a claim, a `TurnRef`, a row of the safety net."""
+
+    @property
+    def project_id(self) -> ProjectId: ...
+    @property
+    def channel_id(self) -> ChannelId: ...
+    @property
+    def agent_id(self) -> AgentId: ...
+    @property
+    def agent_turn_id(self) -> AgentTurnId | None: ...
+    @property
+    def turn_epoch(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The turn that messages are about: its identity headers, and project, channel and agent of their subjects."""
@@ -171,6 +186,13 @@ class Address:
     context: Mapping[str, str]
     """The turn's `context_headers`: trace, depth and lineage."""
     sender: str
+
+    @classmethod
+    def of(cls, row: TurnIds, context: Mapping[str, str], sender: str) -> "Address":
+        """The address of whatever names a turn; a row without an epoch counts as epoch 0."""
+        return cls(
+            row.project_id, row.channel_id, row.agent_id, row.agent_turn_id, row.turn_epoch or 0, context, sender
+        )
 
     def headers(self, msg_type: str, **more: str) -> dict[str, str]:
         """The headers of §5 that every `cmd` and `evt` message carries."""

@@ -25,14 +25,13 @@ def test_sums_and_records() -> None:
     attempts.begin(2, "m")
     attempts.end("rate_limited")
     _done(attempts, 3, 4)
-    metadata = attempts.metadata()
-    assert (metadata["llm_usage"], metadata["llm_response_cost"]) == ({"prompt_tokens": 7}, 0.5)
+    assert attempts.spent() == ({"prompt_tokens": 7}, 0.5)
     assert [(each["attempt"], each.get("error_code"), each["usage_kind"]) for each in attempts.records] == [
         (1, None, "exact"),
         (2, "rate_limited", "unknown"),
         (3, None, "exact"),
     ]
-    assert "secret" not in str(metadata)
+    assert "secret" not in str(attempts.records)
 
 
 def test_the_next_worker_takes_over_what_was_told() -> None:
@@ -46,7 +45,7 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
     resumed = Attempts.resumed([told])
     _done(resumed, 3, 4)
     assert [each["attempt"] for each in resumed.records] == [1, 2, 3]
-    assert resumed.metadata()["llm_usage"] == {"prompt_tokens": 7}
+    assert resumed.spent() == ({"prompt_tokens": 7}, 0.5)
     attempts.end(CANCELED)
     attempts.end("again")
     assert [each.get("error_code") for each in attempts.told()] == [None, CANCELED]

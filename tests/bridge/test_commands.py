@@ -124,7 +124,7 @@ async def test_a_command_is_answered_with_its_request_id(
     assert (event.headers[MSG_TYPE], event.headers["CG-Turn-Epoch"]) == ("enqueue_ack", "3")
     assert trace_id(event.headers[TRACEPARENT]) == trace_id(trace)
     [request] = bridge.ran
-    assert json.loads(request.payload) == {"agent_id": "a1"}
+    assert request.payload.read() == {"agent_id": "a1"}
     assert request.source == "command"
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from turnstile.bridge.inbox import claim_queue
 from turnstile.bridge.inbox.claim_queue import FairQueue
 from turnstile.bridge.verbs import rate_limits
-from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, run_verb
+from turnstile.bridge.verbs.micro_service import Payload, VerbHandler, VerbRequest, run_verb
 from turnstile.bridge.verbs.rate_limits import Throttle, throttled
 from turnstile.ledger.turns.lease import AgentKey
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
@@ -110,7 +110,7 @@ async def test_which_verbs_the_rate_refuses_and_how() -> None:
     behind = throttled(verbs, Throttle(1, 1, Clock()))
 
     async def asked(verb: str) -> tuple[object, object, object]:
-        request = VerbRequest(verb, FLOOD, ChannelId("public"), b"{}", {}, "request")
+        request = VerbRequest(verb, FLOOD, ChannelId("public"), Payload(b"{}"), {}, "request")
         reply = (await run_verb(behind, request)).reply
         return reply["status"], reply["error_code"] or reply["error"], reply.get("retry_after_seconds")
 

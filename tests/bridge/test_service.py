@@ -19,7 +19,7 @@ from turnstile.schema.wire.headers import PROJECT_ID
 from turnstile.schema.wire.inbox import DescribeRequest, Reply
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection, connect
-from turnstile.transport.json_messages import decode_object
+from turnstile.transport.json_messages import decode_object, encode
 
 
 class DatabaseAway(Exception):
@@ -44,7 +44,7 @@ async def slow(_: VerbRequest) -> Reply:
 
 async def echo(request: VerbRequest) -> Reply:
     told = f"{request.project_id} {request.channel_id} {request.source} {request.command_id}"
-    return EchoReply(status=ReplyStatus.ACCEPTED, text=f"{told} {request.payload.decode()}")
+    return EchoReply(status=ReplyStatus.ACCEPTED, text=f"{told} {encode(request.payload.read()).decode()}")
 
 
 async def large(_: VerbRequest) -> Reply:

@@ -15,7 +15,8 @@ from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.processes.addresses import resolve_endpoints
-from turnstile.processes.worker_and_bridge import migrate_all, run_both
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_both
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings import Settings
 from turnstile.settings.model import DatabaseSettings, NatsSettings, TemporalSettings

@@ -53,3 +53,19 @@ def test_a_page_links_to_places_that_are_there() -> None:
         if not (page.parent / Path(link)).exists()
     ]
     assert not missing
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_a_link_into_a_page_meets_a_heading() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {link}#{anchor}"
+        for page in DOCUMENTS
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+        if anchor not in anchors_of(page.parent / link if link else page)
+    ]
+    assert not missing

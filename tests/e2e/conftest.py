@@ -9,23 +9,25 @@ from tests.conftest import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery, hatchery
 from tests.support.processes.process import Processes, processes_of
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant
 from turnstile.embedded import Endpoints
 
 LOGS: pytest.StashKey[list[Path]] = pytest.StashKey()
 
 
+@pytest.fixture(scope="session")
+def stacks(servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory) -> Stacks:
+    """Opens stacks, each with a database and a worker target of its own."""
+    return Stacks(servers, databases, migrated, tmp_path_factory.mktemp)
+
+
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A database and a worker target of this module alone; nothing of it runs yet."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack")) as opened:
+    async with stacks.open() as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")

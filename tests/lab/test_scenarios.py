@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lab.bench import run
-from lab.bench.bars import Bars, drawn_bars
+from lab.bench.bars import Bars, open_bars
 from lab.bench.children import BenchError, child
+from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
-from lab.bench.place import Place, open_place
 from lab.bench.plan import Plan, Scenario
 from lab.bench.run import RUNNERS
 from tests.conftest import Databases
@@ -55,12 +55,12 @@ def settings_of(directory: Path, servers: Endpoints) -> Settings:
 
 
 @pytest.fixture(scope="module")
-async def place(
+async def environment(
     servers: Endpoints, databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[Environment]:
     """Where it is measured."""
     directory = tmp_path_factory.mktemp("bench")
-    async with open_place(settings_of(directory, servers), TINY, directory) as opened:
+    async with open_environment(settings_of(directory, servers), TINY, directory) as opened:
         yield opened
     assert await processes_of(directory) == []
 
@@ -68,7 +68,7 @@ async def place(
 @pytest.fixture
 def bars() -> Bars:
     """Which nobody sees."""
-    with drawn_bars() as drawn:
+    with open_bars() as drawn:
         return drawn
 
 
@@ -79,8 +79,8 @@ def check_turns(result: Result, prefix: str = "") -> None:
     assert 20 < (result.value(f"{prefix}peak memory") or 0) < 1000
 
 
-async def test_plain_turns_and_yardsticks(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.TURN](place, bars)
+async def test_plain_turns_and_yardsticks(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.TURN](environment, bars)
     check_turns(result)
     for name in ("turns", "bare workflows, one activity", "bare workflows, no activity", "TPC-B", "NATS core"):
         assert (result.value(name) or 0) > 0, name
@@ -94,49 +94,49 @@ async def test_plain_turns_and_yardsticks(place: Place, bars: Bars) -> None:
     }
 
 
-async def test_tool_turns_have_histories_that_know_no_content(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.TOOL](place, bars)
+async def test_tool_turns_have_histories_that_know_no_content(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.TOOL](environment, bars)
     check_turns(result)
     assert (result.value("history slope, 1 to 500 kB of context") or 0) < 0.2
     assert (result.value("database round trips a turn") or 0) > 0
 
 
-async def test_a_queue_and_many_agents(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.FANOUT](place, bars)
+async def test_a_queue_and_many_agents(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.FANOUT](environment, bars)
     for prefix in ("one agent's queue: ", "4 agents: "):
         check_turns(result, prefix)
         assert (result.value(f"{prefix}turns") or 0) > 0
 
 
-async def test_streams_take_as_long_as_their_models(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.STREAM](place, bars)
+async def test_streams_take_as_long_as_their_models(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.STREAM](environment, bars)
     check_turns(result)
     assert 1 <= (result.value("step p99 ÷ the model's own time") or 0) < 10
     assert (result.value("chunks heard of one stream") or 0) >= 3
 
 
-async def test_stops_are_timed(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.STOP](place, bars)
+async def test_stops_are_timed(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.STOP](environment, bars)
     check_turns(result)
     assert 0 < (result.value("stop p50") or 0) <= (result.value("stop p99") or 0)
 
 
-async def test_load_is_offered_at_several_rates(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.LOAD](place, bars)
+async def test_load_is_offered_at_several_rates(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.LOAD](environment, bars)
     check_turns(result)
     points = result.details["points"]
     assert isinstance(points, list)
     assert len(points) == 6
 
 
-async def test_growth_compares_two_ledgers(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.GROWTH](place, bars)
+async def test_growth_compares_two_ledgers(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.GROWTH](environment, bars)
     for name in ("enqueue", "claim"):
         assert (result.value(f"{name}: old ÷ empty") or 0) > 0
 
 
-async def test_turns_sleep_and_some_are_woken(place: Place, bars: Bars) -> None:
-    result = await RUNNERS[Scenario.SUSPENDED](place, bars)
+async def test_turns_sleep_and_some_are_woken(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.SUSPENDED](environment, bars)
     check_turns(result)
     assert (result.value("report to task event p50") or 0) > 0
 
@@ -145,17 +145,17 @@ async def test_a_program_that_ends_early_is_an_error_with_its_last_words(tmp_pat
     words = ("-c", "import sys; sys.exit('it cannot')")
     async with child("program", words, tmp_path / "log") as started:
         with pytest.raises(BenchError, match=r"program ended with code 1:\nit cannot"):
-            await started.until_it_says("it serves")
+            await started.wait_for_log("it serves")
 
 
-async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, place: Place) -> None:
+async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, environment: Environment) -> None:
     arguments = (
         "--old-rows",
         "50",
         "--turns",
         "5",
         "--config",
-        str(place.directory / "config.toml"),
+        str(environment.directory / "config.toml"),
         "--out",
         str(tmp_path / "out"),
     )
@@ -169,10 +169,10 @@ async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, plac
 async def test_a_scenario_that_fails_takes_no_other_with_it(
     tmp_path: Path, servers: Endpoints, bars: Bars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(_: Place, __: Bars) -> Result:
+    async def fails(_: Environment, __: Bars) -> Result:
         raise BenchError("it cannot be measured")
 
-    async def measures(_: Place, __: Bars) -> Result:
+    async def measures(_: Environment, __: Bars) -> Result:
         return Result(scenario="tool", figures=())
 
     monkeypatch.setattr(run, "RUNNERS", {Scenario.TURN: fails, Scenario.TOOL: measures})
@@ -181,9 +181,9 @@ async def test_a_scenario_that_fails_takes_no_other_with_it(
     assert [result.scenario for result in report.results] == ["tool"]
 
 
-async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, place: Place) -> None:
+async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, environment: Environment) -> None:
     process = await launch(
-        *("bench", "stop", "--config", str(place.directory / "config.toml")), cwd=tmp_path, TMPDIR=str(tmp_path)
+        *("bench", "stop", "--config", str(environment.directory / "config.toml")), cwd=tmp_path, TMPDIR=str(tmp_path)
     )
 
     async def serving() -> bool:

@@ -16,7 +16,7 @@ from turnstile.ledger.operations import audit, export, monitor, recovery, remova
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
-from turnstile.ledger.turns import action_lookup, intake, lease, roster, transitions, usage, views, waiting
+from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
@@ -48,7 +48,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "claim_inbox": lease.Claim,
     "close_requests": NOTHING,
     "close_thread": NOTHING,
-    "commit_step": transitions.CommittedStep,
+    "commit_step": steps.CommittedStep,
     "begin_export": NOTHING,
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
@@ -82,7 +82,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "take_retention": {"taken"},
     "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
-    "count_suspended": {"suspended"},
     "count_open_threads": {"found"},
     "describe_call": descriptions.CallView,
     "describe_turn": descriptions.TurnView,
@@ -98,7 +97,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "find_roles": {"role", "found", "is_owner"},
     "find_request": {"payload"},
     "find_thread": descriptions.ThreadLine,
-    "finish_turn": transitions.FinishedTurn,
+    "finish_turn": ends.FinishedTurn,
     "fork_box": {"verdict"},
     "get_card": CARD,
     "has_migrations": {"found"},
@@ -163,7 +162,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
-    "recall_step": transitions.RecalledStep,
+    "recall_step": ends.RecalledStep,
     "record_migration": NOTHING,
     "record_repairs": NOTHING,
     "reject": NOTHING,
@@ -181,7 +180,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_dispatched": AGENT_KEY,
     "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
-    "server_version": {"number", "text"},
+    "server_version": {"number", "text", "read_only"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
@@ -189,7 +188,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "top_segment": {"segment_id"},
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
-    "try_hold": {"held", "backend"},
+    "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }
 
@@ -257,6 +256,13 @@ def test_a_query_is_called_with_its_parameters_by_name() -> None:
     [query] = parse("-- name: find :many\n-- Rows.\nSELECT :b::text, ':c' || :a, :b, now()::date -- :d\n;\n").values()
     assert query.sql == "SELECT $1::text, ':c' || $2, $1, now()::date \n"
     assert query.parameters == ("b", "a")
+
+
+def test_lists_of_message_types_are_of_the_one_table() -> None:
+    [query] = parse("-- name: find :many\n-- Rows.\nSELECT '{turn_types}' WHERE kind IN {turn_types};\n").values()
+    assert query.sql == "SELECT '{turn_types}' WHERE kind IN ('turn', 'ui_action')", "as in the partial indexes"
+    files = (path for path in (ROOT / "ledger").rglob("*.sql") if path.parent.name != "migrations")
+    assert [path.name for path in files if re.search(r"message_type (NOT )?IN \(", path.read_text("utf-8"))] == []
 
 
 async def test_a_missing_or_unknown_parameter_is_an_error() -> None:

@@ -14,7 +14,8 @@ from tests.support.pump.pump import ORGANISM
 from tests.support.pump.troupe import TROUPE
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.processes.worker_and_bridge import migrate_all, run_worker
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_worker
 from turnstile.settings import Settings
 from turnstile.settings.model import BridgeSettings, ModelSettings, ObservabilitySettings, PumpSettings, WorkerSettings
 from turnstile.transport.connection import connect

@@ -16,7 +16,7 @@ from tests.support.ledger.agents import ALICE, BOB, add_agents, ask
 from tests.support.paths import ROOT
 from turnstile.ledger.operations.monitor import Backlog, measure_inbox
 from turnstile.ledger.pool import Pool
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings.model import ObservabilitySettings
@@ -126,7 +126,7 @@ async def test_a_ledger_that_is_away_leaves_the_rest(free_port: Callable[[], int
         raise ServerUnavailable("away")
 
     port = free_port()
-    async with serving_metrics("127.0.0.1", port, look=look) as meter:
+    async with serving_metrics("127.0.0.1", port, query=look) as meter:
         meter.count(Metric.REPAIRS, 3, rule="doorbell")
         await asyncio.gather(*(scrape(port) for _ in range(3)))
         text, samples = await scrape(port)

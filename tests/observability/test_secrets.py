@@ -321,8 +321,8 @@ async def gathered(
     found = Gathered(password=str(urlsplit(stack.endpoints.database_url).password))
     heard = io.StringIO()
     handler = logging.StreamHandler(heard)
-    logging.getLogger("turnstile.bridge").addHandler(handler)
-    logging.getLogger("turnstile.bridge").setLevel(logging.DEBUG)
+    logging.getLogger("turnstile.sdk").addHandler(handler)
+    logging.getLogger("turnstile.sdk").setLevel(logging.DEBUG)
     async with calling_in(stack) as caller, a_tool_of(caller.tenant) as service:
         run = Run(caller.tenant, caller, stub, found, processes, own_servers, hatching)
 
@@ -338,8 +338,8 @@ async def gathered(
         await run.crashes()
         await run.outages()
         await run.looks(*LOOKS)
-    logging.getLogger("turnstile.bridge").removeHandler(handler)
-    logging.getLogger("turnstile.bridge").setLevel(logging.NOTSET)
+    logging.getLogger("turnstile.sdk").removeHandler(handler)
+    logging.getLogger("turnstile.sdk").setLevel(logging.NOTSET)
     for process in (processes.worker, processes.bridge):
         found.add("figures", (await scrape(int(process.env["TURNSTILE__OBSERVABILITY__METRICS_PORT"])))[0])
         assert await process.stop() == 0

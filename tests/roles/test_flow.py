@@ -29,7 +29,7 @@ from tests.turnstile.support import turnstile
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import list_tools, put_tool
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
 from turnstile.schema.tools import ToolDefinition

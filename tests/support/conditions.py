@@ -1,4 +1,4 @@
-"""Waiting for conditions that lie in servers and other processes, which set no event here."""
+"""Polling for conditions in servers and other processes, which cannot set an event in the test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def until(look: Callable[[], Awaitable[T | None]], timeout: float, what: str, *, pause: float = 0.02) -> T:
-    """The first answer of `look` that is true; raises `AssertionError` naming `what` after `timeout` seconds."""
+    """Call `look` until its result is true, and return it; raises `AssertionError` naming `what` after `timeout` s."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while not (found := await look()):

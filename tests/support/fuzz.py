@@ -1,6 +1,6 @@
-"""Messages that are right, nearly right, and nothing like it: drawn from the catalog's own models, then bent.
+"""Valid, nearly valid and invalid messages: generated from the catalog's models, then mutated.
 
-A case is its number: the same number is the same message.
+A case is identified by its number: the same number generates the same message.
 """
 
 import functools
@@ -87,7 +87,7 @@ MODELS: dict[str, type[BaseModel]] = {
     **{verb.name: verb.request for verb in VERBS},
     **{each.name: each.payload for each in ENTRIES if each.payload is not None and each.subject.startswith("cmd.")},
 }
-"""What strangers send, by verb or by subject."""
+"""The models of messages that others send, by verb or by subject."""
 
 
 @functools.cache
@@ -98,21 +98,21 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dice:
-    """One case's chances."""
+    """The random choices of one case."""
 
     pick: random.Random
 
     @classmethod
     def of(cls, number: int) -> "Dice":
-        """Those of a case."""
+        """The choices of case `number`."""
         return cls(random.Random(number))  # noqa: S311 -- a case is its number
 
     def chance(self, share: float) -> bool:
-        """True so often."""
+        """True with this probability."""
         return self.pick.random() < share
 
     def valid(self, model: type[BaseModel]) -> Any:
-        """A value that the model's schema allows, as far as the schema says it all."""
+        """A value that the model's JSON Schema allows; checks outside of the schema may still refuse it."""
         schema = schema_of(model)
         return self._value(schema, schema.get("$defs", {}), 0)
 
@@ -160,7 +160,7 @@ class Dice:
         return self.pick.choice(["alice", "hello", "a text", *TEXTS[:3]])
 
     def bent(self, value: Any) -> Any:
-        """The value with some of it replaced, dropped, added or nested."""
+        """The value with some parts replaced, dropped, added or nested."""
         for _ in range(self.pick.randrange(1, 4)):
             value = self._bend(value, 0)
         return value
@@ -182,7 +182,7 @@ class Dice:
         return self.odd()
 
     def odd(self) -> Any:
-        """A value of any type, often one that nobody thought of."""
+        """A value of any type, often an unusual one."""
         nested: list[Any] = [
             {},
             {"": {}},
@@ -209,7 +209,7 @@ class Dice:
         return value
 
     def encoded(self, value: Any) -> bytes:
-        """The value as bytes: JSON as a rule, with a key twice, torn, stuffed, or in another encoding now and then."""
+        """The value as bytes: mostly JSON, sometimes with a repeated key, truncated, padded, or in another encoding."""
         text = json.dumps(value, ensure_ascii=self.chance(0.5))
         data = text.encode("utf-8", "surrogatepass")
         kind = self.pick.random()
@@ -229,7 +229,7 @@ class Dice:
         return self.pick.randbytes(self.pick.randrange(200))
 
     def payload(self, model: type[BaseModel]) -> bytes:
-        """A message for a model: right, bent, or no such thing."""
+        """A message for a model: valid, mutated, or unrelated."""
         value = self.valid(model)
         return self.encoded(value if self.chance(0.4) else self.bent(value))
 
@@ -238,7 +238,7 @@ class Dice:
         return {self.pick.choice(NAMES): self.pick.choice(VALUES) for _ in range(self.pick.choice([0, 0, 1, 1, 3]))}
 
     def subject(self, kind: str) -> str:
-        """A subject: of ours, with one token bent, or nothing like it."""
+        """A subject: valid, with one token mutated, or unrelated."""
         tokens = ["cg", "v1r4", "demo", "public", *kind.split(".")]
         if self.chance(0.6):
             return ".".join(tokens)
@@ -250,20 +250,20 @@ class Dice:
 
 @dataclass
 class Tally:
-    """What came of the cases, by kind and code."""
+    """Counts of the cases by kind and outcome."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def count(self, kind: str, came: str) -> None:
-        """One more."""
+        """Count a case."""
         self.counts[kind, came] += 1
 
     def codes(self, kind: str) -> set[str]:
-        """What came of a kind."""
+        """The outcomes of a kind."""
         return {came for each, came in self.counts if each == kind}
 
     def lines(self) -> list[str]:
-        """A line for each kind."""
+        """One line of counts for each kind."""
         kinds = sorted({kind for kind, _ in self.counts})
         return [
             f"{kind}: {sum(self.counts[each] for each in self.counts if each[0] == kind)} cases, "

@@ -1,4 +1,4 @@
-"""What a process occupies, native libraries included."""
+"""The memory of a process, including native libraries."""
 
 import os
 from pathlib import Path

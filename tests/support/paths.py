@@ -1,4 +1,4 @@
-"""Where the repository and its tests are."""
+"""The paths of the repository and of its tests."""
 
 from pathlib import Path
 

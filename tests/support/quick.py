@@ -1,4 +1,4 @@
-"""Turns whose model is known to be fast, and which activities a turn was made of."""
+"""Turns whose model is known to be fast, and the activities of a turn."""
 
 import json
 
@@ -12,7 +12,7 @@ from turnstile.schema.ids import AgentTurnId
 
 
 async def learned(hand: Hand) -> Hand:
-    """The hand, once its model is known to be fast."""
+    """Run turns until the worker knows that the client's model is fast; returns the client."""
     for _ in range(LEARNED_AFTER):
         await hand.ended(await hand.start(DONE))
     return hand

@@ -1,4 +1,4 @@
-"""A project of a stack, used as its clients use it: over NATS, looking into the ledger and the event stream after."""
+"""A project of a stack, used as clients use it, over NATS; results are read from the ledger and the event stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class Ended:
-    """A turn that is over: its row, its steps, and the cards of its own in its output box."""
+    """An ended turn: its row, its steps, and its own cards in its output box."""
 
     view: TurnView
     steps: list[StepView]
     cards: list[Card]
 
     def deliverable(self) -> JsonObject | str:
-        """Text, or the JSON object, of the one deliverable, which the outcome names."""
+        """The text or JSON object of the only deliverable, which the outcome names."""
         [card] = [card for card in self.cards if card.type == CardType.DELIVERABLE]
         assert card.card_id == self.view.deliverable_card_id
         content = content_of(card)
@@ -91,7 +91,7 @@ class Tenant:
         return self.stack.pool
 
     async def profile(self, name: str, model: str, *, llm: JsonObject | None = None, **fields: Any) -> BoxId:
-        """Put a profile of the stack's worker target that asks `scripted/{model}`."""
+        """Store a profile of the stack's worker target with the model `scripted/{model}`."""
         config = LlmConfig.model_validate({"model": f"scripted/{model}", **(llm or {})})
         [target] = self.stack.settings.worker.worker_targets
         made = Profile(name=name, worker_target=target, llm_config=config, **fields)
@@ -99,13 +99,13 @@ class Tenant:
         return box
 
     async def agent(self, model: str, agent: AgentId = ALICE, **fields: Any) -> AgentId:
-        """An agent with a profile of its own."""
+        """Add an agent with a new profile."""
         await self.profile(f"{agent}-profile", model, **fields)
         await add_agent(self.pool, self.project, agent, f"{agent}-profile")
         return agent
 
     async def agents(self, model: str, count: int, **fields: Any) -> list[AgentId]:
-        """Agents that share a profile."""
+        """Add agents that share a profile."""
         await self.profile("shared", model, **fields)
         made = [AgentId(f"agent-{number}") for number in range(count)]
         for agent in made:
@@ -115,12 +115,12 @@ class Tenant:
     async def ask(
         self, payload: JsonObject, *, headers: dict[str, str] | None = None, timeout: float = 10.0
     ) -> EnqueueReply:
-        """The reply to an `enqueue`, whatever it is."""
+        """Call `enqueue`; returns its reply, accepted or not."""
         reply = await self.client.request("enqueue", payload, headers=headers, timeout=timeout)
         return EnqueueReply.model_validate(reply)
 
     async def enqueue(self, agent: AgentId, instruction: str | None = "hello", **fields: Any) -> EnqueueReply:
-        """An accepted `enqueue`."""
+        """Call `enqueue`, which must be accepted; returns its reply."""
         asked: JsonObject = {"agent_id": agent, **fields}
         reply = await self.ask(asked if instruction is None else {**asked, "instruction": instruction})
         assert reply.status is ReplyStatus.ACCEPTED, reply
@@ -131,11 +131,11 @@ class Tenant:
         return await self.ended(turn_of(await self.enqueue(agent, instruction, **fields)))
 
     async def run(self, model: str, instruction: str = "hello", **fields: Any) -> Ended:
-        """A turn of a new agent `alice`; `fields` are of its profile."""
+        """Run a turn of a new agent `alice` to its end; `fields` are of its profile."""
         return await self.turn(await self.agent(model, **fields), instruction)
 
     async def rung(self, target: str) -> Wakeup | None:
-        """The last doorbell of the project that the stream holds for this worker target."""
+        """The project's last doorbell for this worker target in the stream."""
         try:
             found = await self.stack.conn.js.get_last_msg(
                 subjects.CMD_STREAM, subjects.wakeup(self.project, CHANNEL, target)
@@ -145,7 +145,7 @@ class Tenant:
         return Wakeup.model_validate_json(found.data or b"")
 
     async def ended(self, turn: AgentTurnId, timeout: float = 20.0) -> Ended:
-        """The turn, once its outcome is announced."""
+        """Wait until the turn's outcome is announced; returns the turn."""
 
         async def announced() -> TurnView | None:
             view = await self.pool.run(lambda conn: describe_turn(conn, self.project, turn))
@@ -159,7 +159,7 @@ class Tenant:
         return Ended(view, steps, [card for card in cards or [] if card.metadata.agent_turn_id == turn])
 
     async def all_ended(self, turns: Sequence[AgentTurnId], timeout: float) -> None:
-        """Returns when all of them have outcomes that are announced."""
+        """Wait until the outcomes of all turns are announced."""
 
         async def done() -> bool:
             return await self.count("state.turn_outcomes", "announced_at IS NOT NULL") >= len(turns)
@@ -167,7 +167,7 @@ class Tenant:
         await until(done, timeout, f"{len(turns)} turns ended", pause=0.05)
 
     async def count(self, table: str, condition: str = "true") -> int:
-        """Rows of this project."""
+        """The number of rows of this project."""
         async with self.pool.connection() as conn:
             rows = await conn.fetch(
                 f"SELECT count(*) AS n FROM {table} WHERE project_id = $1 AND {condition}",  # noqa: S608 -- words of tests
@@ -176,12 +176,12 @@ class Tenant:
         return rows[0]["n"]
 
     async def rows(self, statement: str, *args: object) -> list[dict[str, Any]]:
-        """Rows of a statement that only a test asks."""
+        """The rows of a statement that only a test executes."""
         async with self.pool.connection() as conn:
             return [dict(row) for row in await conn.fetch(statement, *args)]
 
     async def events(self, suffix: str = "agent.*.*") -> list[StoredEvent]:
-        """What the event stream holds of this project, in its order; `suffix` is the subject after `evt`."""
+        """The project's messages in the event stream, in order; `suffix` is the subject after `evt`."""
         wanted = f"cg.{subjects.VERSION}.{self.project}.*.evt.{suffix}"
         found: list[StoredEvent] = []
         sequence = 1
@@ -193,12 +193,12 @@ class Tenant:
             assert message.subject is not None
             assert message.seq is not None
             payload = decode_object(message.data or b"")
-            told = cast("dict[str, str]", message.headers or {})  # pyright: ignore[reportUnknownMemberType] -- nats-py: a bare Dict
-            found.append(StoredEvent(message.subject, message.seq, payload, dict(told)))
+            given = cast("dict[str, str]", message.headers or {})  # pyright: ignore[reportUnknownMemberType] -- nats-py: a bare Dict
+            found.append(StoredEvent(message.subject, message.seq, payload, dict(given)))
             sequence = message.seq + 1
 
     async def task_events(self) -> dict[str, int]:
-        """How many `task` events each turn has in the event stream."""
+        """The number of `task` events of each turn in the event stream."""
         counts: dict[str, int] = {}
         for event in await self.events("agent.*.task"):
             turn = str(event.payload["agent_turn_id"])
@@ -206,13 +206,13 @@ class Tenant:
         return counts
 
     def named(self, project: str) -> "Tenant":
-        """The same stack as a client of another project."""
+        """A client of another project of the same stack."""
         other = ProjectId(project)
         return replace(self, project=other, client=BridgeClient(self.stack.conn, other, CHANNEL))
 
 
 def new_tenant(stack: Stack) -> Tenant:
-    """A project that nobody else has."""
+    """A client of a new project."""
     project = ProjectId(f"p-{uuid7()}")
     return Tenant(stack, project, BridgeClient(stack.conn, project, CHANNEL))
 

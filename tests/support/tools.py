@@ -1,7 +1,7 @@
-"""A tool of the test's own on NATS, and an agent that calls it: the test decides what is called and what is answered.
+"""A tool on NATS that a test controls, and an agent that calls it: the test chooses the calls and the reports.
 
-The agent's model is the script `player`, whose instruction is its script. The tool hears commands by a core
-subscription, repeats included, and reports what, when and how often the test says.
+The agent's model is the script `player`, whose instruction is its script. The tool receives commands by a core
+subscription, including repeats, and reports what, when and how often the test says.
 """
 
 import json
@@ -54,7 +54,7 @@ def call_of(turn: AgentTurnId, index: int = 0, step: int = 1) -> ToolCallId:
 
 @dataclass(frozen=True)
 class Command:
-    """A command as the tool heard it."""
+    """A command that the tool received."""
 
     subject: str
     data: bytes
@@ -67,24 +67,24 @@ class Command:
 
     @property
     def payload(self) -> JsonObject:
-        """What it says."""
+        """The decoded payload."""
         return decode_object(self.data)
 
 
 @dataclass
 class Hand:
-    """The tool in the test's hand, and the agent that calls it."""
+    """The tool that the test controls, and the agent that calls it."""
 
     tenant: Tenant
     agent: AgentId
     commands: list[Command] = field(default_factory=list[Command])
 
     async def start(self, *steps: JsonObject, **fields: Any) -> AgentTurnId:
-        """A turn whose model says these lines, then what it was asked."""
+        """Enqueue a turn whose model answers with these lines, and then with the messages that it received."""
         return turn_of(await self.tenant.enqueue(self.agent, json.dumps({"steps": steps}), **fields))
 
     async def heard(self, count: int = 1) -> list[Command]:
-        """The commands so far, once there are so many."""
+        """Wait until the tool has received `count` commands; returns all commands so far."""
 
         async def enough() -> bool:
             return len(self.commands) >= count
@@ -93,7 +93,7 @@ class Hand:
         return list(self.commands)
 
     async def called(self, call: ToolCallId, times: int = 1, timeout: float = 10.0) -> list[Command]:
-        """The commands of a call, once it was heard so often."""
+        """Wait until the tool has received `times` commands of the call; returns them."""
 
         async def often() -> bool:
             return [each.call for each in self.commands].count(call) >= times
@@ -102,7 +102,7 @@ class Hand:
         return [each for each in self.commands if each.call == call]
 
     async def suspended(self, *steps: JsonObject, **fields: Any) -> AgentTurnId:
-        """A turn that sleeps: its first step's calls are out."""
+        """Start a turn; returns when the calls of its first step are sent and it sleeps."""
         before = len({each.call for each in self.commands})
         turn = await self.start(*steps, **fields)
 
@@ -113,27 +113,27 @@ class Hand:
         return turn
 
     async def answer(self, call: ToolCallId, result: Any = "found", **fields: Any) -> ReportReply:
-        """The reply to a report, whatever it is; its result is inline unless `fields` have a card or an error."""
+        """Report on a call; returns the reply, accepted or not. The result is inline unless `fields` say otherwise."""
         inline = {} if {"tool_result_card_id", "error"} & fields.keys() else {"result": result}
         return await self.send({"tool_call_id": call, "status": "success", **inline, **fields})
 
-    async def send(self, payload: JsonObject, told: dict[str, str] | None = None) -> ReportReply:
-        """The reply to these words under the verb `report`."""
-        reply = await self.tenant.client.request("report", payload, headers=told)
+    async def send(self, payload: JsonObject, given: dict[str, str] | None = None) -> ReportReply:
+        """Send this payload to the verb `report`; returns the reply."""
+        reply = await self.tenant.client.request("report", payload, headers=given)
         return ReportReply.model_validate(reply)
 
     async def report(self, call: ToolCallId, result: Any = "found", **fields: Any) -> ReportReply:
-        """An accepted report."""
+        """Report on a call, which must be accepted; returns the reply."""
         reply = await self.answer(call, result, **fields)
         assert reply.status is ReplyStatus.ACCEPTED, reply
         return reply
 
     async def ended(self, turn: AgentTurnId) -> Ended:
-        """The turn, once its outcome is announced."""
+        """Wait until the turn's outcome is announced; returns the turn."""
         return await self.tenant.ended(turn)
 
     async def ref(self, turn: AgentTurnId) -> TurnRef:
-        """The gate of a turn in hand."""
+        """The reference to a live turn."""
         found = await self.tenant.pool.run(lambda conn: locate_turn(conn, self.tenant.project, turn))
         assert found is not None
         return found
@@ -147,7 +147,7 @@ class Hand:
         return row
 
     async def until_head(self, **values: object) -> dict[str, Any]:
-        """The agent's head, once it has these values."""
+        """Wait until the agent's head has these values; returns it."""
 
         async def there() -> dict[str, Any] | None:
             row = await self.head()
@@ -171,7 +171,7 @@ class Hand:
         )
 
     async def settled(self, correlation: str, *types: str) -> tuple[str, str | None]:
-        """Status and error of the only such row, once it is final."""
+        """Wait until the only such row is final; returns its status and error."""
 
         async def final() -> tuple[str, str | None] | None:
             [row] = await self.inbox(correlation, *types)
@@ -180,7 +180,7 @@ class Hand:
         return await until(final, 10, "the inbox row is final")
 
     async def rejections(self) -> list[tuple[str, JsonObject]]:
-        """Codes and ids of what was refused in this project."""
+        """Codes and ids of the project's rejections."""
         found = await self.tenant.rows(
             "SELECT error_code, error, ids::text AS ids FROM state.rejections WHERE project_id = $1"
             " ORDER BY rejection_id",
@@ -193,7 +193,7 @@ class Hand:
 async def hand_of(
     tenant: Tenant, *tools: ToolDefinition, agent: AgentId = ALICE, **profile: Any
 ) -> AsyncGenerator[Hand]:
-    """The hand, with these tools (or `search`) and an agent that may call them unless its profile says otherwise."""
+    """A client with these tools (or `search`) and an agent that may call them, unless its profile says otherwise."""
     offered = tools or (definition(),)
     for each in offered:
         await put_tool(tenant.pool, tenant.project, each)
@@ -211,12 +211,12 @@ async def hand_of(
 
 
 def shown(said: object) -> dict[str, Any]:
-    """What a mirroring model was asked, from what it said."""
+    """The request that a mirroring model received, from its answer."""
     assert isinstance(said, str)
     return json.loads(said)
 
 
 def heard_by_model(ended: Ended) -> list[dict[str, Any]]:
-    """The tool messages that the model was asked with in its last step."""
+    """The tool messages that the model received in its last step."""
     messages = cast("list[list[str]]", shown(ended.deliverable())["messages"])
     return [json.loads(content) for role, content in messages if role == "tool"]

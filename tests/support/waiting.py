@@ -1,4 +1,4 @@
-"""Two statements at once, in the order a test wants: one holds its locks, the other is seen to wait for them."""
+"""Two concurrent statements in a chosen order: one holds its locks until the other is seen to wait for them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -19,7 +19,7 @@ class Counting(Pool):
     deadlocks = 0
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """As a pool runs it."""
+        """Run the transition as a pool does, and count deadlocks."""
 
         async def counted(conn: Connection) -> T:
             try:
@@ -38,7 +38,7 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_ba
 
 
 async def until_waiting(pool: Pool, clients: int = 1) -> None:
-    """Returns when so many connections of this database wait for a lock."""
+    """Wait until `clients` connections of this database wait for a lock."""
     async with asyncio.timeout(5), pool.connection() as conn:
         while (await conn.fetch(_WAITERS))[0]["waiting"] < clients:  # noqa: ASYNC110 -- the server sets no event
             await asyncio.sleep(0.002)
@@ -46,13 +46,13 @@ async def until_waiting(pool: Pool, clients: int = 1) -> None:
 
 @asynccontextmanager
 async def in_flight(pool: Pool, transition: Callable[[Connection], Awaitable[T]]) -> AsyncGenerator[T]:
-    """The transition, done but not committed until the block ends."""
+    """Execute the transition; commit when the block ends."""
     async with pool.connection() as conn, conn.transaction():
         yield await transition(conn)
 
 
 async def overtaken(pool: Pool, first: Callable[[Connection], Awaitable[Any]], second: Coroutine[Any, Any, T]) -> T:
-    """Run `first`; start `second`, which must come to wait for it; commit `first`; give what `second` answered."""
+    """Run `first`, start `second`, wait until `second` waits for a lock, commit `first`; returns `second`'s result."""
     task: asyncio.Future[T] | None = None
     try:
         async with in_flight(pool, first):

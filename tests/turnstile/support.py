@@ -1,4 +1,4 @@
-"""`turnstile` as a process."""
+"""Runs the program `turnstile` as a process."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.support.conditions import until
 
 PROGRAM = Path(sys.executable).with_name("turnstile")
 _TERMINAL = ("COLUMNS", "LINES")
-"""What pytest's workers set: as wide as a pipe is meant to be, not as a terminal."""
+"""Variables that pytest's workers set; they are removed, so that a pipe has its own width."""
 ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
@@ -22,19 +22,19 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
     def json(self) -> Any:
-        """What it printed, which must be one JSON document."""
+        """Its standard output, which must be one JSON document."""
         return json.loads(self.out)
 
 
 async def launch(*arguments: str | Path, cwd: Path, **variables: str) -> asyncio.subprocess.Process:
-    """The process, its output in pipes."""
+    """Start the command with its output in pipes."""
     pipe = asyncio.subprocess.PIPE
     environment = ENVIRONMENT | variables
     return await asyncio.create_subprocess_exec(
@@ -52,7 +52,7 @@ async def turnstile(*arguments: str | Path, cwd: Path, **variables: str) -> Ran:
 
 
 async def read_until(stream: asyncio.StreamReader | None, words: str, timeout: float = 30.0) -> str:
-    """What it prints up to a line with the words."""
+    """Read up to a line with the words; returns the text read."""
     assert stream is not None
     text = ""
     async with asyncio.timeout(timeout):
@@ -75,7 +75,7 @@ async def processes_of(data: Path) -> list[tuple[int, str]]:
 
 
 async def until_gone(data: Path) -> None:
-    """Returns when no process names the directory."""
+    """Wait until no process names the directory."""
 
     async def gone() -> bool:
         return not await processes_of(data)

@@ -12,7 +12,7 @@ from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
-from turnstile.processes.worker_and_bridge import run_both, run_bridge, run_worker
+from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.ids import AgentId, ProjectId
 from turnstile.schema.profiles import Profile
 from turnstile.sdk.tools.service import ToolService

@@ -43,26 +43,26 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings."""
 
 
 servers.register(app)
-for name, noun, what in (
-    ("project", projects, "Projects: removing one with all its data."),
-    ("profile", profiles, "Profiles: what an agent is."),
-    ("agent", agents, "Agents: who can be asked."),
-    ("tool", tools, "Tools: what agents can call."),
+for name, commands, purpose in (
+    ("project", projects, "Projects: remove one with all its data."),
+    ("profile", profiles, "Profiles: prompt, model and tools of agents."),
+    ("agent", agents, "Agents: add, list and remove them, and set their memory."),
+    ("tool", tools, "Tools that agents can call."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
-    ("turn", turn_commands, "Turns: what was asked, and where it stands."),
+    ("turn", turn_commands, "Turns: show, list and stop them."),
     ("thread", thread_commands, "Threads: conversations of listeners."),
-    ("inbox", inbox, "Inbox rows: every request and every receipt."),
-    ("schema", schemas, "The interface, for programs in other languages."),
+    ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
+    ("schema", schemas, "Interface documents for programs in other languages."),
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
-    app.add_typer(noun.app, name=name, help=what, no_args_is_help=True)
+    app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)
 turn_commands.register(app)
 watch.register(app)
 top.register(app)

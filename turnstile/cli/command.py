@@ -9,70 +9,13 @@ at once. This module is imported for `--help`: what is heavy is imported when a 
 
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
+from turnstile.cli.options import OPTIONS, Options
+
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options that all commands share."""
-
-    config: Path | None = None
-    data: Path | None = None
-    project: str | None = None
-    channel: str | None = None
-    as_json: bool = False
-    verbose: bool = False
-
-
-_SHARED = "Common options"
-_OPTIONS: dict[str, tuple[object, object]] = {
-    "config": (
-        Annotated[
-            Path | None,
-            typer.Option(help="Settings file, instead of ./config.toml.", metavar="FILE", rich_help_panel=_SHARED),
-        ],
-        None,
-    ),
-    "data": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                help="Data directory of a `turnstile up`, instead of .turnstile here or above.",
-                metavar="DIR",
-                rich_help_panel=_SHARED,
-            ),
-        ],
-        None,
-    ),
-    "project": (
-        Annotated[
-            str | None,
-            typer.Option(help="Project, instead of the settings' default_project.", rich_help_panel=_SHARED),
-        ],
-        None,
-    ),
-    "channel": (
-        Annotated[
-            str | None,
-            typer.Option(help="Channel, instead of the settings' default_channel.", rich_help_panel=_SHARED),
-        ],
-        None,
-    ),
-    "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print JSON, errors included.", rich_help_panel=_SHARED)],
-        False,
-    ),
-    "verbose": (
-        Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.", rich_help_panel=_SHARED)],
-        False,
-    ),
-}
 
 
 def command(
@@ -91,7 +34,7 @@ def command(
 
     def register(function: F) -> F:
         left_out = {each for each, wanted in (("project", project), ("channel", channel)) if not wanted}
-        shared = {each: option for each, option in _OPTIONS.items() if each not in left_out}
+        shared = {each: option for each, option in OPTIONS.items() if each not in left_out}
         own = list(inspect.signature(function).parameters.values())[1:]
         added = [
             inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -45,6 +45,17 @@ _HINTS = {
 }
 
 
+_EXTRAS = {
+    "asyncpg": "server",
+    "litellm": "server",
+    "prometheus_client": "server",
+    "temporalio": "server",
+    "cryptography": "codec",
+    "opentelemetry": "otel",
+}
+"""What the base install lacks, and the extra that has it (pyproject.toml)."""
+
+
 class CommandFailed(TurnstileError):
     """What was asked for happened, and its result is a failure (a turn that ended as failed)."""
 
@@ -88,6 +99,10 @@ def failure_of(error: BaseException) -> Failure:
             return _told(error, USAGE)
         case TurnstileError():
             return _told(error, REFUSED)
+        case ModuleNotFoundError(name=str(name)) if extra := _EXTRAS.get(name.partition(".")[0]):
+            up = "; `turnstile up` needs 'turnstile-kernel[embedded]'" if extra == "server" else ""
+            hint = f"pip install 'turnstile-kernel[{extra}]'{up}"
+            return Failure("extra_missing", f"this command needs {name}, of the extra [{extra}]", hint, USAGE)
         case _:
             message = f"{type(error).__name__}: {error}"
             return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)

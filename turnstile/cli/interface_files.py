@@ -1,6 +1,6 @@
-"""The interface documents as files: `asyncapi.yaml`, and a JSON Schema for each payload (docs/interface).
+"""Writes and compares the interface documents: `asyncapi.yaml`, and a JSON Schema for each payload (docs/interface).
 
-The same catalog gives the same bytes, so a comparison with what is committed tells whether it was exported anew.
+The same catalog gives the same bytes, so a comparison with the committed files shows whether they are up to date.
 """
 
 import json
@@ -13,21 +13,21 @@ from turnstile.schema.interface.json_schemas import schemas
 
 ASYNCAPI = "asyncapi.yaml"
 SCHEMAS = "schemas"
-_MADE = "# Made by `turnstile schema export`: change the models, or schema/interface/catalog.py, instead.\n"
+_HEADER = "# Made by `turnstile schema export`: change the models, or schema/interface/catalog.py, instead.\n"
 
 
 def files() -> dict[str, str]:
     """The text of every file by its path below the directory."""
-    made = {
+    generated = {
         f"{SCHEMAS}/{name}.json": f"{json.dumps(each, indent=2, ensure_ascii=False)}\n"
         for name, each in schemas().items()
     }
     text = yaml.safe_dump(document(), sort_keys=False, allow_unicode=True, width=120)
-    return {ASYNCAPI: _MADE + text, **made}
+    return {ASYNCAPI: _HEADER + text, **generated}
 
 
 def differences(directory: Path) -> list[str]:
-    """What is missing, differs, or is there without a model, by its path below the directory."""
+    """Paths below the directory of files that are missing, differ, or belong to no model."""
     return _differences(directory, files())
 
 

@@ -1,4 +1,4 @@
-"""Moments as people give them: a time, or an age."""
+"""Parses a point in time from an option: a date and time, or an age."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -11,7 +11,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def moment(text: str, option: str) -> "datetime":
-    """A time in ISO 8601, in the reader's zone unless it names one, or an age; raises `BadRequest` for all else."""
+    """Parse a time in ISO 8601, in the local zone unless it names one, or an age such as `24h`.
+
+    Raises `BadRequest` for any other text, and for a time in the future.
+    """
     import re
     from datetime import UTC, datetime, timedelta
 

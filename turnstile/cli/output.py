@@ -1,7 +1,7 @@
-"""The one place that prints. Results go to standard output, remarks, logs and errors to standard error.
+"""`Output` prints everything: results to standard output; remarks, logs and errors to standard error.
 
-With `--json` standard output holds JSON only: one document, or one object a line where a command streams. Text of
-models and users is stripped of control characters, so that none can steer a terminal.
+With `--json` standard output has JSON only: one document, or one object per line if a command streams. Control
+characters are removed from the text of models and users, so that it cannot control the terminal.
 """
 
 import json
@@ -28,11 +28,11 @@ from turnstile.telemetry.logs import TextFormatter, json_lines
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDE = 200
 _INDENT = 4
-_LEAST = 12
-"""Columns that a shortened cell keeps, even where there is no room."""
+_MIN_CELL = 12
+"""A shortened cell keeps at least this many columns."""
 _QUIET = ("nats", "temporalio", "asyncio", "urllib3", "requests", "opentelemetry")
-_WORDY = ("httpx", "httpcore", "openai", "anthropic", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
-"""Libraries whose lines quote what is sent, or the address with a key in it: only their warnings."""
+_WARNINGS_ONLY = ("httpx", "httpcore", "openai", "anthropic", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
+"""Libraries whose log lines may quote prompts or addresses with keys: only their warnings are shown."""
 
 Item = TypeVar("Item", bound=BaseModel)
 
@@ -43,32 +43,32 @@ def clean(text: str) -> str:
 
 
 def clock(moment: datetime | None) -> str:
-    """A time of day with its date, in the reader's zone; empty for none."""
+    """Date and time in the local zone; empty for None."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    # Into a pipe rich assumes 80 columns and cuts ids in two.
+    # For a pipe rich assumes 80 columns, which would break ids.
     width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDE
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 class Output:
-    """Prints for people, or JSON for programs."""
+    """Prints text for people, or JSON for programs."""
 
     def __init__(self, *, as_json: bool, verbose: bool = False) -> None:
         self.as_json = as_json
         self.verbose = verbose
         self._out = _console(stderr=False)
         self.wraps = sys.stdout.isatty() or "COLUMNS" in os.environ
-        """Whether the result is read at a width."""
+        """Whether the result is printed at a known width, so that text is wrapped."""
         self._err = _console(stderr=True)
         self._log: logging.Logger | None = None
-        """Where remarks and errors go if the log is JSON lines."""
+        """The logger for remarks and errors, if the log is JSON lines."""
 
     def log_to(self, level: str, log_format: Literal["text", "json"] = "text") -> None:
-        """Send the log of all libraries to standard error from `level` on; `--verbose` sends everything."""
+        """Send the logs of all libraries from `level` upwards to standard error; with `--verbose` all levels."""
         handler: logging.Handler = RichHandler(
             console=self._err, show_path=self.verbose, markup=False, rich_tracebacks=False
         )
@@ -80,21 +80,21 @@ class Output:
         logging.getLogger().setLevel(logging.DEBUG if self.verbose else level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.INFO if self.verbose else logging.WARNING)
-        for name in _WORDY:
+        for name in _WARNINGS_ONLY:
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def document(self, value: JsonValue | BaseModel | Sequence[BaseModel]) -> None:
-        """One JSON document."""
+        """Print one JSON document."""
         self._write(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n")
 
     def json_line(self, value: JsonValue | BaseModel) -> None:
-        """One object of a stream."""
+        """Print one JSON object on a line."""
         self._write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
 
     def records(
         self, title: str, items: Sequence[Item], columns: Mapping[str, Callable[[Item], object]], *, cut: str = ""
     ) -> None:
-        """A list: a table whose cells the functions make, or the items as JSON."""
+        """Print a list: a table with a function for each column, or the items as JSON."""
         if self.as_json:
             self.document(items)
         elif not items:
@@ -104,11 +104,11 @@ class Output:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, or of what is taken for one."""
+        """Columns of the terminal, or the width assumed if there is none."""
         return self._out.width
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str = "") -> None:
-        """A table for people. The column `cut` is shortened to what the others leave."""
+        """Print a table for people. Cells of the column `cut` are shortened to the width that the others leave."""
         table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
         for column in columns:
             table.add_column(column, overflow="fold")
@@ -120,15 +120,15 @@ class Output:
         self._out.print(table)
 
     def _shorten(self, columns: Sequence[str], rows: Sequence[Sequence[Text]], cut: int) -> None:
-        """Cut the cells of one column to what the others leave of the width; rich would fold the others first."""
-        widths = [max((row[place].cell_len for row in rows), default=0) for place in range(len(columns))]
+        """Shorten the cells of one column to the width that the others leave; rich would fold the others first."""
+        widths = [max((row[column].cell_len for row in rows), default=0) for column in range(len(columns))]
         others = [max(width, len(name)) for name, width in zip(columns, widths, strict=True)]
         room = self.width - sum(others) + others[cut] - 3 * len(columns) - 1
         for row in rows:
-            row[cut].truncate(max(room, _LEAST), overflow="ellipsis")
+            row[cut].truncate(max(room, _MIN_CELL), overflow="ellipsis")
 
     def facts(self, title: str, facts: Mapping[str, object]) -> None:
-        """Names and values below each other, without those that are None or empty."""
+        """Print names and values below each other, without values that are None or empty."""
         table = Table(
             title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
         )
@@ -141,20 +141,20 @@ class Output:
 
     @property
     def console(self) -> Console:
-        """Where the result goes, for a screen that is drawn anew."""
+        """The console of standard output, for a screen that is redrawn."""
         return self._out
 
     def show(self, what: RenderableType) -> None:
-        """A part of the result that is made already."""
+        """Print something that rich can render as part of the result."""
         self._out.print(what)
 
     def line(self, text: str = "", *, style: str = "", note: str = "") -> None:
-        """A line of the result, with a note behind it in small print."""
-        told = Text.assemble((clean(text), style), (f"  {clean(note)}" if note else "", "dim"))
-        self._out.print(told, soft_wrap=True)
+        """Print a line of the result, followed by a dim note."""
+        line = Text.assemble((clean(text), style), (f"  {clean(note)}" if note else "", "dim"))
+        self._out.print(line, soft_wrap=True)
 
     def indented(self, text: str, *, style: str = "") -> None:
-        """Text below the line it belongs to; on a terminal it is wrapped, elsewhere its lines stay whole."""
+        """Print indented text below the line it belongs to; it is wrapped on a terminal only."""
         if self.wraps:
             self._out.print(Padding(Text(clean(text), style=style), (0, 0, 0, _INDENT)))
             return
@@ -162,41 +162,41 @@ class Output:
             self._out.print(Text(" " * _INDENT + each, style=style), soft_wrap=True)
 
     def stream(self, text: str, *, style: str = "") -> None:
-        """A piece of text without a newline, at once."""
+        """Print a piece of text without a newline, and flush."""
         self._out.print(Text(clean(text), style=style), end="", soft_wrap=True)
         self._out.file.flush()
 
     def remark(self, text: str) -> None:
-        """What is said beside the result."""
+        """Print a remark on standard error, or log it if the log is JSON lines."""
         if self._log is not None:
             self._log.info("%s", clean(text))
             return
         self._err.print(Text(clean(text), style="dim"), soft_wrap=True)
 
-    def asks(self, question: str) -> bool:
-        """Whether the one at the terminal says yes; without a terminal nobody does."""
+    def confirm(self, question: str) -> bool:
+        """Ask a question at the terminal; True if the answer is yes, False without a terminal."""
         if not (sys.stdin.isatty() and self._err.is_terminal):
             return False
         return self._err.input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
 
     @contextmanager
     def progress(self, title: str) -> Generator[Callable[[str], None]]:
-        """A bar beside the result, on a terminal, that moves while the block runs; takes what to say of it."""
+        """Show a progress bar on a terminal while the block runs; the yielded function sets the text beside it."""
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[note]}"),
             console=self._err,
             transient=True,
             disable=not self._err.is_terminal,
         )
         with bar:
-            task = bar.add_task(title, total=None, said="")
-            yield lambda said: bar.update(task, said=clean(said))
+            task = bar.add_task(title, total=None, note="")
+            yield lambda note: bar.update(task, note=clean(note))
 
     def failure(self, failure: Failure) -> None:
-        """The error that ends the command."""
+        """Print the error that ends the command."""
         if self.as_json:
             error: JsonValue = {"code": failure.code, "message": failure.message, "hint": failure.hint}
             self.json_line({"error": error})
@@ -213,7 +213,7 @@ class Output:
             self._err.print(Text(f"hint:  {failure.hint}", style="dim"), soft_wrap=True)
 
     def trace(self) -> None:
-        """Where the error that is being handled came from, with `--verbose`."""
+        """With `--verbose` print the traceback of the error that is being handled."""
         if self.verbose:
             self._err.print_exception(show_locals=False)
 

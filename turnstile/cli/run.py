@@ -5,8 +5,8 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 
-from turnstile.cli.command import Options
 from turnstile.cli.errors import REFUSED, failure_of
+from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.runtime.program import INTERRUPTED, Program

@@ -7,19 +7,19 @@ A server that is away is waited for, with a line that says which; a command that
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
-from turnstile.cli.command import Options
 from turnstile.cli.errors import NotMigrated
+from turnstile.cli.options import Options
 from turnstile.cli.output import Output
-from turnstile.ledger.migrate import pending
-from turnstile.ledger.pool import Pool
 from turnstile.processes import addresses
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
 from turnstile.settings import Settings
 
 if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
     from turnstile.sdk.client import BridgeClient
     from turnstile.transport.connection import NatsConnection
 
@@ -49,8 +49,11 @@ class Session:
         return ChannelId(token(self.options.channel or self.settings.protocol.default_channel, "--channel"))
 
     @asynccontextmanager
-    async def ledger(self) -> AsyncGenerator[Pool]:
+    async def ledger(self) -> AsyncGenerator["Pool"]:
         """The ledger, its version and migrations checked; raises `ServerUnavailable` or `NotMigrated`."""
+        from turnstile.ledger.migrate import pending  # noqa: PLC0415 -- needs the extra [server]
+        from turnstile.ledger.pool import Pool  # noqa: PLC0415 -- as above
+
         patience = self.settings.database.patience_seconds
         url = addresses.database_url(self.settings, self.options.data)
         pool = Pool(url, size=2, name="turnstile cli", patience=patience)
@@ -63,6 +66,15 @@ class Session:
             yield pool
         finally:
             await pool.close()
+
+    @asynccontextmanager
+    async def ledger_if_installed(self) -> AsyncGenerator["Pool | None"]:
+        """As `ledger`; None where its driver is not installed: then the bridge is asked for what it answers."""
+        if find_spec("asyncpg") is None:
+            yield None
+            return
+        async with self.ledger() as pool:
+            yield pool
 
     @asynccontextmanager
     async def nats(self) -> AsyncGenerator["NatsConnection"]:

@@ -1,4 +1,4 @@
-"""One line of `turnstile doctor`, and how a look at a server becomes one."""
+"""`Check`, one line of `turnstile doctor`, and the function that runs a check with a timeout."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,11 +8,11 @@ from turnstile.schema.base import Strict
 from turnstile.schema.errors import TurnstileError
 
 SECONDS = 5.0
-"""How long a server may take to answer."""
+"""Timeout of each check."""
 
 
 class Check(Strict):
-    """One line."""
+    """One line of `turnstile doctor`."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -23,12 +23,12 @@ class Check(Strict):
 async def looked(
     name: str, look: Callable[[], Awaitable[list[Check]]], hint: str = "see that it runs and that its address is right"
 ) -> list[Check]:
-    """What `look` finds, or the failure to look as a line of that name."""
+    """The lines that `look` returns; if it raises or takes longer than `SECONDS`, one failed line called `name`."""
     try:
         async with asyncio.timeout(SECONDS):
             return await look()
     except TimeoutError:
         says = f"no answer in {SECONDS:g} s"
-    except Exception as error:  # noqa: BLE001 -- whatever a client raises is the finding
+    except Exception as error:  # noqa: BLE001 -- any exception of a client becomes a failed line
         says = str(error) if isinstance(error, TurnstileError) else type(error).__name__
     return [Check(name=name, status="fail", says=says, hint=hint)]

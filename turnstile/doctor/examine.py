@@ -1,6 +1,7 @@
-"""Whether turns could run here: versions, servers, models and their keys. Asks no provider and changes nothing.
+"""Checks whether turns can run here: versions, servers, models and their keys. Calls no provider and changes nothing.
 
-Each check is a line that says what is and, where something is wrong, what to do. A server has some seconds to answer.
+Each check returns lines that say what was found and, if something is wrong, how to fix it. A server has `SECONDS` to
+answer.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ from turnstile.temporal.versions import list_builds
 from turnstile.transport.connection import connect
 
 COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
-"""Versions that stole keys; pip would not say so."""
-_TOLD = ("temporalio", "nats-py", "pydantic")
+"""Released versions that sent API keys to an attacker; pip does not warn of them."""
+_SHOWN_PACKAGES = ("temporalio", "nats-py", "pydantic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class _Doctor:
         return log_path(data, "nats") if data is not None and own else None
 
     async def listeners(self) -> list[Check]:
-        """Whether the listeners that `[pump]` names are served, and all that messages wait for."""
+        """Whether a worker serves the listeners that `[pump]` names and those that messages wait for."""
         target, names = self.settings.pump.worker_target, self.settings.pump.listeners
         try:
             wanted = sorted(load_registry(names).listeners) if names else []
@@ -85,15 +86,15 @@ class _Doctor:
             async with asyncio.timeout(SECONDS):
                 served = await pool.run(lambda conn: list_served(conn, target))
                 waited = await pool.run(lambda conn: list_unserved(conn, [target], older_seconds=0, row_limit=20))
-        except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
-            says = f"they could not be looked for ({type(error).__name__})"
+        except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
+            says = f"the database could not be queried for them ({type(error).__name__})"
             return [Check(name="listeners", status="warn", says=says)] if names else []
         finally:
             await pool.close()
         return _served(target, wanted, served, waited)
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
-        """The models of all profiles and those asked about."""
+        """The models of all profiles and those given on the command line."""
         wanted = dict.fromkeys(self.models)
         try:
             pool = Pool(
@@ -104,7 +105,7 @@ class _Doctor:
         try:
             async with asyncio.timeout(SECONDS):
                 found = await pool.run(list_profile_models)
-        except Exception as error:  # noqa: BLE001 -- the check of the server tells what is wrong with it
+        except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             says = f"profiles could not be read ({type(error).__name__})"
             return list(wanted), [Check(name="profiles", status="warn", says=says)]
         finally:
@@ -123,7 +124,7 @@ async def examine(settings: Settings, data: Path | None, models: Sequence[str]) 
 
 
 def verdict(checks: Sequence[Check]) -> Check:
-    """Whether turns could run here, and what keeps them from it."""
+    """The last line: whether turns can run here, and which checks failed."""
     if failed := [each.name for each in checks if each.status == "fail"]:
         return Check(name="turns", status="fail", says=f"cannot all run here; mend first: {', '.join(failed)}")
     if any(each.name == "servers" for each in checks):
@@ -132,11 +133,11 @@ def verdict(checks: Sequence[Check]) -> Check:
 
 
 def versions() -> list[Check]:
-    """Python and the libraries that matter."""
+    """The versions of Python and of the main libraries."""
     python = ".".join(str(part) for part in sys.version_info[:3])
     found = [Check(name="Python", status="ok" if sys.version_info >= (3, 11) else "fail", says=python)]
-    told = ", ".join(f"{name} {metadata.version(name)}" for name in _TOLD)
-    found.append(Check(name="packages", status="ok", says=f"turnstile {release()}, {told}"))
+    packages = ", ".join(f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES)
+    found.append(Check(name="packages", status="ok", says=f"turnstile {release()}, {packages}"))
     try:
         litellm = metadata.version("litellm")
     except metadata.PackageNotFoundError:
@@ -152,7 +153,7 @@ def versions() -> list[Check]:
 
 
 def key_files(settings: Settings) -> list[Check]:
-    """Key files that others may read."""
+    """Whether each key file can be read, and by its owner only."""
     found: list[Check] = []
     named = dict(settings.model.api_key_files)
     if settings.temporal.codec_keys_file:
@@ -175,7 +176,7 @@ def key_files(settings: Settings) -> list[Check]:
 
 
 async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]:
-    """Whether each model could be asked: a known provider, and a key for it."""
+    """Whether each model has a known provider and a key for it; does not call the provider."""
     if not models:
         return [Check(name="models", status="ok", says="no profile names one yet")]
     router: ModelRouter = route_models(settings.model, real_model(settings.model))
@@ -195,7 +196,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
 
 
 def _served(target: str, wanted: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]) -> list[Check]:
-    """A line of what is served, or of what is not, and one for each listener that messages wait for."""
+    """One line for the served or missing listeners, and one for each unserved listener that messages wait for."""
     hint = "start `turnstile worker` with these [pump].listeners"
     found = [Check(name="listeners", status="fail", says=each.told(), hint=hint) for each in waited]
     missing = sorted(set(wanted) - set(served))
@@ -204,8 +205,8 @@ def _served(target: str, wanted: Collection[str], served: Mapping[str, int], wai
         found.append(Check(name="listeners", status="warn", says=says, hint=hint))
     elif served:
         most = max(served.values())
-        told = ", ".join(name if n == most else f"{name} (by {n} of {most} workers)" for name, n in served.items())
-        found.append(Check(name="listeners", status="ok", says=f"{target!r} has {told}"))
+        names = ", ".join(name if n == most else f"{name} (by {n} of {most} workers)" for name, n in served.items())
+        found.append(Check(name="listeners", status="ok", says=f"{target!r} has {names}"))
     return found
 
 
@@ -230,7 +231,7 @@ async def _nats(url: str) -> list[Check]:
         await conn.send("$JS.API.INFO", b"")
         await conn.verify()
         account = await conn.js.account_info()
-    except ConfigError:  # a client's user: it may not ask, and need not
+    except ConfigError:  # the NATS user of a client lacks this permission and does not need it
         return [Check(name="NATS", status="ok", says=f"{conn.shown}; this user may not ask about JetStream")]
     finally:
         await conn.close()
@@ -241,24 +242,24 @@ async def _temporal(settings: Settings, endpoints: Endpoints) -> list[Check]:
     address, namespace = endpoints.temporal_address, endpoints.temporal_namespace
     try:
         client = await connect_engine(settings.temporal, endpoints)
-    except RuntimeError as error:  # what the SDK raises for a server that does not answer
+    except RuntimeError as error:  # the SDK raises it if the server does not answer
         raise ServerUnavailable(f"Temporal at {address} does not answer: {str(error)[:200]}") from None
     info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     await client.count_workflows("WorkflowId = 'none'")
     if await are_known(client):
         await ensure_readable(client, served_targets(settings))
-    sealed = f", payloads encrypted by {settings.temporal.codec}" if settings.temporal.codec else ""
-    says = f"{address}, namespace {namespace}, version {info.server_version}{sealed}"
+    encrypted = f", payloads encrypted by {settings.temporal.codec}" if settings.temporal.codec else ""
+    says = f"{address}, namespace {namespace}, version {info.server_version}{encrypted}"
     return [Check(name="Temporal", status="ok", says=says)]
 
 
 async def _version(settings: Settings, endpoints: Endpoints) -> list[Check]:
-    """Whether the build that these settings name is the one that runs turns."""
+    """Whether the build in these settings is the current one, which runs all turns."""
     worker = settings.worker
     builds = await list_builds(await connect_engine(settings.temporal, endpoints), worker.deployment_name)
     current = next((each.build_id for each in builds if each.current), None)
-    told = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
+    says = "no build is current" if current is None else f"{worker.deployment_name}.{current} runs turns"
     if current == worker.build_id:
-        return [Check(name="worker version", status="ok", says=told)]
+        return [Check(name="worker version", status="ok", says=says)]
     hint = f"workers of {worker.build_id} wait until `turnstile worker-version set-current {worker.build_id}`"
-    return [Check(name="worker version", status="warn", says=told, hint=hint)]
+    return [Check(name="worker version", status="warn", says=says, hint=hint)]

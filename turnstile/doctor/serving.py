@@ -1,9 +1,9 @@
-"""Who serves what, for `turnstile doctor`: streams, bridge, workers, the targets of agents, and the tools.
+"""The checks of `turnstile doctor` on what is being served: streams, bridge, workers, worker targets, and tools.
 
-Whoever waits for messages is known by the open pulls of the consumers: those of a target's doorbells are a bridge's,
-those of a tool's commands the tool's. A worker is known by its signing on in `state.workers`. The users of bridge and
-worker may not ask everything; what they may not ask is said and is no failure. It changes nothing but for one small
-message in each stream.
+A consumer with an open pull has a process that waits for its messages: a bridge for the doorbells of a target, a tool
+for its commands. Workers are found by their rows in `state.workers`. The NATS users of bridges and workers may lack
+permissions for some checks; such a check says so and does not fail. The only change made is one small message in each
+stream.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ from turnstile.transport.stream_probe import (
 from turnstile.transport.streams import wakeup_consumer
 
 _LATE_SECONDS = 15.0
-"""A worker signs on every ten seconds."""
-_LOOKS = 4
-_LOOK_SECONDS = 0.15
-"""A pull ends and is asked for anew: who is not seen waiting is looked for again."""
+"""A worker whose row is older than this is late; it writes the row every ten seconds."""
+_TRIES = 4
+_TRY_SECONDS = 0.15
+"""Between two pulls a consumer looks idle for a moment, so idle consumers are queried again."""
 _LINES = 20
 _ANY = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class _Roster:
-    """What the ledger says."""
+    """The worker targets, workers and tools in the ledger."""
 
     targets: list[TargetUse]
     workers: list[LiveWorker]
@@ -58,7 +58,7 @@ class _Roster:
 
 
 async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path | None) -> list[Check]:
-    """Lines about streams, bridge, workers, targets and tools. `nats_log` is the embedded server's, if it is that."""
+    """Lines about streams, bridge, workers, targets and tools. `nats_log` is the log of an embedded NATS, if any."""
     rosters: list[_Roster] = []
 
     async def read() -> list[Check]:
@@ -70,7 +70,7 @@ async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path
     try:
         async with asyncio.timeout(SECONDS):
             conn = await connect(endpoints.nats_url, name="turnstile doctor", on_wait=lambda _: None)
-    except (TimeoutError, ConfigError):  # the line of NATS tells it
+    except (TimeoutError, ConfigError):  # the NATS check reports the cause
         return [*unread, *(_workers(roster) if roster else [])]
     try:
         streams = await looked("streams", lambda: check_streams(conn, nats_log))
@@ -94,7 +94,7 @@ async def _read_roster(url: str) -> _Roster:
 
 
 async def check_streams(conn: NatsConnection, log: Path | None) -> list[Check]:
-    """Whether each stream stores a message and has it."""
+    """Whether each stream stores a message and returns it."""
     found: list[Check] = []
     for stream, error in (await probe_streams(conn, remove=log is not None)).items():
         name = f"stream {stream}"
@@ -114,8 +114,9 @@ async def check_streams(conn: NatsConnection, log: Path | None) -> list[Check]:
 
 async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
     """Whether a bridge answers requests."""
-    told = settings.protocol
-    subject = subjects.bridge_request(ProjectId(told.default_project), ChannelId(told.default_channel), "describe")
+    defaults = settings.protocol
+    project, channel = ProjectId(defaults.default_project), ChannelId(defaults.default_channel)
+    subject = subjects.bridge_request(project, channel, "describe")
     match await answers(conn, subject):
         case True:
             return [Check(name="bridge", status="ok", says="answers requests")]
@@ -128,7 +129,7 @@ async def _bridge(settings: Settings, conn: NatsConnection) -> list[Check]:
 
 
 async def _listening(conn: NatsConnection, roster: _Roster) -> list[Consumer] | None:
-    """The consumers, looked at until those that matter are seen waiting or have been looked for long enough."""
+    """The consumers; queries up to `_TRIES` times, until each needed one has an open pull. None if not permitted."""
     wakeups = [wakeup_consumer(each.worker_target) for each in roster.targets]
     patterns = [each for tool in roster.tools if (each := _pattern(tool)) is not None]
     seen: dict[str, Consumer] = {}
@@ -137,20 +138,20 @@ async def _listening(conn: NatsConnection, roster: _Roster) -> list[Consumer] | 
         listed = await list_consumers(conn)
         return listed if listed is not None else await named_consumers(conn, [*wakeups, *_tool_consumers(roster)])
 
-    for _ in range(_LOOKS):
-        found = await _asked(ask)
+    for _ in range(_TRIES):
+        found = await _ask_or_none(ask)
         if found is None:
             return None
         seen |= {each.name: each for each in found if each.listens or each.name not in seen}
         waits = all(seen[name].listens for name in wakeups if name in seen)
         if waits and all(any(each.listens and each.takes(one) for each in seen.values()) for one in patterns):
             break
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_TRY_SECONDS)
     return list(seen.values())
 
 
-async def _asked(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> list[Consumer] | None:
-    """None where NATS does not tell; the lines of streams say why."""
+async def _ask_or_none(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> list[Consumer] | None:
+    """The result of `ask`, or None if it fails; the stream checks report the cause."""
     found: list[Consumer] | None = None
 
     async def look() -> list[Check]:
@@ -162,7 +163,7 @@ async def _asked(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> list[Co
 
 
 def _workers(roster: _Roster) -> list[Check]:
-    """Who signed on."""
+    """One line for each worker that has a recent row in the ledger."""
     if not roster.workers:
         hint = "start `turnstile worker`, or `turnstile up`"
         return [Check(name="workers", status="fail", says="none has signed on in the last 30 s", hint=hint)]
@@ -184,7 +185,7 @@ def _worker(name: str, targets: Iterable[str], seen_seconds: float) -> Check:
 
 
 def _targets(settings: Settings, roster: _Roster, found: list[Consumer] | None) -> list[Check]:
-    """Whether the targets that agents and profiles name have a worker and a bridge."""
+    """Whether each target that agents and profiles name has a worker and a bridge."""
     if not roster.targets:
         return [Check(name="targets", status="ok", says="no agent or profile names one yet")]
     served = sorted({each.worker_target for each in roster.workers} | set(settings.worker.worker_targets))
@@ -216,7 +217,7 @@ def _target(
 
 
 def _tools(roster: _Roster, found: list[Consumer] | None) -> list[Check]:
-    """Whether somebody listens for the commands of each tool."""
+    """Whether a process waits for the commands of each tool."""
     if not roster.tools:
         return []
     if found is None:
@@ -231,19 +232,20 @@ def _tool(tool: ToolTarget, found: Sequence[Consumer]) -> Check:
     pattern = _pattern(tool)
     if pattern is None:
         says = f"its target_subject {tool.target_subject!r} is no subject of a tool"
-        return Check(name=name, status="warn", says=says, hint="`turnstile tool put` writes it anew")
+        return Check(name=name, status="warn", says=says, hint="correct it with `turnstile tool put`")
     own = [each for each in found if each.takes(pattern)]
     if any(each.listens for each in own):
         return Check(name=name, status="ok", says="somebody listens")
     if held := sum(each.num_ack_pending for each in own):
-        hint = "it is busy, or gone: then its calls come again to the next one that starts"
-        return Check(name=name, status="warn", says=f"{held} calls are in hand, and nobody waits for more", hint=hint)
+        hint = "the tool is busy, or it has ended; then its calls are delivered again when it starts"
+        says = f"{held} calls are delivered and not acknowledged, and nobody waits for more"
+        return Check(name=name, status="warn", says=says, hint=hint)
     hint = "start its program; until then its calls wait, and end as timeouts (docs/tools.md)"
     return Check(name=name, status="fail", says=f"nobody listens for {pattern}", hint=hint)
 
 
 def _pattern(tool: ToolTarget) -> str | None:
-    """The subject of its calls in any channel; None if it has none."""
+    """The subject of the tool's calls with a wildcard for the channel; None if its `target_subject` is invalid."""
     target = tool.target_subject or ""
     try:
         expand_subject(target, tool.project_id, ChannelId("any"))
@@ -253,7 +255,7 @@ def _pattern(tool: ToolTarget) -> str | None:
 
 
 def _tool_consumers(roster: _Roster) -> list[str]:
-    """What `ToolService` calls the consumers of these tools."""
+    """The consumer names that `ToolService` gives these tools."""
     names: list[str] = []
     for tool in roster.tools:
         parts = (_pattern(tool) or "").split(".")[6:]
@@ -268,7 +270,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def _capped(name: str, lines: Sequence[Check]) -> list[Check]:
-    """What is wrong first, then what is well; long lists are cut."""
+    """The lines ordered by status, failures first; beyond `_LINES` one line counts the rest."""
     order = {"fail": 0, "warn": 1, "ok": 2}
     lines = sorted(lines, key=lambda each: order[each.status])
     kept, left = lines[:_LINES], lines[_LINES:]

@@ -1,4 +1,4 @@
-"""Whom PostgreSQL runs as. It refuses root, so root starts it as `nobody`; everyone else starts it as himself."""
+"""The user that PostgreSQL runs as: it refuses root, so root starts it as `nobody`, any other user as itself."""
 
 import os
 import pwd
@@ -19,11 +19,11 @@ class Account:
     group: int
 
     def may_pass(self, *directories: Path) -> bool:
-        """Whether it can look into these directories and into each above them."""
+        """Whether the user may enter these directories and all of their parents."""
         return all(_open_to_others(part) for directory in directories for part in (directory, *directory.parents))
 
     def take(self, path: Path) -> None:
-        """Makes the file or directory its own."""
+        """Changes the owner of the file or directory to this user."""
         os.chown(path, self.user, self.group)
 
 
@@ -51,7 +51,7 @@ def postgres_account(home: Path) -> Account | None:
 
 
 def check_owner(data: Path) -> None:
-    """Raises `DataDirectoryUnusable` if the directory is another user's: two users' files in it would lock both out."""
+    """Raises `DataDirectoryUnusable` if another user owns the directory: with files of two users neither could run."""
     owner = data.stat().st_uid
     if owner == os.geteuid():
         return

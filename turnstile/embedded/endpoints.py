@@ -1,4 +1,4 @@
-"""Where the servers are: what `up` writes for every other command to find."""
+"""The addresses of the running servers, in a file that `turnstile up` writes and every other command reads."""
 
 from pathlib import Path
 
@@ -28,17 +28,17 @@ def _path(data: Path) -> Path:
 
 
 def write_endpoints(data: Path, endpoints: Endpoints) -> None:
-    """Announces them; a reader sees all or nothing."""
+    """Writes the file atomically."""
     write_private(_path(data), endpoints.model_dump_json(indent=2) + "\n")
 
 
 def remove_endpoints(data: Path) -> None:
-    """Withdraws them, if they are there."""
+    """Removes the file if it is there."""
     _path(data).unlink(missing_ok=True)
 
 
 def read_endpoints(data: Path) -> Endpoints | None:
-    """What the servers of this data directory announce, or None when none run there (a file left behind included)."""
+    """The addresses of this data directory's servers, or None if no servers run, even if an old file is left."""
     try:
         text = _path(data).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

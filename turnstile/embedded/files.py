@@ -1,20 +1,20 @@
-"""Small dealings with files of the data directory: private directories, whole writes, the end of a log."""
+"""File helpers for the data directory: private directories, atomic writes, rotating and reading logs."""
 
 import os
 from pathlib import Path
 
 LOG_KEPT = 8 * 1024 * 1024
-"""Bytes a log may have at a start; a longer one becomes `NAME.log.1`."""
+"""A log that has more bytes when its server starts is renamed to `NAME.log.1`."""
 
 
 def private_directory(path: Path) -> Path:
-    """The directory, made for its owner alone unless it is there."""
+    """Creates the directory, accessible to its owner only, unless it exists; returns it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file as a whole, readable by its owner alone. A reader sees the old text or the new one."""
+    """Replaces the file atomically, readable by its owner only."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -23,7 +23,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def turn_over(log: Path) -> int:
-    """Puts a long log aside and returns where the next line will be written, in bytes."""
+    """Rotates the log if it is long; returns the byte offset at which the next line will be written."""
     size = log.stat().st_size if log.exists() else 0
     if size > LOG_KEPT:
         log.replace(log.with_name(f"{log.name}.1"))
@@ -42,6 +42,6 @@ def tail(log: Path, start: int = 0, lines: int = 15) -> str:
 
 
 def last_error(log: Path) -> str:
-    """What the last error in the end of a NATS log says, without its time; empty if there is none."""
+    """The text of the last error in the last 40 lines of a NATS log, without its time; empty if there is none."""
     found = [line.partition("[ERR] ")[2] for line in tail(log, lines=40).splitlines() if "[ERR] " in line]
     return found[-1] if found else ""

@@ -1,7 +1,7 @@
-"""Becomes a server: drops root if told to, ties its life to the warden's, and executes the program.
+"""Starts a server program: drops root if the plan says so, asks the kernel to stop it with the warden, and execs it.
 
-Run by the warden as a script (`python -I -S launch.py PLAN PROGRAM ARG…`) in place of a `preexec_fn`, so that what
-fails is written to the server's log. Standard library only; the process keeps its pid.
+The warden runs this as a script (`python -I -S launch.py PLAN PROGRAM ARG…`) in place of a `preexec_fn`, so errors are
+written to the server's log. Standard library only; the program keeps this process's pid.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ def _capabilities() -> int:
 
 
 def become(libc: ctypes.CDLL, user: int, group: int, *, keep_search: bool) -> None:
-    """Gives up root. `keep_search` keeps the one right to pass directories closed to others (a venv below /root)."""
+    """Changes from root to the user. `keep_search` keeps the right to enter closed directories (a venv in /root)."""
     if not keep_search or sys.platform != "linux":
         os.setgroups([])
         os.setgid(group)
@@ -53,13 +53,13 @@ def become(libc: ctypes.CDLL, user: int, group: int, *, keep_search: bool) -> No
 
 
 def main() -> None:
-    """Never returns: ends as the program, or with a message in its log."""
+    """Never returns: the process becomes the program, or exits with a message in the log."""
     plan, program = json.loads(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if plan["user"] is not None:
         become(libc, plan["user"], plan["group"], keep_search=plan["keep_search"])
     if sys.platform == "linux":
-        # After the change of user, which clears it.
+        # Only now: the change of user clears this setting.
         _checked(libc, "prctl", PR_SET_PDEATHSIG, plan["death_signal"], 0, 0, 0)
         if os.getppid() != plan["warden"]:
             sys.exit("the warden died before the program was executed")

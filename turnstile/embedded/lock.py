@@ -1,7 +1,7 @@
-"""The lock on a data directory: one parent at a time runs servers there.
+"""The lock on a data directory: one process at a time runs servers there.
 
-The kernel holds it (flock) and drops it when the holder dies, so a lock is never stale; the text in the file only says
-who. The file itself stays for ever: replacing it would give two holders a lock each.
+It is an flock, which the kernel releases when the holder dies, so it is never stale; the text in the file only names
+the holder. The file is never removed: with a replaced file two processes could each hold a lock.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from turnstile.embedded.errors import DataDirectoryHeld
 from turnstile.transport.local_servers import LOCK
 
 TRIES = 15
-"""Attempts 20 ms apart: a reader that only looks (`is_held`) takes the lock for a moment."""
+"""Attempts, 20 ms apart: a process that checks the lock (`is_held`) holds it for a moment."""
 
 
 class Holder(BaseModel):
-    """Who holds the data directory."""
+    """The process that holds the data directory."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,7 +36,7 @@ def _path(data: Path) -> Path:
 
 
 def read_holder(data: Path) -> Holder | None:
-    """The last one who took the lock, or None; it may be dead."""
+    """The process that took the lock last, or None; it may have ended."""
     try:
         return Holder.model_validate_json(_path(data).read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -51,7 +51,7 @@ class DataLock:
         self._descriptor: int | None = None
 
     async def acquire(self) -> None:
-        """Raises `DataDirectoryHeld` if another one has it."""
+        """Takes the lock; raises `DataDirectoryHeld` if another process holds it."""
         descriptor = os.open(_path(self._data), os.O_RDWR | os.O_CREAT, 0o600)
         for _ in range(TRIES):
             try:
@@ -76,7 +76,7 @@ class DataLock:
         os.pwrite(descriptor, holder.model_dump_json().encode(), 0)
 
     def release(self) -> None:
-        """Lets go; a second call does nothing."""
+        """Releases the lock; a second call does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

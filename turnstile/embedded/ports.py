@@ -1,7 +1,7 @@
-"""Ports of the servers, the same at every start of a data directory, so that clients find them again.
+"""Ports of the servers: a data directory keeps its ports, so that clients find them after a restart.
 
-They are drawn below the range from which the system gives ports to outgoing connections: there a port that is free
-while its server restarts stays free.
+Ports are chosen below the range that the system uses for outgoing connections, so no connection takes a server's port
+while it restarts.
 """
 
 import random
@@ -33,7 +33,7 @@ class Ports(BaseModel):
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        # As the servers do: connections of the last run in TIME_WAIT do not count.
+        # The servers set it too: connections of the last run in TIME_WAIT do not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
@@ -51,7 +51,7 @@ def _kept(path: Path) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A listener whose port another program has, for this run."""
+    """A listener that has another port in this run, because another program uses its own."""
 
     name: str
     wanted: int
@@ -59,10 +59,11 @@ class Moved:
 
 
 def choose_ports(data: Path) -> tuple[Ports, list[Moved]]:
-    """The ports of this data directory, and those that have moved because another program has theirs.
+    """The ports of this data directory, and the listeners that moved because another program uses their port.
 
-    What is kept is what it had first: one that moved comes back at the next start. A new directory draws by its path,
-    so that it has the same ports again after it was removed. Call it when the last run has ended.
+    The file keeps the first choice, so a listener that moved gets its own port back at the next start. The first choice
+    depends on the directory's path only, so a directory that was removed gets the same ports again. Call it when the
+    last run has ended.
     """
     path = data / "ports.json"
     kept = _kept(path)

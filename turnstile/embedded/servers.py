@@ -1,8 +1,8 @@
-"""The embedded servers of one data directory, as the program uses them.
+"""The embedded servers of one data directory, as an async context manager.
 
-Guarantees: whoever enters has all servers answering, whoever leaves (a SIGKILL included) leaves no process behind;
-one parent at a time per data directory; the data and, if they are free, the ports are the same at the next start.
-Never restarts a server that died: it says so (`wait_failed`). Costs one small process beside the servers.
+Inside the block all servers answer. After the block, and also after a SIGKILL of this process, no server process is
+left. One process at a time uses a data directory. The next start has the same data and, if they are free, the same
+ports. A server that died is not restarted; `wait_failed` returns it. Costs one small process beside the servers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ START_TIMEOUT = timedelta(seconds=90)
 
 @dataclass(frozen=True)
 class ServerFailure:
-    """A server that ended while it should run."""
+    """A server that ended although nobody stopped it."""
 
     server: str
     reason: str
@@ -40,7 +40,7 @@ class ServerFailure:
 
 
 class EmbeddedServers:
-    """Starts those of the three servers that are not given by address. One start and one stop per object."""
+    """Starts each of the three servers whose address is not given. One start and one stop per object."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class EmbeddedServers:
         self._servers: dict[str, EmbeddedServer] = {}
         self._endpoints: Endpoints | None = None
         self.moved: list[Moved] = []
-        """Ports that are others than the usual ones of this directory, in this run."""
+        """Listeners whose port in this run differs from the directory's usual one."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -76,18 +76,18 @@ class EmbeddedServers:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Raises `EmbeddedError` before the start and after the stop."""
+        """The addresses of all servers; raises `EmbeddedError` before the start and after the stop."""
         if self._endpoints is None:
             raise EmbeddedError("The servers are not started.")
         return self._endpoints
 
     @property
     def embedded(self) -> tuple[ServerName, ...]:
-        """The servers that run here, not elsewhere."""
+        """The servers that run embedded, not at a given address."""
         return tuple(server.name for server in self._servers.values())
 
     async def start(self) -> Endpoints:
-        """Returns when all of them answer. After any error nothing runs.
+        """Returns when all servers answer. After any error no server runs.
 
         Raises `DataDirectoryHeld`, `DataDirectoryUnusable`, `StillStopping`, `BinaryMissing`, `NoUnprivilegedUser` or
         `ServerStartFailed`.
@@ -107,20 +107,20 @@ class EmbeddedServers:
         return endpoints
 
     async def stop(self) -> None:
-        """Withdraws the endpoints, stops the servers, frees the data directory. A second call does nothing."""
+        """Removes the endpoints file, stops the servers, releases the data directory. A second call does nothing."""
         self._endpoints = None
         await self._resources.aclose()
 
     def home(self, name: ServerName) -> tuple[Path, Path]:
-        """Where the data of an embedded server is, and its log."""
+        """The data directory and the log of an embedded server."""
         return self._data / name, log_path(self._data, name)
 
     def pid(self, name: ServerName) -> int:
-        """Raises `ServerNotRunning`."""
+        """The pid of an embedded server; raises `ServerNotRunning`."""
         return self._running().pid(name)
 
     async def kill(self, name: ServerName) -> None:
-        """SIGKILL, for tests; returns when it is dead. `wait_failed` does not report it."""
+        """Sends SIGKILL, for tests; returns when the server is dead. `wait_failed` does not report it."""
         supervisor = self._running()
         supervisor.pid(name)
         await supervisor.kill(name)
@@ -134,7 +134,7 @@ class EmbeddedServers:
         await start_server(supervisor, server, self._start_timeout)
 
     async def wait_failed(self) -> ServerFailure:
-        """Waits until a server has died that nobody stopped. For ever, if no server is embedded."""
+        """Waits until a server dies that nobody stopped, and returns it. Waits for ever if no server is embedded."""
         if self._supervisor is None:
             await asyncio.Event().wait()
         failure = await self._running().wait_failed()
@@ -156,7 +156,7 @@ class EmbeddedServers:
             if not self._data.exists():
                 private_directory(self._data)
                 if os.geteuid() == 0:
-                    self._data.chmod(0o711)  # the user of PostgreSQL has to pass, not to look
+                    self._data.chmod(0o711)  # the user of PostgreSQL must be able to enter it, not to list it
             self._data = self._data.resolve()
             check_owner(self._data)
             private_directory(self._data / "logs")

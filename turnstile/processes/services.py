@@ -1,7 +1,8 @@
 """Stateful services of one's own (docs/services.md): a target that belongs to one process, and a handler of its turns.
 
-`main` is a whole program; `serve_inbox` is the same inside another one. Both hold the target's lock, wake by doorbells
-and by looking, and need PostgreSQL and NATS. `turnstile.bridge.inbox.inbox_service` says what a handler may count on.
+`run_service` is a whole program; `serve_inbox` is the same inside another one. Both hold the target's lock, wake by
+doorbells and by looking, and need PostgreSQL and NATS. `turnstile.bridge.inbox.inbox_service` says what a handler may
+count on.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from turnstile.settings import Settings, load_settings
 
 GRACE_SECONDS = 5.0
 
-__all__ = ["Handler", "Refused", "ServiceTurn", "main", "serve_inbox"]
+__all__ = ["Handler", "Refused", "ServiceTurn", "run_service", "serve_inbox"]
 
 
 async def serve_inbox(
@@ -62,9 +63,9 @@ async def serve_inbox(
             watchdog = Watchdog(pool, service.rules(watchdog_times(settings.bridge)))
             try:
                 await service.take_over()
-                queue = ClaimQueue(service)
+                queue = ClaimQueue()
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(queue.run(ending))
+                    group.create_task(queue.run(service, ending))
                     group.create_task(Doorbells(conn, queue, worker_target).run(ending))
                     group.create_task(watchdog.run(ending))
                     group.create_task(sign_on(pool, instance, [worker_target], ending))
@@ -86,7 +87,7 @@ async def serve_inbox(
                 each.result()
 
 
-def main(worker_target: str, handler: Handler, argv: Sequence[str] | None = None) -> None:
+def run_service(worker_target: str, handler: Handler, argv: Sequence[str] | None = None) -> None:
     """The program of a service: serves until SIGTERM or Ctrl-C; ends with exit code 1 where it cannot."""
     parser = argparse.ArgumentParser(description=f"Runs the turns of {worker_target}.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, instead of ./config.toml")

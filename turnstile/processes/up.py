@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
 from turnstile.processes.addresses import NAMESPACE
+from turnstile.processes.migration import MigrationReport, migrate_all
+from turnstile.processes.run import run_both
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
-from turnstile.processes.worker_and_bridge import MigrationReport, migrate_all, run_both
 from turnstile.schema.errors import TurnstileError
 from turnstile.settings import Settings
 from turnstile.telemetry.health import Health
@@ -55,7 +56,7 @@ async def run_up(
     """Run until `stop` is set, then drain; `ready` is called once all serve.
 
     Raises `EmbeddedError` (another `up` holds the data, a server does not start), `ServerDied`, and what
-    `turnstile.processes.worker_and_bridge` raises.
+    `turnstile.processes.run` raises.
     """
     servers = EmbeddedServers(
         data,

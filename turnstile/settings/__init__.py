@@ -1,4 +1,4 @@
-"""Settings: `config.toml`, overridden by `TURNSTILE__SECTION__KEY`, as one frozen model built once in the CLI."""
+"""Settings from `config.toml`, overridden by `TURNSTILE__SECTION__KEY`: one frozen model, built once by the CLI."""
 
 from turnstile.settings.load import load_settings
 from turnstile.settings.model import (

@@ -1,7 +1,7 @@
-"""Reads `config.toml` and the environment; whatever is wrong is one `ConfigError` that lists every problem.
+"""Reads `config.toml` and the environment; raises one `ConfigError` that lists every problem.
 
-A problem names where it is (file or variable), the key, the value and what is allowed. The value of an address is never
-shown: it may hold a password.
+A problem names its file or variable, the key, the value and the allowed values. Addresses are never shown: they may
+hold a password.
 """
 
 import difflib
@@ -23,7 +23,7 @@ _SECRET = {("database", "url"), ("nats", "servers"), ("temporal", "codec_keys")}
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """The settings of `path`, else of `./config.toml` if it is there, else the defaults; the environment on top.
+    """The settings of `path`, or of `./config.toml` if it exists, or the defaults; the environment overrides them.
 
     Raises `ConfigError`.
     """
@@ -33,7 +33,7 @@ def load_settings(path: Path | None = None) -> Settings:
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        # A whole section in a variable is told by `_unknown_variables`.
+        # `_unknown_variables` reports a variable that sets a whole section.
         told = [each for each in error.errors(include_url=False) if not _is_variable(each["loc"])]
         problems.extend(_problem(each, file) for each in told)
         settings = None
@@ -63,7 +63,7 @@ def _sections() -> dict[str, type[BaseModel]]:
 
 
 def _unknown_variables() -> Iterator[str]:
-    """Variables of ours that name no section; their keys are checked with the values."""
+    """Problems of variables with Turnstile's prefix that name no section; keys are checked with the values."""
     sections = _sections()
     for variable in sorted(os.environ):
         if not variable.upper().startswith(ENV_PREFIX):
@@ -93,8 +93,8 @@ def _problem(error: ErrorDetails, file: Path) -> str:
         return f"{where}: unknown key {key!r}; {_allowed(location[1], sections[location[0]].model_fields)}"
     shown = "" if location[:2] in _SECRET or len(location) == 1 else f" = {error['input']!r:.80}"
     message = error["msg"].removeprefix("Value error, ")
-    for told in ("Input should ", "String should ", "List should "):
-        message = message.replace(told, "must ", 1) if message.startswith(told) else message
+    for start in ("Input should ", "String should ", "List should "):
+        message = message.replace(start, "must ", 1) if message.startswith(start) else message
     return f"{where}: {key}{shown}: {message}{_range(location)}"
 
 
@@ -109,7 +109,7 @@ def _origin(location: tuple[str, ...], file: Path) -> str:
 
 
 def _range(location: tuple[str, ...]) -> str:
-    """` (allowed: 1 to 1000)` for a number with bounds."""
+    """A text such as ` (allowed: 1 to 1000)` for a number with bounds, else empty."""
     field = _sections()[location[0]].model_fields.get(location[1]) if len(location) > 1 else None
     if field is None:
         return ""

@@ -1,7 +1,7 @@
-"""Every setting with its default and its bounds; `config.example.toml` says what each is for, held equal by a test.
+"""Every setting with its default and its bounds; `config.example.toml` explains them, and a test compares the two.
 
-Constructing `Settings` reads the environment, so only `load_settings` does it, once. An address left empty means the
-embedded server, or the one that a running `turnstile up` announces.
+Constructing `Settings` reads the environment, so only `load_settings` does it, once. An empty address means the
+embedded server: the one of this process, or that of a running `turnstile up`.
 """
 
 import json
@@ -23,14 +23,14 @@ AES_GCM = "aes-gcm"
 
 
 def _listed(value: object) -> object:
-    """A list from text, for the environment: JSON if it starts with `[`, else parts between commas."""
+    """A list from the text of an environment variable: JSON if it starts with `[`, else comma-separated."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
         try:
             return cast("object", json.loads(value))
         except ValueError:
-            raise ValueError("starts like a JSON list and is none") from None
+            raise ValueError("starts like a JSON list and is not valid JSON") from None
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -64,7 +64,7 @@ HostPort = Annotated[str, Field(pattern=r"^$|^[^/\s]+:[0-9]{1,5}$")]
 
 
 class ProtocolSettings(Strict):
-    """`[protocol]`: what commands assume, and the limit that holds for every project."""
+    """`[protocol]`: the defaults of commands, and the limit for every project."""
 
     default_project: Token = "demo"
     default_channel: Token = "public"
@@ -90,12 +90,12 @@ class NatsSettings(Strict):
 
     @property
     def url(self) -> str:
-        """All servers as `turnstile.transport.connection.connect` takes them; empty if there are none."""
+        """All servers, joined as `turnstile.transport.connection.connect` expects; empty if there are none."""
         return ",".join(self.servers)
 
 
 class TemporalSettings(Strict):
-    """`[temporal]`: address, namespace and Web UI of a Temporal service, what proves either side, and encryption."""
+    """`[temporal]`: address, namespace and Web UI of a Temporal service, TLS, credentials, and encryption."""
 
     address: HostPort = ""
     namespace: str = Field(default="", max_length=255)
@@ -133,7 +133,7 @@ class TemporalSettings(Strict):
 
 
 class WorkerSettings(Strict):
-    """`[worker]`: what runs turns."""
+    """`[worker]`: the process that runs turns."""
 
     worker_targets: Annotated[list[Token], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
         default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256
@@ -174,7 +174,7 @@ class BridgeSettings(Strict):
 
 
 class ModelSettings(Strict):
-    """`[model]`: how long and how often a model is asked, and where scripted models are."""
+    """`[model]`: timeouts and retries of model calls, keys, and the directories of scripted models."""
 
     timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 120.0
     model_attempts: int = Field(default=4, ge=1, le=100)
@@ -194,7 +194,7 @@ class ModelSettings(Strict):
 
 
 class ToolsSettings(Strict):
-    """`[tools]`: how long a turn waits for them."""
+    """`[tools]`: how long a turn waits for tools."""
 
     suspend_timeout_seconds: Seconds = 120.0
 
@@ -213,7 +213,7 @@ class PumpSettings(Strict):
 
 
 class LimitsSettings(Strict):
-    """`[limits]`: how much one project may ask for and have under way; 0 is off (docs/limits.md)."""
+    """`[limits]`: request rate and live turns of one project; 0 means no limit (docs/limits.md)."""
 
     requests_per_second: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 200.0
     request_burst: int = Field(default=1000, ge=1, le=1_000_000)
@@ -223,12 +223,12 @@ class LimitsSettings(Strict):
 
     @property
     def admission(self) -> Admission:
-        """What an enqueue is held against."""
+        """The limits that an enqueue checks."""
         return Admission(max_queued_turns=self.max_queued_turns, max_live_turns=self.max_live_turns)
 
 
 class ObservabilitySettings(Strict):
-    """`[observability]`: what is told while it runs."""
+    """`[observability]`: logs, metrics and traces."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -280,5 +280,5 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment over the file, whose content is what the constructor is given."""
+        """The environment overrides the file, whose content is passed to the constructor."""
         return env_settings, init_settings

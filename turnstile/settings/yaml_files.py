@@ -1,4 +1,4 @@
-"""Profiles, tools and listeners from YAML files. What is wrong is a `ConfigError` naming file, key and cure."""
+"""Reads profiles, tools and listeners from YAML files; a `ConfigError` names file, key and what is allowed."""
 
 import difflib
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ def read_tool(file: Path) -> ToolDefinition:
 
 
 async def check_scripted(profile: Profile, scripts: Sequence[Path]) -> None:
-    """Raise `ModelError` (`model_unknown`) if the profile asks for a scripted model that is none.
+    """Raise `ModelError` (`model_unknown`) if the profile names a scripted model that does not exist.
 
-    Other models are judged by the worker, which has their keys.
+    Other models are checked by the worker, which has their keys.
     """
     from turnstile.activities.models.script_files import load_scripts  # noqa: PLC0415 -- only profiles with a script need it
     from turnstile.activities.models.scripted import PREFIX, ScriptedModel  # noqa: PLC0415
@@ -83,7 +83,7 @@ def _problem(form: type[BaseModel], error: ErrorDetails, value: object) -> str:
 
 
 def _key(whole: object, path: Sequence[str | int]) -> str:
-    """Where in the file it is; an item of a list is told by its name, too, if it has one."""
+    """The place of a value in the file; an item of a list is shown with its number and its name if it has one."""
     words: list[str] = []
     at: Any = whole
     for part in path:
@@ -101,7 +101,7 @@ def _keys(form: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys allowed at `path` of a form."""
     for part in path:
         if part.isdigit():
-            continue  # an item of the list before
+            continue  # the index of a list item
         field = form.model_fields.get(part)
         nested = None if field is None else field.annotation
         if get_origin(nested) is list:

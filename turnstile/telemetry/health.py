@@ -1,6 +1,7 @@
-"""Whether this process serves, told over HTTP beside its metrics: for health checks of containers and probes.
+"""`/health` over HTTP: whether this process serves, for health checks of containers and for probes.
 
-It speaks of this process alone: a server that is away is waited for, and a restart would not bring it back.
+It reports on this process only. While a server is away the process is healthy: it waits for the server, and restarting
+the process would not help.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 PATH = "/health"
 ANSWER_SECONDS = 2.0
-"""How long the event loop may take before it counts as stuck."""
+"""An event loop that does not answer for so long is stuck."""
 
 SystemStatus = Literal["starting", "serving", "stuck"]
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -17,18 +18,18 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Health:
-    """One process: it is starting until `serves` is called, then serving as long as its event loop answers."""
+    """The health of one process: `starting` until `serves` is called, then `serving` while its event loop answers."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._serves = False
 
     def serves(self) -> None:
-        """Its servers have answered, and its work has begun."""
+        """Call this when the process has reached its servers and begun its work."""
         self._serves = True
 
-    def standing(self) -> SystemStatus:
-        """Now; asked in another thread than the loop's, at most `ANSWER_SECONDS`."""
+    def status(self) -> SystemStatus:
+        """The status now; call it from another thread than the loop's. Takes at most `ANSWER_SECONDS`."""
         if not self._serves:
             return "starting"
         answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
@@ -40,14 +41,14 @@ class Health:
         return "serving"
 
     def beside(self, others: Application) -> Application:
-        """`others`, with `/health` added: 200 and `serving`, else 503 and the word."""
+        """The application `others` with `/health` added: 200 if the status is `serving`, else 503; body: the status."""
 
         def application(environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
             if environment["PATH_INFO"] != PATH:
                 return others(environment, respond)
-            standing = self.standing()
-            status = "200 OK" if standing == "serving" else "503 Service Unavailable"
-            respond(status, [("Content-Type", "text/plain; charset=utf-8")])
-            return [f"{standing}\n".encode()]
+            status = self.status()
+            code = "200 OK" if status == "serving" else "503 Service Unavailable"
+            respond(code, [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{status}\n".encode()]
 
         return application

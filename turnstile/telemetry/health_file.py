@@ -1,7 +1,7 @@
-"""Where the processes of a data directory tell their health: `run/health-PID.json`, for `turnstile health`.
+"""Files `run/health-PID.json` of a data directory, with which `turnstile health` finds the processes to query.
 
-Each serves `/health` on a port of loopback that the system chooses, and names it in a file of its own that goes when
-the process ends. What a kill leaves behind names a process that is gone, and counts for nothing.
+Each process serves `/health` on a free loopback port and writes the port to its file, which it removes when it ends. A
+killed process leaves its file behind; readers ignore files of processes that are gone.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from turnstile.telemetry.health import Health
 
 
 class HealthFile(BaseModel):
-    """One process: what it is, and where it tells its health."""
+    """The role of a process, and the port on which it serves `/health`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -33,23 +33,26 @@ class HealthFile(BaseModel):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- its name in the base class
-        """Nothing: a question about health is no news."""
+        """Log nothing for requests to `/health`."""
 
 
 @asynccontextmanager
 async def health_told(data: Path | None, role: str) -> AsyncGenerator[Health]:
-    """The health of this process, told in the data directory, if there is one, until the block ends."""
+    """Serve the health of this process, and write its file into the data directory, until the block ends.
+
+    Without a data directory nothing is served.
+    """
     health = Health()
     if data is None:
         yield health
         return
-    server = make_server(LOOPBACK, 0, health.beside(_nothing), handler_class=_Quiet)
+    server = make_server(LOOPBACK, 0, health.beside(_not_found), handler_class=_Quiet)
     thread = Thread(target=server.serve_forever, daemon=True, name="health")
     thread.start()
     path = private_directory(data / "run") / f"health-{os.getpid()}.json"
     try:
-        told = HealthFile(role=role, pid=os.getpid(), port=server.server_port)
-        write_private(path, told.model_dump_json() + "\n")
+        content = HealthFile(role=role, pid=os.getpid(), port=server.server_port)
+        write_private(path, content.model_dump_json() + "\n")
         yield health
     finally:
         path.unlink(missing_ok=True)
@@ -63,21 +66,21 @@ def read_health_files(data: Path) -> list[HealthFile]:
     found: list[HealthFile] = []
     for path in sorted((data / "run").glob("health-*.json")):
         try:
-            told = HealthFile.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, ValidationError):  # it ends just now, or is of another version
+            file = HealthFile.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):  # the process just ended, or has another version
             continue
-        if Path(f"/proc/{told.pid}").exists():
-            found.append(told)
+        if Path(f"/proc/{file.pid}").exists():
+            found.append(file)
     return found
 
 
 def find_health_files(data: Path | None) -> list[HealthFile]:
-    """Those of `data` if given, else of the first `.turnstile` here or in a directory above that has some."""
+    """The health files of `data` if given, else of the nearest `.turnstile` here or above that has any."""
     here = Path.cwd()
-    places = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
-    return next((found for place in places if (found := read_health_files(place))), list[HealthFile]())
+    directories = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
+    return next((found for directory in directories if (found := read_health_files(directory))), list[HealthFile]())
 
 
-def _nothing(environment: dict[str, Any], respond: Any) -> list[bytes]:
+def _not_found(environment: dict[str, Any], respond: Any) -> list[bytes]:
     respond("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
     return [b"only /health is here\n"]

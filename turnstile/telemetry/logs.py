@@ -1,6 +1,6 @@
-"""Logs: for programs one JSON object a line, with the ids that it is about (docs/observability.md); text for people.
+"""Log formats: one JSON object per line with its ids, for programs, or plain text (docs/observability.md).
 
-An exception is told by its type and frames, never by its message, which may quote a card.
+An exception is logged by its type and frames, never by its message, which may quote a card.
 """
 
 import json
@@ -16,10 +16,10 @@ _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | 
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line: time, level, logger, message, and the ids at hand."""
+    """Formats a record as one JSON line: time, level, logger, message, and the ids of the log context."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """The line, without a line end."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -34,10 +34,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The message alone, as people's terminals show it; an exception below it."""
+    """Formats a record as its message, followed by the exception if there is one."""
 
     def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802 -- the standard library's name
-        """Its type and frames."""
+        """The exception's type and frames."""
         error = ei[1]
         return "" if error is None else "\n".join((type(error).__name__, *(f"  {each}" for each in _frames(error))))
 
@@ -48,7 +48,7 @@ def _frames(error: BaseException) -> list[str]:
 
 
 def json_lines() -> logging.Handler:
-    """Writes one object a line to standard error."""
+    """A handler that writes JSON lines to standard error."""
     handler: logging.Handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     return handler

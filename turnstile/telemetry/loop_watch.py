@@ -1,8 +1,8 @@
-"""Tells who holds up the event loop: nothing else of the process runs meanwhile, and its heartbeats are missed.
+"""Logs which task blocks the event loop: meanwhile nothing else in the process runs, and heartbeats are missed.
 
-A thread asks the loop for a sign of life every `_EVERY_SECONDS`; a loop that gives none is told of with the task that
-holds it and the places of its code, again whenever the time has doubled, and once more when it goes on. Costs one
-callback a second. It says nothing of code that does not let other threads run either, and nothing that a value holds.
+A thread schedules a callback on the loop every `_EVERY_SECONDS`. If it does not run for `_HELD_SECONDS`, a warning
+names the blocking task and its code lines; it is repeated whenever the time has doubled, and a last line says when the
+loop runs again. Costs one callback a second. Code that keeps the GIL is not detected. No values are logged.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event)
             loop.call_soon_threadsafe(alive.set)
         except RuntimeError:  # it is closed
             return
-        # A process that was stopped as a whole has not been held up: it is given a moment once it goes on.
+        # After SIGSTOP and SIGCONT of the whole process the loop was not blocked: give it a moment to run.
         while not alive.wait(patience) and not alive.wait(_EVERY_SECONDS / 10) and not ended.is_set():
             held = patience = time.monotonic() - asked
             holder = _holder(loop, thread)
@@ -51,12 +51,12 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event)
 
 
 def _holder(loop: asyncio.AbstractEventLoop, thread: int) -> str:
-    """The task that runs, and where."""
+    """The running task and its innermost code lines."""
     task, frame = asyncio.current_task(loop), sys._current_frames().get(thread)  # noqa: SLF001 -- there is no other way
-    places = [
+    calls = [
         f"{each.name} ({Path(each.filename).name}:{each.lineno})"
         for each in reversed(traceback.extract_stack(frame))
         if Path(each.filename).parent.name != "asyncio"
     ]
     name = "a callback" if task is None else task.get_name()
-    return f"{name} at {', called by '.join(places[:_FRAMES])}"
+    return f"{name} at {', called by '.join(calls[:_FRAMES])}"

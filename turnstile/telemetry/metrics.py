@@ -1,8 +1,8 @@
-"""The kernel's figures for Prometheus (docs/observability.md), served over HTTP on a port of its own.
+"""The kernel's metrics for Prometheus (docs/observability.md), served over HTTP on their own port.
 
-Every label has a bound: the words of the protocol, and for what strangers can name (models, codes, tools) the first
-`LABEL_LIMIT` values of each, after which they count as `other`. Project and agent are labels only where the operator
-asks. Counting is in memory; the inbox is looked at when somebody scrapes, at most every few seconds.
+The number of label values is bounded: a label that others can fill (models, codes, tools) keeps its first `LABEL_LIMIT`
+values, and further values count as `other`. Project and agent are labels only if the operator configures them. Counters
+are kept in memory; the size of the inbox is queried on a scrape, at most once in `_QUERY_SECONDS`.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from turnstile.telemetry.health import Health
 
 LABEL_LIMIT = 100
 WIDE_LIMIT = 2000
-"""For project and agent, where they are asked for."""
+"""The limit for the labels project and agent."""
 OTHER = "other"
-_LOOK_SECONDS = 5.0
-_LOOK_TIMEOUT = 3.0
+_QUERY_SECONDS = 5.0
+_QUERY_TIMEOUT = 3.0
 
 WideLabel = Literal["project", "agent"]
 _WIDE: tuple[WideLabel, ...] = ("project", "agent")
@@ -38,54 +38,56 @@ _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What a metric says, by which labels; with `buckets` it is a histogram of seconds."""
+    """The help text and labels of a metric; with `buckets` it is a histogram of seconds."""
 
     text: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     wide: bool = False
-    """Whether it takes project and agent where they are asked for."""
+    """Whether it has the labels project and agent if the operator configures them."""
 
 
 MEANINGS: dict[Metric, MetricInfo] = {
-    Metric.CLAIMS: MetricInfo("Inbox rows claimed by a bridge, by what became of them", ("verdict",)),
-    Metric.CLAIMS_RELEASED: MetricInfo("Claimed rows given back because Temporal could not be told"),
-    Metric.REPAIRS: MetricInfo("What the safety net mended, by rule", ("rule",)),
+    Metric.CLAIMS: MetricInfo("Inbox rows claimed by a bridge, by verdict", ("verdict",)),
+    Metric.CLAIMS_RELEASED: MetricInfo("Claimed rows released because Temporal did not answer"),
+    Metric.REPAIRS: MetricInfo("Repairs of the safety net, by rule", ("rule",)),
     Metric.TURNS: MetricInfo("Turns that ended", ("status", "error_code"), wide=True),
-    Metric.QUEUE_DELAY: MetricInfo("From a turn's enqueue to its begin", buckets=_LONG, wide=True),
-    Metric.TURN_SECONDS: MetricInfo("From a turn's enqueue to its end", buckets=_LONG, wide=True),
-    Metric.STEP_SECONDS: MetricInfo("A step, from its begin to its commit", ("status",), buckets=_LONG),
-    Metric.DISPATCHED_SECONDS: MetricInfo("From a turn's lease to its begin", buckets=_LONG, wide=True),
-    Metric.SUSPENDED_SECONDS: MetricInfo("A turn asleep, waiting for its tools", buckets=_LONG, wide=True),
-    Metric.MODEL_ATTEMPTS: MetricInfo(
-        "Attempts at a model; error_code: none where it answered", ("model", "error_code")
+    Metric.QUEUE_DELAY: MetricInfo("Time from a turn's enqueue to its begin", buckets=_LONG, wide=True),
+    Metric.TURN_SECONDS: MetricInfo("Time from a turn's enqueue to its end", buckets=_LONG, wide=True),
+    Metric.STEP_SECONDS: MetricInfo("Time from a step's begin to its commit", ("status",), buckets=_LONG),
+    Metric.DISPATCHED_SECONDS: MetricInfo("Time from a turn's lease to its begin", buckets=_LONG, wide=True),
+    Metric.SUSPENDED_SECONDS: MetricInfo(
+        "Time that a turn sleeps while it waits for its tools", buckets=_LONG, wide=True
     ),
-    Metric.MODEL_SECONDS: MetricInfo("An attempt at a model", ("model",), buckets=_LONG),
-    Metric.FIRST_TOKEN: MetricInfo("From the question to the first piece of the answer", ("model",), buckets=_LONG),
-    Metric.MODEL_TOKENS: MetricInfo("Tokens, as the provider counts them", ("model", "direction")),
-    Metric.MODEL_COST: MetricInfo("What models cost, in US dollars", ("model",)),
+    Metric.MODEL_ATTEMPTS: MetricInfo("Model calls; error_code is none if the model answered", ("model", "error_code")),
+    Metric.MODEL_SECONDS: MetricInfo("Duration of a model call", ("model",), buckets=_LONG),
+    Metric.FIRST_TOKEN: MetricInfo("Time from a model's request to its first chunk", ("model",), buckets=_LONG),
+    Metric.MODEL_TOKENS: MetricInfo("Tokens as counted by the provider", ("model", "direction")),
+    Metric.MODEL_COST: MetricInfo("Cost of model calls in US dollars", ("model",)),
     Metric.VERBS: MetricInfo("Requests and commands to the bridge", ("verb", "status")),
-    Metric.LIMITED: MetricInfo("Requests that came to a limit, by its name", ("limit",)),
-    Metric.VERB_SECONDS: MetricInfo("A verb, from its request to its reply", ("verb",), buckets=_SHORT),
+    Metric.LIMITED: MetricInfo("Requests refused because of a limit, by limit", ("limit",)),
+    Metric.VERB_SECONDS: MetricInfo("Time from a verb's request to its reply", ("verb",), buckets=_SHORT),
     Metric.THREAD_MESSAGES: MetricInfo(
-        "Messages of the pump that ended, by what they came to and who spoke", ("listener", "effect", "by")
+        "Messages of the pump that ended; by: the listener, or the pump in its place", ("listener", "effect", "by")
     ),
-    Metric.THREAD_MESSAGE_DELAY: MetricInfo("From a message to its begin", ("listener",), buckets=_LONG),
-    Metric.HANDLER_SECONDS: MetricInfo("One run of a handler", ("listener", "outcome"), buckets=_LONG),
-    Metric.THREAD_REPLIES: MetricInfo("Answers to messages from outside that were announced", ("kind", "reason")),
-    Metric.THREAD_REQUEST_SECONDS: MetricInfo("From a message from outside to its answer", ("kind",), buckets=_LONG),
+    Metric.THREAD_MESSAGE_DELAY: MetricInfo("Time from a message's arrival to its begin", ("listener",), buckets=_LONG),
+    Metric.HANDLER_SECONDS: MetricInfo("Duration of one handler run", ("listener", "outcome"), buckets=_LONG),
+    Metric.THREAD_REPLIES: MetricInfo("Published replies to messages from outside", ("kind", "reason")),
+    Metric.THREAD_REQUEST_SECONDS: MetricInfo(
+        "Time from a message from outside to its reply", ("kind",), buckets=_LONG
+    ),
     Metric.TOOL_CALLS: MetricInfo("Calls sent to tools"),
-    Metric.TOOL_REPORTS: MetricInfo("Results that tools reported, by their status", ("status",)),
-    Metric.TOOL_RUNS: MetricInfo("Calls that a tool of this process ran", ("tool", "status")),
-    Metric.TOOL_RUN_SECONDS: MetricInfo("A call in its tool, from its command to its result", ("tool",), buckets=_LONG),
+    Metric.TOOL_REPORTS: MetricInfo("Results that tools reported, by status", ("status",)),
+    Metric.TOOL_RUNS: MetricInfo("Calls run by tools of this process", ("tool", "status")),
+    Metric.TOOL_RUN_SECONDS: MetricInfo("Time from a call's command to its result", ("tool",), buckets=_LONG),
 }
 
-Look = Callable[[], Awaitable[Backlog]]
+BacklogQuery = Callable[[], Awaitable[Backlog]]
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a process has exchanged with its servers since it began."""
+    """Counts of a process's exchanges with PostgreSQL and NATS since it began."""
 
     round_trips: int
     messages_out: int
@@ -93,7 +95,7 @@ class Traffic:
 
 
 class PrometheusMeter:
-    """A meter whose figures `registry` serves."""
+    """A meter that keeps its metrics in `registry`."""
 
     def __init__(self, wide_labels: Sequence[WideLabel] = ()) -> None:
         self.registry = CollectorRegistry()
@@ -112,7 +114,7 @@ class PrometheusMeter:
 
     @property
     def enabled(self) -> bool:
-        """It listens."""
+        """Always True: metrics are recorded."""
         return True
 
     def count(self, metric: Metric, amount: float = 1, **labels: str) -> None:
@@ -144,25 +146,25 @@ class PrometheusMeter:
 
 
 class BacklogCollector(Collector):
-    """Inbox and threads of the served targets, looked at when somebody scrapes; left out while the ledger is away."""
+    """Sizes of inbox and threads of the served targets, queried on a scrape; absent while the ledger is away."""
 
-    def __init__(self, look: Look, loop: asyncio.AbstractEventLoop) -> None:
-        self._look = look
+    def __init__(self, query: BacklogQuery, loop: asyncio.AbstractEventLoop) -> None:
+        self._query = query
         self._loop = loop
         self._found: Backlog | None = None
-        self._looked = float("-inf")
+        self._queried_at = float("-inf")
 
     def describe(self) -> Iterable[Family]:
-        """Its metrics, without looking."""
+        """The metrics without values; queries nothing."""
         return self._families()
 
     def collect(self) -> Iterator[Family]:
-        """Its metrics now; called in a thread of the HTTP server."""
-        if time.monotonic() - self._looked >= _LOOK_SECONDS:
-            self._looked, self._found = time.monotonic(), None
-            future = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        """The metrics with their values; called in a thread of the HTTP server."""
+        if time.monotonic() - self._queried_at >= _QUERY_SECONDS:
+            self._queried_at, self._found = time.monotonic(), None
+            future = asyncio.run_coroutine_threadsafe(self._query_with_timeout(), self._loop)
             with contextlib.suppress(TimeoutError, TurnstileError, asyncio.CancelledError):
-                self._found = future.result(_LOOK_TIMEOUT)
+                self._found = future.result(_QUERY_TIMEOUT)
         families = rows, lag, threads = self._families()
         if self._found is not None:
             for status, count in self._found.inbox.rows.items():
@@ -171,21 +173,21 @@ class BacklogCollector(Collector):
             threads.add_metric([], self._found.open_threads)
         yield from families
 
-    async def _ask(self) -> Backlog:
-        async with asyncio.timeout(_LOOK_TIMEOUT):
-            return await self._look()
+    async def _query_with_timeout(self) -> Backlog:
+        async with asyncio.timeout(_QUERY_TIMEOUT):
+            return await self._query()
 
     def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
         rows = GaugeMetricFamily(
-            "turnstile_inbox_rows", "Live inbox rows of the served targets, 10,000 at most", labels=["status"]
+            "turnstile_inbox_rows", "Live inbox rows of the served targets, at most 10,000", labels=["status"]
         )
-        lag = GaugeMetricFamily("turnstile_inbox_lag_seconds", "How long the oldest due inbox row has been due")
-        threads = GaugeMetricFamily("turnstile_threads_open", "Threads with messages in flight, 10,000 at most")
+        lag = GaugeMetricFamily("turnstile_inbox_lag_seconds", "Time for which the oldest due inbox row has been due")
+        threads = GaugeMetricFamily("turnstile_threads_open", "Threads with messages in flight, at most 10,000")
         return rows, lag, threads
 
 
 class TrafficCollector(Collector):
-    """What this process has exchanged with Postgres and NATS since it began, read from where it is counted anyway."""
+    """Database round trips and NATS messages of this process, read from the counters of pool and connection."""
 
     def __init__(self, read: Callable[[], Traffic]) -> None:
         self._read = read
@@ -194,7 +196,7 @@ class TrafficCollector(Collector):
         """Two counters."""
         traffic = self._read()
         trips = CounterMetricFamily(
-            "turnstile_database_round_trips", "Statements sent to Postgres, each of which waits for its answer"
+            "turnstile_database_round_trips", "Statements sent to PostgreSQL, each a round trip"
         )
         trips.add_metric([], traffic.round_trips)
         messages = CounterMetricFamily("turnstile_nats_messages", "Messages to and from NATS", labels=["direction"])
@@ -209,24 +211,24 @@ async def serving_metrics(
     port: int,
     *,
     wide_labels: Sequence[WideLabel] = (),
-    look: Look | None = None,
+    query: BacklogQuery | None = None,
     traffic: Callable[[], Traffic] | None = None,
     health: Health | None = None,
 ) -> AsyncGenerator[PrometheusMeter]:
-    """A meter served at `http://host:port/metrics` until the block ends, and beside it `health`.
+    """A meter served at `http://host:port/metrics` until the block ends, with `health` at `/health`.
 
     Raises `ConfigError` if the port is taken.
     """
     meter = PrometheusMeter(wide_labels)
     if traffic is not None:
         meter.registry.register(TrafficCollector(traffic))
-    if look is not None:
-        meter.registry.register(BacklogCollector(look, asyncio.get_running_loop()))
+    if query is not None:
+        meter.registry.register(BacklogCollector(query, asyncio.get_running_loop()))
     try:
         server, thread = start_http_server(port, host, meter.registry)
     except OSError as error:
-        told = f"[observability].metrics_port: {host}:{port} cannot be served ({error.strerror}): choose another"
-        raise ConfigError(told) from None
+        problem = f"[observability].metrics_port: {host}:{port} cannot be served ({error.strerror}): choose another"
+        raise ConfigError(problem) from None
     if health is not None and (metrics := server.get_app()) is not None:
         server.set_app(health.beside(metrics))
     try:

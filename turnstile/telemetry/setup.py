@@ -1,4 +1,4 @@
-"""Whom a process tells, composed from `[observability]`: nobody, unless asked."""
+"""Opens the traces and metrics that `[observability]` configures; none by default."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,22 +19,22 @@ __all__ = ["Telemetry", "open_telemetry", "sdk_metrics_address"]
 async def open_telemetry(
     settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool
 ) -> AsyncGenerator[Telemetry]:
-    """Traces and metrics as they are set; raises `ConfigError` for a port that is taken or an extra that is missing.
+    """Open traces and metrics as configured; raises `ConfigError` for a port that is taken or an extra that is missing.
 
-    The bridge tells of inbox and threads of its targets too.
+    Only a bridge serves the metrics of inbox and threads.
     """
-    told, targets, pump = settings.observability, settings.worker.worker_targets, settings.pump.worker_target
+    section, targets, pump = settings.observability, settings.worker.worker_targets, settings.pump.worker_target
     tracer, meter = SILENT.tracer, SILENT.meter
     async with AsyncExitStack() as stack:
-        if told.otlp_endpoint:
+        if section.otlp_endpoint:
             role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
-            tracer = await stack.enter_async_context(otlp_tracer(told.otlp_endpoint, role))
-        if told.metrics_port:
+            tracer = await stack.enter_async_context(otlp_tracer(section.otlp_endpoint, role))
+        if section.metrics_port:
             serving = serving_metrics(
-                told.metrics_host,
-                told.metrics_port,
-                wide_labels=told.metrics_labels,
-                look=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
+                section.metrics_host,
+                section.metrics_port,
+                wide_labels=section.metrics_labels,
+                query=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
                 health=health,
                 traffic=lambda: Traffic(pool.round_trips, conn.messages_out, conn.messages_in),
             )
@@ -43,9 +43,9 @@ async def open_telemetry(
 
 
 def sdk_metrics_address(settings: Settings) -> str | None:
-    """Where the Temporal SDK serves its own metrics; None if it does not."""
-    told = settings.observability
-    if not told.temporal_metrics_port:
+    """The address where the Temporal SDK serves its own metrics; None if it does not."""
+    section = settings.observability
+    if not section.temporal_metrics_port:
         return None
-    host = f"[{told.metrics_host}]" if ":" in told.metrics_host else told.metrics_host
-    return f"{host}:{told.temporal_metrics_port}"
+    host = f"[{section.metrics_host}]" if ":" in section.metrics_host else section.metrics_host
+    return f"{host}:{section.temporal_metrics_port}"

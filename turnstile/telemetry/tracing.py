@@ -1,8 +1,8 @@
-"""Spans sent by OTLP over HTTP, for the extra `turnstile-kernel[otel]` (docs/observability.md).
+"""Sends spans by OTLP over HTTP; needs the extra `turnstile-kernel[otel]` (docs/observability.md).
 
-The kernel knows the place of each span itself, from `traceparent` headers and derived ids; the SDK batches and sends.
-Sampling is the caller's: the flag of its `traceparent` holds for all that follows. A span never waits and is never
-sent twice; while the collector is away spans are dropped, which is logged.
+The kernel computes each span's ids itself, from `traceparent` headers and derived ids; the SDK batches and sends. The
+caller decides on sampling: the flag of its `traceparent` holds for all spans below. Recording a span never blocks. A
+span is sent once; while the collector is away spans are dropped, and the SDK logs it.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from contextlib import asynccontextmanager
 from turnstile.runtime.telemetry import Span, SpanKind, Tracer
 from turnstile.schema.errors import ConfigError
 
-_PLACE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
 _LAST_SECONDS = 5.0
 
 
 @asynccontextmanager
 async def otlp_tracer(endpoint: str, service: str) -> AsyncGenerator[Tracer]:
-    """A tracer to the collector at `endpoint` (`http://host:4318`); what it has is sent when the block ends.
+    """A tracer to the collector at `endpoint` (`http://host:4318`); queued spans are sent when the block ends.
 
-    Raises `ConfigError` where the extra is not installed.
+    Raises `ConfigError` if the extra is not installed.
     """
     try:
         tracer = _tracer(endpoint, service)
@@ -37,7 +37,7 @@ async def otlp_tracer(endpoint: str, service: str) -> AsyncGenerator[Tracer]:
 
 
 class _OtlpTracer:
-    """Hands spans to the SDK's batch processor."""
+    """Passes spans to the SDK's batch processor."""
 
     def __init__(self, take: Callable[[Span], None], close: Callable[[], None]) -> None:
         self._take = take
@@ -48,7 +48,7 @@ class _OtlpTracer:
         return True
 
     def record(self, span: Span) -> None:
-        """Queue it."""
+        """Queue the span."""
         self._take(span)
 
 
@@ -77,9 +77,9 @@ def _tracer(endpoint: str, service: str) -> _OtlpTracer:
     }
 
     def take(span: Span) -> None:
-        if (place := _PLACE.match(span.traceparent)) is None:
+        if (parts := _TRACEPARENT.match(span.traceparent)) is None:
             return
-        trace, own, flags = int(place[1], 16), int(place[2], 16), TraceFlags(int(place[3], 16) & 1)
+        trace, own, flags = int(parts[1], 16), int(parts[2], 16), TraceFlags(int(parts[3], 16) & 1)
         parent = SpanContext(trace, int(span.parent, 16), is_remote=True, trace_flags=flags) if span.parent else None
         failed = span.error_code is not None
         attributes = dict(span.attributes) | ({"error.type": span.error_code} if span.error_code else {})

@@ -1,8 +1,8 @@
-"""Encryption of what Temporal keeps: the codec that `[temporal].codec` names (docs/security.md).
+"""Encryption of Temporal payloads: the codec that `[temporal].codec` names (docs/security.md).
 
-A client that has it encrypts every payload it sends and decrypts every one it reads, so workers, bridges and commands
-share keys and Temporal has none. Search attributes, workflow ids, task queues and the types of failures stay plain.
-Payloads of before are read as they are. Some microseconds a payload; nothing is kept.
+A client with a codec encrypts every payload it sends and decrypts every payload it reads. Workers, bridges and commands
+share the keys; Temporal has none. Search attributes, workflow ids, task queues and the types of failures stay plain.
+Payloads stored before the codec was set are read unchanged. Costs some microseconds a payload; holds keys only.
 """
 
 import base64
@@ -31,14 +31,17 @@ _KEY_BYTES = (16, 24, 32)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An AES key and the name that payloads know it by."""
+    """An AES key and its name, which payloads encrypted under it carry."""
 
     key_id: str
     secret: bytes = field(repr=False)
 
 
 class AesGcmCodec(PayloadCodec):
-    """AES-GCM: the first key encrypts, each decrypts what names it. The key's name is authenticated, not secret."""
+    """AES-GCM: encrypts with the first key, decrypts with the key that the payload names.
+
+    The name of the key is authenticated, not secret.
+    """
 
     def __init__(self, keys: Sequence[Key]) -> None:
         """Raises `ConfigError` if `cryptography` is not installed."""
@@ -47,22 +50,26 @@ class AesGcmCodec(PayloadCodec):
         self._ciphers = {key.key_id: aesgcm(key.secret) for key in keys}
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Each payload, metadata included, as the content of another."""
-        return [self._sealed(payload) for payload in payloads]
+        """Encrypt each payload with its metadata; the result is the content of a new payload."""
+        return [self._encrypted(payload) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """The inverse; plain payloads as they are. Raises `ApplicationError` of type `PayloadUnreadable`."""
+        """Decrypt each payload; plain payloads are returned unchanged.
+
+        Raises `ApplicationError` of type `PayloadUnreadable` if the key is missing or wrong.
+        """
         return [
-            self._opened(payload) if payload.metadata.get("encoding") == ENCRYPTED else payload for payload in payloads
+            self._decrypted(payload) if payload.metadata.get("encoding") == ENCRYPTED else payload
+            for payload in payloads
         ]
 
-    def _sealed(self, payload: Payload) -> Payload:
+    def _encrypted(self, payload: Payload) -> Payload:
         nonce = os.urandom(_NONCE_BYTES)
         name = self._first.encode()
         sealed = self._ciphers[self._first].encrypt(nonce, payload.SerializeToString(), name)
         return Payload(metadata={"encoding": ENCRYPTED, _KEY_ID: name}, data=nonce + sealed)
 
-    def _opened(self, payload: Payload) -> Payload:
+    def _decrypted(self, payload: Payload) -> Payload:
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 -- an extra
 
         name = payload.metadata.get(_KEY_ID, b"")
@@ -78,7 +85,7 @@ class AesGcmCodec(PayloadCodec):
 
 
 def codec_of(settings: TemporalSettings) -> PayloadCodec | None:
-    """The codec that the settings name; None if none. Raises `ConfigError` naming the key that is wrong."""
+    """The codec that the settings name, or None. Raises `ConfigError` that names the wrong setting."""
     if settings.codec == AES_GCM:
         return AesGcmCodec(read_keys(settings))
     return _imported(settings.codec) if settings.codec else None
@@ -94,7 +101,7 @@ def read_keys(settings: TemporalSettings) -> list[Key]:
     except OSError as error:
         raise ConfigError(f"[temporal].codec_keys_file: {file} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"[temporal].codec_keys_file: {file} is no text") from None
+        raise ConfigError(f"[temporal].codec_keys_file: {file} is not a text file") from None
     return _keys([line for line in lines if line and not line.startswith("#")], f"[temporal].codec_keys_file: {file}")
 
 
@@ -103,12 +110,12 @@ def _keys(lines: Sequence[str], where: str) -> list[Key]:
     if not found:
         raise ConfigError(f"{where} has no key")
     if len({key.key_id for key in found}) < len(found):
-        raise ConfigError(f"{where} has two keys of one name")
+        raise ConfigError(f"{where} has two keys with the same name")
     return found
 
 
 def _key(line: str, where: str) -> Key:
-    """A key from `name:base64`. What is wrong is told without a word of it."""
+    """Parse `name:base64`; raises `ConfigError` without quoting the line."""
     name, _, text = (part.strip() for part in line.partition(":"))
     if not name or not name.isascii() or not name.isprintable() or len(name) > 128:
         raise ConfigError(f"{where} must be of the form name:base64")
@@ -122,7 +129,7 @@ def _key(line: str, where: str) -> Key:
 
 
 def _imported(path: str) -> PayloadCodec:
-    """What `package.module:name` names: a codec, or what makes one without arguments."""
+    """Import `package.module:name`: a codec, or a function without arguments that returns one."""
     where = f"[temporal].codec: {path}"
     module, _, name = path.partition(":")
     try:
@@ -130,10 +137,10 @@ def _imported(path: str) -> PayloadCodec:
         made = found() if callable(found) and not isinstance(found, PayloadCodec) else found
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001 -- whatever a stranger's module does; its words may be a key
-        raise ConfigError(f"{where} cannot be made ({type(error).__name__})") from None
+    except Exception as error:  # noqa: BLE001 -- a user's module may raise anything; its text may contain a key
+        raise ConfigError(f"{where} cannot be imported or called ({type(error).__name__})") from None
     if not isinstance(made, PayloadCodec):
-        raise ConfigError(f"{where} is no temporalio.converter.PayloadCodec")
+        raise ConfigError(f"{where} is not a temporalio.converter.PayloadCodec")
     return made
 
 

@@ -1,4 +1,4 @@
-"""How Temporal is reached: its address and namespace, with the TLS and codec of `[temporal]`, and as whom."""
+"""Connects to Temporal: address and namespace, with the TLS, credentials and codec of `[temporal]`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ async def connect_engine(
     runtime: Runtime | None = None,
     identity: str | None = None,
 ) -> Client:
-    """One attempt to connect; raises `RuntimeError` where it fails, `ConfigError` for a file that cannot be read."""
+    """Connect once; raises `RuntimeError` if that fails, `ConfigError` for a file that cannot be read."""
     return await Client.connect(
         endpoints.temporal_address,
         namespace=endpoints.temporal_namespace,
@@ -51,7 +51,7 @@ def _secret(settings: TemporalSettings, key: str) -> str | None:
 
 
 def _content(settings: TemporalSettings, key: str) -> bytes | None:
-    """Of the file that the key names; None if it names none."""
+    """The content of the file that the setting names; None if the setting is empty."""
     file = str(getattr(settings, key))
     if not file:
         return None

@@ -1,6 +1,6 @@
-"""What may enter Temporal: small payloads of ids, and failures without content (ARCHITECTURE.md).
+"""Data converters that let only small payloads of ids and failures without content into Temporal (ARCHITECTURE.md).
 
-A payload over 16 KiB is a bug that would put content into a history: it fails at once, and is never retried.
+A payload above 16 KiB means that content would enter a history: converting it raises an error that is not retried.
 """
 
 from collections.abc import Sequence
@@ -34,16 +34,16 @@ _ENCODINGS = [
 
 
 class IdsOnlyPayloadConverter(CompositePayloadConverter):
-    """Pydantic models as JSON, bounded.
+    """Pydantic models as JSON of limited size.
 
-    The SDK makes one for every workflow task, so all share what reads JSON: else each would build its schemas anew.
+    The SDK creates a converter for every workflow task. All share the JSON converter, whose schemas are built once.
     """
 
     def __init__(self) -> None:
         super().__init__(*_ENCODINGS)
 
     def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
-        """Convert, or raise a non-retryable `PayloadTooLarge`."""
+        """Convert; raises a non-retryable `PayloadTooLarge`."""
         payloads = super().to_payloads(values)
         for payload in payloads:
             if len(payload.data) > PAYLOAD_LIMIT_BYTES:
@@ -52,22 +52,22 @@ class IdsOnlyPayloadConverter(CompositePayloadConverter):
         return payloads
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type[Any]] | None = None) -> list[Any]:
-        """Convert, or raise a `PayloadUnreadable` where a codec is missing."""
+        """Convert; raises `PayloadUnreadable` if a payload is encrypted and there is no codec."""
         if any(payload.metadata.get("encoding") == ENCRYPTED for payload in payloads):
             raise unreadable("it is encrypted, and this process has no codec")
         return super().from_payloads(payloads, type_hints)
 
 
 def unreadable(why: str) -> ApplicationError:
-    """The error for a payload that this process cannot decrypt; another process may, so it is retried."""
+    """The error for a payload that this process cannot decrypt; it is retried: another process may have the key."""
     return ApplicationError(f"a payload cannot be read: {why}; see [temporal].codec", type="PayloadUnreadable")
 
 
 class ContentFreeFailureConverter(DefaultFailureConverter):
-    """Failures keep their types and our codes; messages of strangers, stack traces and details are dropped."""
+    """Keeps the types of failures and Turnstile's error codes; drops other messages, stack traces and details."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Convert and strip, through all causes."""
+        """Convert the exception and strip it and all of its causes."""
         super().to_failure(exception, payload_converter, failure)
         ours: BaseException | None = exception
         part: Failure | None = failure
@@ -87,5 +87,5 @@ DATA_CONVERTER = DataConverter(
 
 
 def with_codec(codec: PayloadCodec | None) -> DataConverter:
-    """Our converter with a codec on it."""
+    """Turnstile's data converter with this codec."""
     return replace(DATA_CONVERTER, payload_codec=codec)

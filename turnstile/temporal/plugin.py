@@ -1,7 +1,7 @@
-"""Turnstile as one Temporal plugin: give it to a client, and workers made from that client run agent turns.
+"""Turnstile as one Temporal plugin: workers created from a client with this plugin run agent turns.
 
-It wires converters, workflows, activities, the content guard and the unsandboxed runner (the sandbox costs half of a
-turn's CPU; determinism is held by import rules and replay tests instead). The step's pools open at first use.
+It sets converters, workflows, activities, the content guard and the unsandboxed runner (the sandbox costs half of a
+turn's CPU; import rules and replay tests check determinism instead). The database pools open at their first use.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ from turnstile.workflows.message_thread import MessageThread
 
 _POLLERS = 20
 _HANDLERS_POLLERS = 4
-"""A process that a handler holds up goes on taking tasks, one with each of its waiting polls, and the oldest polls are
-served first: so many times may a task have to time out before another worker has it."""
+"""Pollers of the handlers' worker. A process whose event loop is blocked by a handler still receives one task for each
+open poll, and the oldest polls are served first. So a task may time out this often before another worker gets it."""
 
 
 class _TurnstilePlugin(SimplePlugin):
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
-        """As a worker, but for one thing: what does not fit is reported, where a worker fails the workflow.
+        """Configure like a worker, but without failure exception types: with them a `Replayer` never returns.
 
-        A `Replayer` that has failure types waits for ever for a history that does not fit.
+        So a history that does not replay is reported instead of failing the workflow.
         """
         replayer = super().configure_replayer(config)
         replayer["workflow_failure_exception_types"] = []
@@ -51,9 +51,9 @@ class _TurnstilePlugin(SimplePlugin):
 def turnstile_plugin(
     steps: StepActivities | None = None, settle: SettleActivities | None = None, pump: PumpActivities | None = None
 ) -> SimplePlugin:
-    """The plugin; without activities it is enough for a client that starts and inspects turns, and for replays.
+    """The plugin; without activities it serves clients that start and inspect turns, and replays.
 
-    A payload codec that the client has (`data_converter=with_codec(…)`) stays: workers of that client have it too.
+    The client's payload codec (`data_converter=with_codec(…)`) is kept, also for the workers of that client.
     """
     return _TurnstilePlugin(
         "turnstile",
@@ -103,10 +103,10 @@ def turn_workers(
     activities: Sequence[Callable[..., Any]] = (),
     workflows: Sequence[type] = (),
 ) -> list[Worker]:
-    """One worker per target, on a client that has the plugin with activities; more of either may be added.
+    """One worker per target, on a client that has the plugin with activities; adds `activities` and `workflows`.
 
-    `handlers_target` is where handlers of listeners run, one of which may hold up the whole process. `deployment` says
-    which build these are, where worker versions are on.
+    Handlers of listeners run on `handlers_target`; one of them may block the event loop of its process. `deployment`
+    names the build of these workers if worker versions are on.
     """
     pollers = {
         target: PollerBehaviorSimpleMaximum(maximum=_HANDLERS_POLLERS if target == handlers_target else _POLLERS)
@@ -119,10 +119,10 @@ def turn_workers(
             activities=activities,
             workflows=workflows,
             deployment_config=deployment,
-            # Without one the SDK hashes every module that is loaded, which holds the loop for seconds.
+            # Without a build id the SDK hashes every loaded module, which blocks the event loop for seconds.
             build_id=None if deployment else f"turnstile-{release()}",
             max_concurrent_activities=max_concurrency,
-            # A turn that sleeps costs some 75 kB while it is cached, and a replay when it wakes after that.
+            # A sleeping turn costs about 75 kB while it is cached, and a replay if it wakes when it is not.
             max_cached_workflows=max_cached_turns,
             workflow_task_poller_behavior=pollers[target],
             activity_task_poller_behavior=pollers[target],
@@ -130,7 +130,7 @@ def turn_workers(
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
             max_heartbeat_throttle_interval=timedelta(seconds=2),
             default_heartbeat_throttle_interval=timedelta(seconds=2),
-            # A target of one process is let go of at once: the next holder waits no longer than that (protocol §8).
+            # An exclusive target is released at once; its next holder waits no longer than this (protocol §8).
             graceful_shutdown_timeout=timedelta(seconds=0 if is_exclusive(target) else 5),
         )
         for target in worker_targets

@@ -1,9 +1,9 @@
 """Worker versions: which build of the workers runs turns, by Temporal's Worker Deployment Versioning.
 
-Off unless `[worker].deployment_name` and `build_id` are set. A turn moves on to the current build with its next
-workflow task (AUTO_UPGRADE): it may sleep for days, and one that was pinned to its first build would need that build's
-workers all the while, and never wake without them. What that asks of the code is what a restart of all workers asks
-anyway: workflows change behind `workflow.patched` (CONTRIBUTING.md), and recorded histories hold them to it.
+Off unless `[worker].deployment_name` and `build_id` are set. A turn moves to the current build with its next workflow
+task (AUTO_UPGRADE). A turn may sleep for days; if it were pinned to its first build, it could not wake without that
+build's workers. As with a restart of all workers, workflows must change behind `workflow.patched` (CONTRIBUTING.md);
+replays of recorded histories check that.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from turnstile.schema.errors import ConfigError, Refused, ServerUnavailable
 from turnstile.settings import WorkerSettings
 
 _RPC_TIMEOUT = timedelta(seconds=10)
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class Build(Strict):
-    """A build of the workers that has polled at some time."""
+    """A build of which a worker has polled at some time."""
 
     build_id: str
     current: bool
     status: str
-    """Temporal's word: `current`, `draining` (turns have not moved on yet), `drained`, `inactive` (never current)."""
+    """Temporal's term: `current`, `draining` (turns have not moved on yet), `drained`, `inactive` (never current)."""
 
 
 def deployment_of(settings: WorkerSettings) -> WorkerDeploymentConfig | None:
-    """How workers say which build they are; None where that is off."""
+    """The deployment and build with which workers register; None if worker versions are off."""
     if not settings.deployment_name:
         return None
     return WorkerDeploymentConfig(
@@ -46,14 +46,14 @@ def deployment_of(settings: WorkerSettings) -> WorkerDeploymentConfig | None:
 
 
 def deployment_name(settings: WorkerSettings) -> str:
-    """What the workers' deployment is called; raises `ConfigError` where worker versions are off."""
+    """The name of the workers' deployment; raises `ConfigError` if worker versions are off."""
     if not settings.deployment_name:
         raise ConfigError("worker versions are off: set [worker].deployment_name and [worker].build_id")
     return settings.deployment_name
 
 
 async def list_builds(client: Client, deployment: str) -> list[Build]:
-    """Every build that has polled, the newest first; none if there is no such deployment yet.
+    """Every build that has polled, the newest first; empty if there is no such deployment yet.
 
     Raises `ServerUnavailable` if Temporal does not answer.
     """
@@ -81,11 +81,11 @@ async def list_builds(client: Client, deployment: str) -> list[Build]:
 async def set_current(
     client: Client, deployment: str, build_id: str, *, ignore_missing: bool = False, patience_seconds: float = 0.0
 ) -> None:
-    """Let the workers of this build (empty: those without one) run all turns from now on: new ones and those that wake.
+    """Make this build current: its workers run all new turns and all turns that wake. An empty build means unversioned.
 
-    Raises `ServerUnavailable` if Temporal does not answer, and, if it is still so after `patience_seconds`, `Refused`:
-    `unknown_build` (none of its workers has polled), or `missing_targets` (they do not poll for a worker target that
-    the build before serves; not with `ignore_missing`).
+    Raises `ServerUnavailable` if Temporal does not answer. Retries for `patience_seconds`, then raises `Refused`:
+    `unknown_build` if no worker of the build has polled, or `missing_targets` if its workers do not poll for a worker
+    target that the current build serves (not with `ignore_missing`).
     """
     request = SetWorkerDeploymentCurrentVersionRequest(
         namespace=client.namespace,
@@ -98,11 +98,11 @@ async def set_current(
     while (refused := await _set_current(client, request)) is not None:
         if time.monotonic() > deadline:
             raise refused
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _set_current(client: Client, request: SetWorkerDeploymentCurrentVersionRequest) -> Refused | None:
-    """Why it cannot be set yet; None if it is."""
+    """Set the current version; returns the refusal if Temporal refuses, else None."""
     build = f"{request.deployment_name}.{request.build_id}"
     try:
         await client.workflow_service.set_worker_deployment_current_version(request, timeout=_RPC_TIMEOUT)

@@ -1,4 +1,4 @@
-"""`growth`: the statements behind enqueue and claim on a ledger with a long past and on one without, in turns."""
+"""`growth`: the statements behind enqueue and claim, alternately on a ledger with many old rows and on an empty one."""
 
 import time
 import uuid
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from lab.bench.asking import CHANNEL
+from lab.bench.agents import add_agents
 from lab.bench.bars import Advance, Bars
-from lab.bench.cast import hire
 from lab.bench.children import BenchError
+from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result, at_most, percentile, ratio
-from lab.bench.place import Place
+from lab.bench.load_client import CHANNEL
 from lab.bench.yardsticks.postgres import add_old_rows, scratch_database
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
@@ -25,7 +25,7 @@ _DEPTH = 20
 
 @dataclass
 class _Ledger:
-    """A ledger with agents that nobody has asked, and how long its statements took in ms."""
+    """A ledger with agents that have no turns, and the ms that its statements took."""
 
     pool: Pool
     agents: Sequence[AgentId]
@@ -33,18 +33,18 @@ class _Ledger:
     claims: list[float] = field(default_factory=list)
 
 
-async def run_growth(place: Place, bars: Bars) -> Result:
-    """p50 of both statements on both ledgers, one after the other on a connection each; each agent is asked once."""
-    plan, project = place.plan, ProjectId(f"bench-growth-{uuid.uuid4().hex[:8]}")
+async def run_growth(environment: Environment, bars: Bars) -> Result:
+    """Measure the p50 of both statements on both ledgers, over one connection each; each agent gets one turn."""
+    plan, project = environment.plan, ProjectId(f"bench-growth-{uuid.uuid4().hex[:8]}")
     count = plan.warm + plan.growth_turns
     async with AsyncExitStack() as stack:
-        empty, old = [await _open(place, project, count, stack) for _ in range(2)]
+        empty, old = [await _open(environment, project, count, stack) for _ in range(2)]
         with bars.bar("growth: old rows", plan.old_rows) as advance:
             await _age(old[0], project, old[1].agents, plan.old_rows, advance)
         with bars.bar("growth: enqueues and claims", count) as advance:
             for number in range(count):
                 for _, ledger in (empty, old):
-                    await _measure(ledger, project, place.target, ledger.agents[number])
+                    await _measure(ledger, project, environment.target, ledger.agents[number])
                 advance(1)
     figures: list[Figure] = []
     for name in ("enqueue", "claim"):
@@ -60,27 +60,27 @@ async def run_growth(place: Place, bars: Bars) -> Result:
     return Result(scenario="growth", figures=tuple(figures), details={"old_rows": plan.old_rows})
 
 
-async def _open(place: Place, project: ProjectId, count: int, stack: AsyncExitStack) -> tuple[str, _Ledger]:
-    url = await stack.enter_async_context(scratch_database(place.endpoints.database_url))
+async def _open(environment: Environment, project: ProjectId, count: int, stack: AsyncExitStack) -> tuple[str, _Ledger]:
+    url = await stack.enter_async_context(scratch_database(environment.endpoints.database_url))
     pool = Pool(url, size=1, name="turnstile-bench")
     stack.push_async_callback(pool.close)
     await migrate(pool)
-    return url, _Ledger(pool, await hire(pool, project, place.target, "instant", count))
+    return url, _Ledger(pool, await add_agents(pool, project, environment.target, "instant", count))
 
 
 async def _age(url: str, project: ProjectId, agents: Sequence[AgentId], rows: int, advance: Advance) -> None:
     sent = 0
 
-    def told(total: int) -> None:
+    def report(total: int) -> None:
         nonlocal sent
         advance(total - sent)
         sent = total
 
-    await add_old_rows(url, project, agents, rows, told)
+    await add_old_rows(url, project, agents, rows, report)
 
 
 async def _measure(ledger: _Ledger, project: ProjectId, target: str, agent: AgentId) -> None:
-    """An enqueue for the agent, and the claim of its row."""
+    """Time an enqueue for the agent, and the claim of its row."""
     request, keys = EnqueueRequest(agent_id=agent, instruction="hello"), [(project, agent)]
     began = time.perf_counter()
     await enqueue(ledger.pool, project, CHANNEL, request, {}, depth_limit=_DEPTH, sender="bench")

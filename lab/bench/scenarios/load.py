@@ -1,6 +1,6 @@
-"""`load`: latency against offered load. Turns arrive at random moments, at several rates, whether or not others ended.
+"""`load`: latency against offered load. Turns arrive at random moments and several rates; none waits for another.
 
-A latency counts from the moment at which its turn was due, so a generator that falls behind hides nothing.
+A latency is measured from the moment at which the turn was due, so it includes any delay of the load generator.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import time
 from itertools import accumulate
 
 from lab.bench.bars import Bars
+from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result, percentile
-from lab.bench.place import Place
-from lab.bench.stage import Stage, staged
+from lab.bench.system import System, open_system
 from turnstile.schema.base import JsonObject
 
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
@@ -19,15 +19,15 @@ _AGENTS = 400
 _SEED = 11
 
 
-async def run_load(place: Place, bars: Bars) -> Result:
-    """What it carries at most, then a share of that after the other."""
-    plan = place.plan
-    async with staged(place, "load", "instant", max(_AGENTS, plan.turns)) as stage:
-        most = plan.turns / await stage.asker.at_once(stage.agents[: plan.turns])
+async def run_load(environment: Environment, bars: Bars) -> Result:
+    """Measure the highest rate of turns, then the latencies at shares of that rate."""
+    plan = environment.plan
+    async with open_system(environment, "load", "instant", max(_AGENTS, plan.turns)) as system:
+        most = plan.turns / await system.load.at_once(system.agents[: plan.turns])
         points: list[JsonObject] = []
         with bars.bar("load: rates of arrival", len(SHARES)) as advance:
             for share in SHARES:
-                points.append(await _offer(stage, most * share, plan.load_seconds) | {"share": share})
+                points.append(await _offer(system, most * share, plan.load_seconds) | {"share": share})
                 advance(1)
     figures = [Figure(name="turns at once", value=most, unit="/s")]
     for point in points:
@@ -35,12 +35,12 @@ async def run_load(place: Place, bars: Bars) -> Result:
         figures += [
             Figure(name=f"{name} {which}", value=float(str(point[which])), unit="ms") for which in ("p50", "p95", "p99")
         ]
-    figures += await stage.common()
+    figures += await system.common()
     return Result(scenario="load", figures=tuple(figures), details={"most": most, "points": [*points]})
 
 
-async def _offer(stage: Stage, rate: float, seconds: float) -> JsonObject:
-    """Turns that arrive at this rate; percentiles of their latencies in ms."""
+async def _offer(system: System, rate: float, seconds: float) -> JsonObject:
+    """Request turns at this rate; returns percentiles of their latencies in ms."""
     drawn = random.Random(_SEED)  # noqa: S311 -- the same arrivals in every run
     count = max(1, round(rate * seconds))
     moments = list(accumulate(drawn.expovariate(rate) for _ in range(count)))
@@ -49,7 +49,7 @@ async def _offer(stage: Stage, rate: float, seconds: float) -> JsonObject:
     async def one(number: int) -> float:
         due = began + moments[number]
         await asyncio.sleep(due - time.perf_counter())
-        return await stage.asker.turn(stage.agents[number % len(stage.agents)], since=due)
+        return await system.load.turn(system.agents[number % len(system.agents)], since=due)
 
     took = list(await asyncio.gather(*map(one, range(count))))
     return {

@@ -1,42 +1,42 @@
-"""`stream`: many models that stream at once, at a pace; how far the turns fall behind it, and what a stream costs."""
+"""`stream`: many models stream concurrently at a fixed rate; measures the turns' delay and the cost of a stream."""
 
 import time
 from itertools import pairwise
 
-from lab.bench.asking import CHANNEL
+from lab.bench.agents import CHUNKS_PER_SECOND
 from lab.bench.bars import Bars
-from lab.bench.cast import CHUNKS_PER_SECOND
+from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result, percentile, spread
-from lab.bench.place import Place
-from lab.bench.stage import staged, usage_figures
+from lab.bench.load_client import CHANNEL
+from lab.bench.system import open_system, usage_figures
 from turnstile.schema.wire import subjects
 
 _SPARE = 20
 
 
-async def run_stream(place: Place, bars: Bars) -> Result:
-    """All at once; one agent's chunks are listened to."""
-    plan = place.plan
-    slots = max(place.settings.worker.max_concurrency, plan.streams + _SPARE)
+async def run_stream(environment: Environment, bars: Bars) -> Result:
+    """Run all turns concurrently; the chunks of one agent are observed."""
+    plan = environment.plan
+    slots = max(environment.settings.worker.max_concurrency, plan.streams + _SPARE)
     arrived: list[float] = []
 
     async def heard(_: object) -> None:
         arrived.append(time.perf_counter())
 
-    async with staged(
-        place, "stream", "bench_stream", plan.streams, sections={"worker": {"max_concurrency": slots}}, warm=False
-    ) as stage:
-        subject = subjects.agent_chunk(stage.project, CHANNEL, stage.agents[0])
-        subscription = await place.conn.subscribe(subject, heard)
-        before = await stage.read()
+    async with open_system(
+        environment, "stream", "bench_stream", plan.streams, sections={"worker": {"max_concurrency": slots}}, warm=False
+    ) as system:
+        subject = subjects.agent_chunk(system.project, CHANNEL, system.agents[0])
+        subscription = await environment.conn.subscribe(subject, heard)
+        before = await system.read()
         with bars.bar("stream", 1) as advance:
-            seconds = await stage.asker.at_once(stage.agents)
+            seconds = await system.load.at_once(system.agents)
             advance(1)
-        spent = (await stage.read()).since(before)
-        values = stage.used(spent, plan.streams)
-        await place.conn.unsubscribe(subscription)
+        spent = (await system.read()).since(before)
+        values = system.used(spent, plan.streams)
+        await environment.conn.unsubscribe(subscription)
     gaps = [(later - earlier) * 1000 for earlier, later in pairwise(arrived)]
-    common = await stage.common()
+    common = await system.common()
     step = next(figure.value for figure in common if figure.name == "step_ms p99")
     figures = [
         Figure(

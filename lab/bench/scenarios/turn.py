@@ -1,11 +1,11 @@
-"""`turn` and `tool`: turns next to bare workflows, taken in turns (A-B-A-B) on the same servers; the medians count."""
+"""`turn` and `tool`: turns and bare workflows, measured alternately (A-B-A-B) on the same servers; medians count."""
 
 from collections.abc import Mapping, Sequence
 
 from lab.bench.bars import Bars
+from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Goal, Result, at_least, at_most, medians, percentile, ratio, slope
-from lab.bench.place import Place
-from lab.bench.stage import Stage, staged, usage_figures
+from lab.bench.system import System, open_system, usage_figures
 from lab.bench.yardsticks.take import TPCB_CLIENTS, Bares, bare_workers, nats_rates, tpcb
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
@@ -18,14 +18,14 @@ _MEASURES = {"rate": ("", "/s"), "p50": (", alone, p50", "ms"), "cpu": (", CPU e
 _SERVERS = {"TPC-B": "/s", "NATS core": "/s", "NATS stored": "/s"}
 
 
-async def run_turn(place: Place, bars: Bars) -> Result:
-    """Plain turns on an instant model."""
-    plan, rounds = place.plan, list[dict[str, float]]()
+async def run_turn(environment: Environment, bars: Bars) -> Result:
+    """Measure plain turns on an instant model."""
+    plan, rounds = environment.plan, list[dict[str, float]]()
     parts = 7
     async with (
-        staged(place, "turn", "instant", plan.turns) as stage,
-        bare_workers(place) as bares,
-        tpcb(place) as postgres,
+        open_system(environment, "turn", "instant", plan.turns) as system,
+        bare_workers(environment) as bares,
+        tpcb(environment) as postgres,
     ):
         with bars.bar("turn: turns and yardsticks in turns", plan.rounds * parts) as advance:
             for _ in range(plan.rounds):
@@ -35,16 +35,16 @@ async def run_turn(place: Place, bars: Bars) -> Result:
                     advance(1)
                 values |= await _bare_alone(bares, plan.alone)
                 advance(1)
-                values |= await _turns_at_once(stage, plan.turns)
+                values |= await _turns_at_once(system, plan.turns)
                 advance(1)
-                values |= await _turns_alone(stage, plan.alone)
+                values |= await _turns_alone(system, plan.alone)
                 advance(1)
                 values["TPC-B"] = await postgres.run(TPCB_CLIENTS, plan.tpcb_seconds)
                 advance(1)
-                values |= await nats_rates(place.conn, plan.nats_messages)
+                values |= await nats_rates(environment.conn, plan.nats_messages)
                 advance(1)
                 rounds.append(values)
-        history = await _history(stage)
+        history = await _history(system)
     found = medians(rounds)
     goals = {"engine share": at_least(0.95), "CPU ratio": at_most(1.3), "overhead": at_most(8.0)}
     figures = [
@@ -61,30 +61,33 @@ async def run_turn(place: Place, bars: Bars) -> Result:
         ),
         *_usage(found, at_most(5)),
         *history,
-        *await stage.common(),
+        *await system.common(),
         *(Figure(name=name, value=found[name], unit=unit) for name, unit in _SERVERS.items()),
     ]
     return Result(scenario="turn", figures=tuple(figures), details=_details(rounds))
 
 
-async def run_tool(place: Place, bars: Bars) -> Result:
-    """Turns of two steps with one tool call between them, answered at once by a tool in a process of its own."""
-    plan, rounds = place.plan, list[dict[str, float]]()
+async def run_tool(environment: Environment, bars: Bars) -> Result:
+    """Measure turns of two steps with one tool call, answered at once by a tool in a separate process."""
+    plan, rounds = environment.plan, list[dict[str, float]]()
     parts = 4
-    async with staged(place, "tool", "bench_tool", plan.tool_turns, tool=True) as stage, bare_workers(place) as bares:
+    async with (
+        open_system(environment, "tool", "bench_tool", plan.tool_turns, tool=True) as system,
+        bare_workers(environment) as bares,
+    ):
         with bars.bar("tool: turns and bare workflows in turns", plan.rounds * parts) as advance:
             for _ in range(plan.rounds):
                 values = await bares.at_once("one", plan.tool_turns)
                 advance(1)
                 values |= await bares.alone("one", plan.alone)
                 advance(1)
-                values |= await _turns_at_once(stage, plan.tool_turns)
+                values |= await _turns_at_once(system, plan.tool_turns)
                 advance(1)
-                values |= await _turns_alone(stage, plan.alone)
+                values |= await _turns_alone(system, plan.alone)
                 advance(1)
                 rounds.append(values)
-        grown = await _history_slope(stage)
-        history = await _history(stage)
+        grown = await _history_slope(system)
+        history = await _history(system)
     found = medians(rounds)
     figures = [
         *_rates(found),
@@ -103,13 +106,13 @@ async def run_tool(place: Place, bars: Bars) -> Result:
         Figure(
             name=f"history slope, {_SMALL_KB} to {_BIG_KB} kB of context", value=abs(grown), unit="B/kB", goal=SLOPE
         ),
-        *await stage.common(),
+        *await system.common(),
     ]
     return Result(scenario="tool", figures=tuple(figures), details=_details(rounds))
 
 
 SLOPE = at_most(0.2)
-"""Zero, but for how histories of one shape differ: times and counts are longer or shorter, by up to 100 B together."""
+"""Near zero: histories with the same events differ by up to 100 B, since times and counts have different lengths."""
 
 
 def _rates(found: Mapping[str, float]) -> list[Figure]:
@@ -133,45 +136,45 @@ async def _bare_alone(bares: Bares, count: int) -> dict[str, float]:
     return await bares.alone("one", count) | await bares.alone("none", count)
 
 
-async def _turns_at_once(stage: Stage, count: int) -> dict[str, float]:
-    before = await stage.read()
-    seconds = await stage.asker.at_once(stage.agents[:count])
-    spent = (await stage.read()).since(before)
-    return {"turns rate": count / seconds, **stage.used(spent, count)}
+async def _turns_at_once(system: System, count: int) -> dict[str, float]:
+    before = await system.read()
+    seconds = await system.load.at_once(system.agents[:count])
+    spent = (await system.read()).since(before)
+    return {"turns rate": count / seconds, **system.used(spent, count)}
 
 
-async def _turns_alone(stage: Stage, count: int) -> dict[str, float]:
-    agents = [stage.agents[number % len(stage.agents)] for number in range(count)]
-    return {"turns p50": percentile(await stage.asker.alone(agents), 0.5)}
+async def _turns_alone(system: System, count: int) -> dict[str, float]:
+    agents = [system.agents[number % len(system.agents)] for number in range(count)]
+    return {"turns p50": percentile(await system.load.alone(agents), 0.5)}
 
 
-async def _history(stage: Stage) -> list[Figure]:
-    turns = await _asked(stage, "hello", _CONTEXTS)
-    events, sizes = zip(*await stage.histories(turns), strict=True)
+async def _history(system: System) -> list[Figure]:
+    turns = await _asked(system, "hello", _CONTEXTS)
+    events, sizes = zip(*await system.histories(turns), strict=True)
     return [
         Figure(name="history events a turn", value=percentile(events, 0.5)),
         Figure(name="history bytes a turn", value=percentile(sizes, 0.5), unit="B"),
     ]
 
 
-async def _history_slope(stage: Stage) -> float:
-    """What a turn's history grows by, in bytes for each kB of context.
+async def _history_slope(system: System) -> float:
+    """Growth of a turn's history in bytes per kB of context.
 
-    Of histories with as many events: a workflow task more or less is a matter of timing, worth some hundred bytes.
+    Compares histories with the same number of events: timing may add a workflow task, which is some hundred bytes.
     """
     small, big = dict[float, float](), dict[float, float]()
     for _ in range(_TRIES):
         for found, kilobytes in ((small, _SMALL_KB), (big, _BIG_KB)):
-            found |= dict(await stage.histories(await _asked(stage, "x" * (kilobytes * 1000), _CONTEXTS)))
+            found |= dict(await system.histories(await _asked(system, "x" * (kilobytes * 1000), _CONTEXTS)))
         if shared := small.keys() & big.keys():
             return slope((_SMALL_KB, small[min(shared)]), (_BIG_KB, big[min(shared)]))
     return slope((_SMALL_KB, min(small.values())), (_BIG_KB, min(big.values())))
 
 
-async def _asked(stage: Stage, instruction: str, count: int) -> Sequence[AgentTurnId]:
-    turns = [await stage.asker.enqueue(stage.agents[0], instruction) for _ in range(count)]
+async def _asked(system: System, instruction: str, count: int) -> Sequence[AgentTurnId]:
+    turns = [await system.load.enqueue(system.agents[0], instruction) for _ in range(count)]
     for turn in turns:
-        await stage.asker.wait(turn)
+        await system.load.wait(turn)
     return turns
 
 

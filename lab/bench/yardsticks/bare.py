@@ -1,7 +1,7 @@
-"""The yardstick of the engine, as a program: bare workflows, started and served by one process (`python -m`).
+"""A program that measures Temporal alone: bare workflows, started and served by one process (`python -m`).
 
-It has the runtime, converters, pollers and slots of a Turnstile worker, and does nothing else. Orders come as JSON
-lines on standard input; each is answered by a line on standard output. It ends at the end of its input.
+It has the runtime, converters, pollers and slots of a Turnstile worker, and does nothing else. It reads orders as JSON
+lines from standard input and answers each by a line on standard output. It ends at the end of its input.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from turnstile.temporal.plugin import turn_workers, turnstile_plugin, turnstile_
 from turnstile.workflows.options import task_queue
 
 Kind = Literal["one", "none"]
-"""With one empty activity, or with none."""
+"""A workflow with one empty activity, or with none."""
 
 
 class Setting(Strict):
-    """Where it works, and as what kind of worker."""
+    """The address of Temporal, and the settings of the worker."""
 
     temporal: TemporalSettings
-    """With address and namespace."""
+    """The `[temporal]` settings, with address and namespace."""
     target: str
     max_concurrency: int
     max_cached_turns: int
 
 
 class Order(Strict):
-    """Workflows to run: all at once, or each when the one before has ended."""
+    """Workflows to run: concurrently, or one after the other."""
 
     kind: Kind
     count: int
@@ -43,7 +43,7 @@ class Order(Strict):
 
 
 class Done(Strict):
-    """How long all took, and each of them from its start to its result in ms."""
+    """The time that all workflows took, and for each the ms from start to result."""
 
     seconds: float
     took_ms: list[float]
@@ -56,7 +56,7 @@ async def nothing() -> None:
 
 @workflow.defn
 class BareWorkflow:
-    """One empty activity: what the engine costs for a turn's shape."""
+    """A workflow with one empty activity, like a turn with one step."""
 
     @workflow.run
     async def run(self) -> None:
@@ -66,7 +66,7 @@ class BareWorkflow:
 
 @workflow.defn
 class EmptyWorkflow:
-    """What the engine costs at least."""
+    """A workflow without activities: the least that a workflow costs."""
 
     @workflow.run
     async def run(self) -> None:
@@ -77,7 +77,7 @@ _WORKFLOWS = {"one": BareWorkflow.run, "none": EmptyWorkflow.run}
 
 
 async def main(setting: Setting) -> None:
-    """Obey until the end of the input."""
+    """Execute orders until the end of the input."""
     engine = Endpoints(
         database_url="",
         nats_url="",

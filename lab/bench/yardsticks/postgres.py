@@ -1,7 +1,7 @@
-"""Yardsticks of a PostgreSQL server for the benchmark: scratch databases, pgbench's TPC-B, a ledger with a past.
+"""PostgreSQL yardsticks of the benchmark: scratch databases, pgbench's TPC-B, a ledger with old rows.
 
-Nothing of it runs in production. What it makes, it makes in databases of its own, so a ledger in use is never touched;
-the user needs the right to create databases.
+Nothing of it runs in production. It works in databases that it creates, so it never touches a ledger in use; its user
+needs the right to create databases.
 """
 
 import asyncio
@@ -51,15 +51,18 @@ async def _connected(url: str) -> AsyncGenerator[_Raw]:
 
 @asynccontextmanager
 async def scratch_database(url: str) -> AsyncGenerator[str]:
-    """The address of a new database on that server, dropped at the end; raises `ConfigError` without the right."""
+    """The address of a new database on that server, dropped at the end.
+
+    Raises `ConfigError` if the user may not create databases.
+    """
     name = f"turnstile_bench_{uuid7().replace('-', '')}"
     statements = _read("scratch.sql")
     async with _connected(url) as conn:
         try:
             await conn.execute(statements["make_database"].sql.format(name=name))
         except asyncpg.InsufficientPrivilegeError:
-            told = "[database].url: this user may not create databases, and measurements need ones of their own"
-            raise ConfigError(told) from None
+            problem = "[database].url: this user may not create databases, which measurements need"
+            raise ConfigError(problem) from None
         try:
             yield read_address(url).with_database(name)
         finally:
@@ -67,9 +70,9 @@ async def scratch_database(url: str) -> AsyncGenerator[str]:
 
 
 class TpcB:
-    """pgbench's transactions on prepared statements of our own driver: its wheel has no `pgbench`.
+    """pgbench's transactions by prepared statements of asyncpg, since the server's wheel has no `pgbench`.
 
-    So a client costs more CPU than pgbench's would, and the figure compares runs of this program only.
+    A client costs more CPU than pgbench's would, so the figure can only be compared between runs of this program.
     """
 
     def __init__(self, url: str, *, scale: int) -> None:
@@ -78,7 +81,7 @@ class TpcB:
         self._statements = _read("tpcb.sql")
 
     async def prepare(self) -> None:
-        """Make and fill the tables."""
+        """Create and fill the tables."""
         async with _connected(self._url) as conn:
             for name, each in self._statements.items():
                 if name.startswith(("make_", "fill_")):
@@ -86,11 +89,11 @@ class TpcB:
             await conn.execute(_read("scratch.sql")["tidy"].sql)
 
     async def run(self, clients: int, seconds: float) -> float:
-        """Transactions per second of that many clients."""
+        """Run `clients` concurrent clients; returns transactions per second."""
         async with AsyncExitStack() as stack:
             conns = [await stack.enter_async_context(_connected(self._url)) for _ in range(clients)]
             for conn in conns:
-                await self._transaction(conn)  # the statements are prepared now
+                await self._transaction(conn)  # prepares the statements
             began = time.perf_counter()
             done = await asyncio.gather(*(self._client(conn, began + seconds) for conn in conns))
             return sum(done) / (time.perf_counter() - began)
@@ -116,18 +119,18 @@ class TpcB:
 
 
 async def add_old_rows(
-    url: str, project: ProjectId, agents: Sequence[AgentId], rows: int, told: Callable[[int], None]
+    url: str, project: ProjectId, agents: Sequence[AgentId], rows: int, report: Callable[[int], None]
 ) -> None:
-    """Give the agents that many inbox rows of turns that ended in the last 90 days, by COPY.
+    """Insert `rows` inbox rows of turns of these agents that ended in the last 90 days, by COPY.
 
-    `told` hears how many rows were sent. Afterwards the tables are vacuumed and analyzed.
+    Calls `report` with the number of rows sent. At the end it vacuums and analyzes the tables.
     """
 
     async def lines() -> AsyncGenerator[bytes]:
         for first in range(0, rows, _BATCH):
             last = min(rows, first + _BATCH)
             yield "".join(_old_row(project, agents[n % len(agents)], n, rows) for n in range(first, last)).encode()
-            told(last)
+            report(last)
 
     async with _connected(url) as conn:
         await conn.copy_to_table("agent_inbox", schema_name="state", columns=_COLUMNS, source=lines())
@@ -135,7 +138,7 @@ async def add_old_rows(
 
 
 def _old_row(project: ProjectId, agent: AgentId, number: int, rows: int) -> str:
-    """A consumed row in COPY's text format. Its ids sort by time, as ours do."""
+    """A consumed row in COPY's text format. Its ids sort by time, like real ones."""
     moment = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() - 60 - 90 * 86_400 * (1 - number / rows)))
     turn = f"00000000-0000-7000-8000-{number:012x}"
     box = f"00000000-0000-7000-9000-{number:012x}"

@@ -1,4 +1,4 @@
-"""Yardsticks of the machine, taken in the same run and on the same servers as the turns: engine, Postgres, NATS."""
+"""Measures the yardsticks Temporal, PostgreSQL and NATS, in the same run and on the same servers as the turns."""
 
 import asyncio
 import math
@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from lab.bench.children import BenchError, Child, child
+from lab.bench.environment import Environment
 from lab.bench.figures import percentile, ratio
-from lab.bench.place import Place
 from lab.bench.proc import cpu_seconds
 from lab.bench.yardsticks.bare import Done, Kind, Order, Setting
 from lab.bench.yardsticks.postgres import TpcB, scratch_database
@@ -23,17 +23,17 @@ _IN_FLIGHT = 64
 _PAYLOAD = b"x" * 256
 _WARM = 20
 _STORED_SHARE = 0.2
-"""Messages that are acknowledged one by one take longer: so many fewer are sent."""
+"""The share of messages sent in the test with acknowledgements, which takes longer."""
 
 
 @dataclass(frozen=True)
 class Bares:
-    """Processes with bare workflows, as many as there are workers, with the workers' settings."""
+    """Processes that run bare workflows: as many as there are workers, with the workers' settings."""
 
     children: Sequence[Child]
 
     async def at_once(self, kind: Kind, count: int) -> dict[str, float]:
-        """Workflows per second and CPU ms of each, all started at once."""
+        """Start `count` workflows concurrently; returns workflows per second and CPU ms of each."""
         before = sum(cpu_seconds(each.pid) for each in self.children)
         began = time.perf_counter()
         await self._order(kind, count, at_once=True)
@@ -42,7 +42,7 @@ class Bares:
         return {f"bare {kind} rate": count / seconds, f"bare {kind} cpu": ratio(cpu * 1000, count)}
 
     async def alone(self, kind: Kind, count: int) -> dict[str, float]:
-        """The p50 in ms, one at a time."""
+        """Run `count` workflows one after the other; returns their p50 in ms."""
         done = await self._one(self.children[0], Order(kind=kind, count=count, at_once=False))
         return {f"bare {kind} p50": percentile(done.took_ms, 0.5)}
 
@@ -66,21 +66,24 @@ class Bares:
 
 
 @asynccontextmanager
-async def bare_workers(place: Place) -> AsyncGenerator[Bares]:
-    """Warm ones, each on a task queue of its own."""
+async def bare_workers(environment: Environment) -> AsyncGenerator[Bares]:
+    """Start the processes, each with its own task queue, and warm them up."""
     async with AsyncExitStack() as stack:
         children: list[Child] = []
-        where = {"address": place.endpoints.temporal_address, "namespace": place.endpoints.temporal_namespace}
-        temporal = place.settings.temporal.model_copy(update=where)
-        for number in range(place.plan.workers):
+        where = {
+            "address": environment.endpoints.temporal_address,
+            "namespace": environment.endpoints.temporal_namespace,
+        }
+        temporal = environment.settings.temporal.model_copy(update=where)
+        for number in range(environment.plan.workers):
             setting = Setting(
                 temporal=temporal,
                 target=f"bare-{uuid.uuid4().hex[:12]}",
-                max_concurrency=place.settings.worker.max_concurrency,
-                max_cached_turns=place.settings.worker.max_cached_turns,
+                max_concurrency=environment.settings.worker.max_concurrency,
+                max_cached_turns=environment.settings.worker.max_cached_turns,
             )
             words = ("-m", "lab.bench.yardsticks.bare", setting.model_dump_json())
-            log = place.directory / f"bare-{number}.log"
+            log = environment.directory / f"bare-{number}.log"
             children.append(await stack.enter_async_context(child("bare worker", words, log, piped=True)))
         bares = Bares(children)
         for kind in ("one", "none"):
@@ -89,16 +92,16 @@ async def bare_workers(place: Place) -> AsyncGenerator[Bares]:
 
 
 @asynccontextmanager
-async def tpcb(place: Place) -> AsyncGenerator[TpcB]:
-    """pgbench's tables, in a database of their own."""
-    async with scratch_database(place.endpoints.database_url) as url:
-        made = TpcB(url, scale=place.plan.tpcb_scale)
+async def tpcb(environment: Environment) -> AsyncGenerator[TpcB]:
+    """Create pgbench's tables in a new database."""
+    async with scratch_database(environment.endpoints.database_url) as url:
+        made = TpcB(url, scale=environment.plan.tpcb_scale)
         await made.prepare()
         yield made
 
 
 async def nats_rates(conn: NatsConnection, messages: int) -> dict[str, float]:
-    """Messages of 256 bytes per second, published by this process: core, and stored with an acknowledgement each."""
+    """Messages of 256 bytes that this process publishes per second: on core NATS, and stored with acknowledgements."""
     name = f"turnstile_bench_{uuid.uuid4().hex[:12]}"
     made: JsonObject = {"name": name, "subjects": [name], "storage": "file", "num_replicas": 1}
     await conn.request(f"$JS.API.STREAM.CREATE.{name}", encode(made), timeout=10)

@@ -25,7 +25,7 @@ socket.getaddrinfo = refuse
 import psutil
 def size(): return psutil.Process().memory_info().rss / 1e6
 def worker():
-    import turnstile.cli.app, turnstile.processes.worker_and_bridge
+    import turnstile.cli.app, turnstile.processes.run
     from turnstile.processes.models import real_model, route_models
     from turnstile.settings import ModelSettings
     real = real_model(ModelSettings())

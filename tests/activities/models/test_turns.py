@@ -21,7 +21,7 @@ from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.doctor.examine import check_models, examine, key_files
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.usage import Grouping, list_profile_models, sum_usage
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentTurnId, ProjectId, workflow_id
 from turnstile.schema.states import TurnStatus

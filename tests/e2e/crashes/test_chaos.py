@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lab.chaos.run import Order, run_chaos
+from lab.chaos.environment import Size
+from lab.chaos.run import RunOptions, run_chaos
 from lab.chaos.schedule import make_schedule
-from lab.chaos.stage import Size
 
 SIZE = Size(workers=2, bridges=2, tools=1)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_no_turn_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
-    order = Order(
+    options = RunOptions(
         turns=60, seed=7, seconds=11, kills=4, wipes=1, deletions=1, directory=tmp_path, size=SIZE, quiet_seconds=60
     )
     told = io.StringIO()
-    passed = await run_chaos(order, Console(file=told, width=150))
+    passed = await run_chaos(options, Console(file=told, width=150))
     gc.collect()  # nats-py leaves a socket behind where a connection breaks while it is being made
     assert passed, told.getvalue()
 

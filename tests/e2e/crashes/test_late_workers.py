@@ -12,33 +12,32 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY, rows_of
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess
-from tests.support.processes.stack import Config, Stack, open_stack
+from tests.support.processes.stack import Config, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 log = logging.getLogger(__name__)
-CONFIG: Config = {**HASTY, "bridge": {**HASTY["bridge"], "stop_grace_seconds": 1.0}}
+CONFIG: Config = {
+    **HASTY,
+    # A worker that is not stopped misses none on a busy machine: the SDK sends them every 2 s at most.
+    "worker": {**HASTY["worker"], "activity_heartbeat_timeout_seconds": 4.0},
+    "bridge": {**HASTY["bridge"], "stop_grace_seconds": 1.0},
+}
 POLLS = 25
 """More steps than a worker polls for at once: what is handed to the polls that a stopped one left open is lost."""
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that notices soon, and fences soon."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), CONFIG) as opened:
+    async with stacks.open(CONFIG) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,9 @@ from turnstile.embedded import EmbeddedServers, ServerName
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.processes import presence
-from turnstile.processes import worker_and_bridge as processes_module
+from turnstile.processes import worker as worker_module
 from turnstile.processes.presence import sign_on
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -71,7 +71,7 @@ async def stack(own_servers: EmbeddedServers, tmp_path_factory: pytest.TempPathF
 
 
 async def test_what_starts_before_the_servers_waits_for_each_but_nats(
-    own_servers: EmbeddedServers, stack: Stack
+    own_servers: EmbeddedServers, stack: Stack, hatching: Hatchery
 ) -> None:
     """Turns enqueued into the ledger end without NATS; their ends are published once it comes, without its streams."""
     for stream in (CMD_STREAM, EVT_STREAM):
@@ -79,7 +79,7 @@ async def test_what_starts_before_the_servers_waits_for_each_but_nats(
     names: tuple[tuple[ServerName, str], ...] = (("postgres", "PostgreSQL"), ("temporal", "Temporal"))
     for name in ("postgres", "nats", "temporal"):
         await own_servers.kill(name)
-    async with processes_of(stack.config) as both:
+    async with processes_of(stack.config, hatching) as both:
         await both.worker.launch()
         await both.bridge.launch()
         for name, shown in names:
@@ -120,10 +120,10 @@ async def test_a_worker_whose_server_goes_as_it_begins_begins_when_it_is_back(
         os.kill(own_servers.pid("temporal"), signal.SIGKILL)
         return turn_workers(*args, **options)
 
-    monkeypatch.setattr(processes_module, "turn_workers", after_a_kill)
+    monkeypatch.setattr(worker_module, "turn_workers", after_a_kill)
     stop = asyncio.Event()
     running = asyncio.create_task(run_worker(stack.settings, stack.endpoints, stop))
-    while "waiting for Temporal" not in caplog.text:
+    while "not signed on" not in caplog.text:
         await asyncio.wait([running], timeout=0.1)
         assert not running.done(), running.exception()
     await own_servers.restart("temporal")
@@ -134,7 +134,7 @@ async def test_a_worker_whose_server_goes_as_it_begins_begins_when_it_is_back(
 
 
 async def test_a_process_that_starts_on_a_standby_waits_for_one_that_takes_writes(
-    own_servers: EmbeddedServers, stack: Stack
+    own_servers: EmbeddedServers, stack: Stack, hatching: Hatchery
 ) -> None:
     admin = Pool(f"{stack.endpoints.database_url.rpartition('/')[0]}/postgres", size=1)
     database = stack.endpoints.database_url.rpartition("/")[2]
@@ -144,7 +144,7 @@ async def test_a_process_that_starts_on_a_standby_waits_for_one_that_takes_write
             await conn.execute(f"ALTER DATABASE {database} {how}")
 
     await alter("SET default_transaction_read_only = on")
-    async with processes_of(stack.config) as both:
+    async with processes_of(stack.config, hatching) as both:
         for process in (both.worker, both.bridge):
             await process.launch()
             await process.until_it_says("waiting for PostgreSQL")
@@ -157,10 +157,10 @@ async def test_a_process_that_starts_on_a_standby_waits_for_one_that_takes_write
 
 @pytest.mark.parametrize("name", ["postgres", "nats", "temporal"])
 async def test_what_waits_for_a_server_can_be_stopped(
-    own_servers: EmbeddedServers, stack: Stack, name: ServerName
+    own_servers: EmbeddedServers, stack: Stack, hatching: Hatchery, name: ServerName
 ) -> None:
     await own_servers.kill(name)
-    async with processes_of(stack.config) as both:
+    async with processes_of(stack.config, hatching) as both:
         await both.bridge.launch()
         await both.bridge.until_it_says("waiting for ")
         assert await both.bridge.stop() == 0
@@ -379,8 +379,7 @@ async def test_an_engine_that_hangs_ends_no_turn(
     tenant = new_tenant(stack)
     hung = await tenant.agents("plain", HUNG)
     async with processes_of(write_config(tmp_path, own_servers.endpoints, target, config), hatching) as both:
-        await both.worker.start()
-        await both.bridge.start()
+        await both.ensure()
         first = turn_of(await tenant.enqueue(hung[0]))
         await tenant.ended(first)
         with hanging(own_servers):

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-from tests.conftest import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import DONE, HASTY, player_of
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import TurnstileProcess, processes_of
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.quick import learned, shape
 from tests.support.tenants import new_tenant
 from tests.support.tools import hand_of
-from turnstile.embedded import Endpoints
 from turnstile.runtime.faults import Fault
 
 POINTS = (Fault.MODEL_ANSWERED, Fault.CALLS_COMMITTED, Fault.REPORTS_APPLIED, Fault.TURN_FINISHED)
@@ -28,15 +27,10 @@ POINTS = (Fault.MODEL_ANSWERED, Fault.CALLS_COMMITTED, Fault.REPORTS_APPLIED, Fa
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that mends soon what was broken."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), HASTY) as opened:
+    async with stacks.open(HASTY) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def test_none_is_tried_where_they_are_turned_off(stack: Stack) -> None:

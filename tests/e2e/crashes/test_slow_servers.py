@@ -18,7 +18,7 @@ from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import DONE
 from tests.support.processes.net import unheard, workflow
-from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.processes.stack import PATIENT, Stack, open_stack, running_here
 from tests.support.quick import learned, shape
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import hand_of
@@ -31,7 +31,6 @@ from turnstile.schema.base import JsonObject
 NO_LAG = (0.0, 0.0)
 TEMPORAL_LAG = (0.8, 0.8)
 POSTGRES_LAG = (1.0, 1.2)
-PATIENT: Config = {**QUICK, "worker": {**QUICK["worker"], "quick_step_ms": 1000}}
 LINE: JsonObject = {"text": "Done after a while.", "delay_seconds": 0.4}
 
 

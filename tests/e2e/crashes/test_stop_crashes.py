@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from tests.conftest import Databases
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import Hand, calling, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId
 from turnstile.workflows.options import turn_workflow_id
@@ -28,15 +27,10 @@ STREAM: JsonObject = {"text": "words " * 2000, "chunks": 2000, "delay_seconds": 
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that fences soon."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), CONFIG) as opened:
+    async with stacks.open(CONFIG) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def result(tenant: Tenant, turn: AgentTurnId) -> Any:

@@ -6,31 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.actions import acks, button_of, called, pressed, turn_of, turns
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes, Role
-from tests.support.processes.stack import Config, Stack, open_stack
+from tests.support.processes.stack import Config, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant
 from tests.support.tools import Hand, call_of
-from turnstile.embedded import Endpoints
 from turnstile.runtime.faults import Fault
 
 CONFIG: Config = {**HASTY, "bridge": {**HASTY["bridge"], "ui_actions": True}}
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that serves UI actions, and mends soon what was broken."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), CONFIG) as opened:
+    async with stacks.open(CONFIG) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def answered(hand: Hand, action_id: str) -> None:

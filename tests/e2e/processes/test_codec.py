@@ -27,7 +27,7 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import calling, hand_of
 from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.temporal.codec import codec_of

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import processes_of
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.ids import AgentId
@@ -29,7 +28,7 @@ STOP_SECONDS = 12
 """Five for handlers, a second each for what does not hear, and a slow machine."""
 SERVICE = """
 import asyncio
-from turnstile.processes.services import main
+from turnstile.processes.services import run_service
 
 async def deaf(turn):
     print("in hand", flush=True)
@@ -39,20 +38,15 @@ async def deaf(turn):
         except asyncio.CancelledError:
             pass
 
-main("svc1_deaf_main", deaf)
+run_service("svc1_deaf_main", deaf)
 """
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the organism's listeners."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config()) as opened:
+    async with stacks.open(pump_config()) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(stack: Stack, hatching: Hatchery) -> None:
@@ -67,7 +61,7 @@ async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(st
         log = both.worker.says
         assert await both.worker.stop() == 0
         assert time.monotonic() - began < STOP_SECONDS
-        assert "left behind, as it does not end: handler of worker at " in log()
+        assert "left behind, as it does not end: the handler of worker at " in log()
         assert "in deaf" in log()
         assert "thread asyncio_" in log()
         assert await both.bridge.stop() == 0

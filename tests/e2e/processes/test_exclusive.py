@@ -11,15 +11,14 @@ from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import ROLES, TurnstileProcess
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, uuid7
 from turnstile.workflows import options
 
@@ -30,13 +29,10 @@ TAKEOVER_SECONDS = 12.0
 
 
 @pytest.fixture
-async def stack(servers: Endpoints, databases: Databases, migrated: str, tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One whose target belongs to one process."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path, HASTY, target=f"svc1_counter_{uuid7()}") as opened:
+    async with stacks.open(HASTY, target=f"svc1_counter_{uuid7()}") as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

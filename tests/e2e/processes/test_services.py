@@ -14,18 +14,17 @@ import pytest
 import yaml
 from temporalio.service import RPCError, RPCStatusCode
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import ROOT
 from tests.support.processes.faults import HASTY
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.processes import exclusive_targets
+from turnstile.processes.run import run_bridge
 from turnstile.processes.services import Handler, Refused, ServiceTurn, serve_inbox
-from turnstile.processes.worker_and_bridge import run_bridge
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile
@@ -37,16 +36,10 @@ SUM = AgentId("sum")
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One whose bridge is in this process, and does not serve the service's target."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    directory = tmp_path_factory.mktemp("stack")
-    async with open_stack(endpoints, directory, HASTY) as opened, running_here(opened, run_bridge):
+    async with stacks.open(HASTY) as opened, running_here(opened, run_bridge):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture
@@ -151,7 +144,7 @@ async def serving(stack: Stack, handler: Handler, *, crashes: bool = False) -> A
 async def test_a_turn_in_the_middle_is_done_again_and_stops_are_obeyed(
     tenant: Tenant, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exclusive_targets, "PACE", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
+    monkeypatch.setattr(exclusive_targets, "LOCK_TIMES", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
     heard: list[ServiceTurn] = []
 
     async def handle(turn: ServiceTurn) -> str:

@@ -19,7 +19,7 @@ from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 from turnstile.temporal.versions import list_builds, set_current

@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import TESTS
-from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
+from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 LONG = TESTS / "e2e" / "scripts" / "flood"
@@ -29,16 +28,10 @@ while it has a free slot. First in, first out, it would be all of them."""
 
 
 @pytest.fixture(scope="module")
-async def small(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def small(stacks: Stacks) -> AsyncIterator[Stack]:
     """Worker and bridge here, with few places for steps."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    directory = tmp_path_factory.mktemp("small")
-    async with open_stack(endpoints, directory, SMALL, (*SCRIPTS, LONG)) as opened, running_here(opened):
+    async with stacks.open(SMALL, (*SCRIPTS, LONG)) as opened, running_here(opened):
         yield opened
-    await databases.drop(name)
 
 
 async def begun_first(loud: Tenant, quiet: Tenant, turn: AgentTurnId) -> int:

@@ -13,14 +13,13 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.actions import allowed, done
-from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
 from tests.support.tools import Hand, calling, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
@@ -31,27 +30,25 @@ from turnstile.schema.wire import subjects
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.json_messages import decode_object
+from turnstile.transport.stream_probe import probe_streams
 
 AMONG_TOOLS = {"req.tool", "req.tool.reply"}
+OF_ANOTHER_PROJECT = {"evt.sys.probe"}
+"""Said in a project of its own, when somebody asks whether the streams take messages."""
 VALIDATORS: dict[str, Any] = {name: Draft202012Validator(made) for name, made in schemas().items()}
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config({**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @dataclass
 class Wiretap:
-    """Every message of one project, and of all reply inboxes."""
+    """Every message of one project, what probes store as events, and all of the reply inboxes."""
 
     said: list[Msg] = field(default_factory=list[Msg])
     replies: dict[str, list[Msg]] = field(default_factory=dict[str, list[Msg]])
@@ -94,6 +91,7 @@ async def tapped(stack: Stack, project: ProjectId) -> AsyncGenerator[Wiretap]:
     tap = Wiretap()
     heard = [
         await stack.conn.subscribe(f"cg.{subjects.VERSION}.{project}.>", tap.on_message),
+        await stack.conn.subscribe(f"cg.{subjects.VERSION}.*.*.evt.sys.probe", tap.on_message),  # no project has it
         await stack.conn.subscribe("_INBOX.>", tap.on_reply),
     ]
     try:
@@ -133,12 +131,13 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             await client.request("thread.describe", {"thread_id": answer.thread_id})
             sent = await acked(client, tap, "send", {"to": "shouter", "payload": "<shout><text>hi</text></shout>"})
             await caller.heard(str(sent["message_id"]))
+            assert set((await probe_streams(here.conn)).values()) == {None}
 
             async def complete() -> bool:
-                return tap.seen() >= expected() - AMONG_TOOLS
+                return tap.seen() >= expected() - AMONG_TOOLS - OF_ANOTHER_PROJECT
 
             await until(complete, 10, "all of it is said")
-        assert tap.seen() | AMONG_TOOLS == expected()
+        assert tap.seen() | AMONG_TOOLS | OF_ANOTHER_PROJECT == expected()
 
 
 async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> None:

@@ -10,7 +10,7 @@ from tests.support.conditions import until
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from turnstile.embedded import Endpoints
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.schema.base import JsonObject
 
 TIGHT: Config = {

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.actions import allowed
 from tests.support.processes.net import STILL, unheard
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import pump_config
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
@@ -263,17 +262,11 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """Worker and bridge, whose net does not look: what a project has in hand stays as it is."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    directory = tmp_path_factory.mktemp("stack")
     config = pump_config({**STILL, "bridge": {**STILL["bridge"], "ui_actions": True}})
-    async with open_stack(endpoints, directory, config) as opened, running_here(opened):
+    async with stacks.open(config) as opened, running_here(opened):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 import asyncpg
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.fuzz import MODELS, Dice, Report, Tally
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.memory import resident_bytes
 from tests.support.processes.process import Processes
-from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, calling, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, uuid7
 from turnstile.schema.interface.catalog import VERBS
 from turnstile.schema.wire import headers, subjects
@@ -40,16 +39,11 @@ SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that serves UI actions."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = {**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}}
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @dataclass

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.stack import QUICK, Config, Stack, open_stack
+from tests.support.processes.stack import QUICK, Config, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, Heard, assert_threads, calling_in, pump_config
 from tests.support.pump.threads import message, sent_by
 from tests.support.pump.troupe import (
@@ -30,7 +30,6 @@ from tests.support.pump.troupe import (
 )
 from tests.support.tenants import CHANNEL, Ended
 from tests.support.tools import call_of, calling, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.pump.payloads import Payload
@@ -49,16 +48,11 @@ TIMEOUT, ROUTING, VALIDATION = (
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism` and `tests.support.pump.troupe`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config(CONFIG, listeners=[ORGANISM, TROUPE], max_hops=25)
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config, ACTORS) as opened:
+    async with stacks.open(config, ACTORS) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

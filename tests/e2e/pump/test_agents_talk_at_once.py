@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.paths import ROOT
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
 from tests.support.pump.troupe import (
     ACTORS,
@@ -33,7 +33,6 @@ from tests.support.pump.troupe import (
 )
 from tests.support.tenants import Ended
 from tests.support.tools import calling, hand_of
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.pump.primitives import SystemErrorMessage
@@ -45,16 +44,11 @@ HANGS: JsonObject = {"text": "too late", "delay_seconds": 60}
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism` and `tests.support.pump.troupe`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config(listeners=[ORGANISM, TROUPE])
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config, ACTORS) as opened:
+    async with stacks.open(config, ACTORS) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

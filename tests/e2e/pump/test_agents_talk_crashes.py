@@ -12,15 +12,14 @@ from random import Random
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes, TurnstileProcess
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
 from tests.support.pump.troupe import ACTORS, TROUPE, Brief, asked, hire, play, send, think, verdict
-from turnstile.embedded import Endpoints
 from turnstile.schema.wire.inbox import SendReply
 
 log = logging.getLogger(__name__)
@@ -46,16 +45,11 @@ def remembered() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that mends soon what was broken."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config(HASTY, listeners=[ORGANISM, TROUPE])
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config, ACTORS) as opened:
+    async with stacks.open(config, ACTORS) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def kill_on_the_way(caller: Caller, sent: SendReply, processes: Processes, random: Random) -> int:

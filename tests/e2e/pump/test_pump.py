@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.conditions import until
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Errand, Order, Shout, Task
 from tests.support.pump.pump import Caller, Heard, assert_threads, calling_in, pump_config
-from turnstile.embedded import Endpoints
 from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.peers import RESPONSE_WARNING
 from turnstile.schema.pump.primitives import (
@@ -30,15 +30,10 @@ TIMEOUT = (
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config()) as opened:
+    async with stacks.open(pump_config()) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture
@@ -48,6 +43,11 @@ async def caller(here: Stack) -> AsyncIterator[Caller]:
         yield caller
         async with here.pool.connection() as conn:
             await assert_threads(conn)
+
+        async def kept() -> bool:
+            return len(await caller.stored()) >= len(caller.events)
+
+        await until(kept, 10, "the stream has every answer that was heard")  # who listens may hear it first
         stored = await caller.stored()
         assert sorted(stored) == sorted(set(stored)) == sorted(caller.events)
 

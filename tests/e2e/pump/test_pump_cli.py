@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.paths import ROOT
-from tests.support.processes.stack import QUICK, Config, Stack, open_stack
+from tests.support.processes.stack import QUICK, Config, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Errand, Order
 from tests.support.pump.pump import pump_config
 from tests.turnstile.support import Ran, launch, processes_of, turnstile
-from turnstile.embedded import Endpoints
 from turnstile.processes.listener_files import load_registry
 
 EXAMPLES = ROOT / "examples" / "pump"
@@ -22,15 +21,10 @@ CONFIG: Config = {**QUICK, "nats": {"patience_seconds": 1.3}, "temporal": {"web_
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config(CONFIG)) as opened:
+    async with stacks.open(pump_config(CONFIG)) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def thread(stack: Stack, *arguments: str | Path, config: Path | None = None) -> Ran:
@@ -99,7 +93,7 @@ async def test_what_is_no_answer_has_an_exit_code_and_a_hint(here: Stack, tmp_pa
     opened = await thread(here, "list", "--open", "--json")
     gate.touch()
     assert (ended.code, ended.out) == (1, "")
-    assert "ended without an answer: a listener had nothing to answer (ended)" in ended.err
+    assert "ended without a reply: the last listener returned no reply (ended)" in ended.err
     assert undelivered.code == 1
     assert undelivered.out.startswith("<huh xmlns=")
     assert "(undelivered)" in undelivered.err

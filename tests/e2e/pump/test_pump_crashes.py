@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.faults import HASTY
 from tests.support.processes.process import TurnstileProcess
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import DIRECTORY, Order, Relay
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
-from turnstile.embedded import Endpoints
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
@@ -57,15 +56,10 @@ class Mortal(TurnstileProcess):
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that mends soon what was broken."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config(HASTY)) as opened:
+    async with stacks.open(pump_config(HASTY)) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")

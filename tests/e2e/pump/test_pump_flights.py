@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from temporalio import workflow
 
-from tests.conftest import Databases
 from tests.support.conditions import until
-from tests.support.processes.stack import QUICK, Config, Stack, open_stack
+from tests.support.processes.stack import QUICK, Config, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Errand, Order, Shout, Task
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
-from turnstile.embedded import Endpoints
 from turnstile.schema.pump.primitives import UNDELIVERABLE
 from turnstile.schema.wire.inbox import SendReply
 from turnstile.workflows.message_thread import MessageThread
@@ -23,16 +22,11 @@ CONFIG: Config = {**QUICK, "worker": {**QUICK["worker"], "max_concurrency": SLOT
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with little room: a few handlers at once, and threads that are soon full."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     config = pump_config(CONFIG, max_hops=30, max_depth=4, max_messages=40, max_open=6)
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), config) as opened:
+    async with stacks.open(config) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

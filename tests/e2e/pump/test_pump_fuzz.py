@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.paths import ROOT
 from tests.support.processes.process import Processes, TurnstileProcess
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from tests.support.tenants import CHANNEL
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import uuid7
 from turnstile.schema.pump.primitives import CORE_NAMESPACE
@@ -147,15 +146,10 @@ class Fuzz:
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config()) as opened:
+    async with stacks.open(pump_config()) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

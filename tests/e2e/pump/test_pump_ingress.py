@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from tests.conftest import Databases
 from tests.support.conditions import until
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import Order, Shout
 from tests.support.pump.pump import (
     Caller,
@@ -21,7 +21,6 @@ from tests.support.pump.pump import (
     pump_config,
 )
 from tests.support.tenants import CHANNEL
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import uuid7
@@ -33,15 +32,10 @@ SHOUTED = "<shouted><text>HI</text></shouted>"
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config()) as opened:
+    async with stacks.open(pump_config()) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

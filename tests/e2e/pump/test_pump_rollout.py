@@ -14,7 +14,7 @@ from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints
-from turnstile.processes.worker_and_bridge import run_worker
+from turnstile.processes.run import run_worker
 from turnstile.schema.pump.threads import LISTENER_SILENT_SECONDS
 
 BEFORE, AFTER = "tests.support.pump.rollout_before", "tests.support.pump.rollout_after"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHistory
 
-from tests.conftest import Databases
-from tests.support.processes.stack import Stack, open_stack
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.pump.organism import SECRET, Errand, Order, Shout, Task
 from tests.support.pump.pump import (
     Caller,
@@ -20,7 +20,6 @@ from tests.support.pump.pump import (
     pump_config,
 )
 from tests.workflows.recordings import replay
-from turnstile.embedded import Endpoints
 from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.threads import ThreadId
 
@@ -28,15 +27,10 @@ MARKER = "xyzzy-marker"
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One with the listeners of `tests.support.pump.organism`."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), pump_config(max_hops=20)) as opened:
+    async with stacks.open(pump_config(max_hops=20)) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

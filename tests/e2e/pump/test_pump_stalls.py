@@ -14,7 +14,7 @@ from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import assert_threads, calling_in, pump_config
 from turnstile.embedded import Endpoints
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 
 HEARTBEAT_SECONDS = 1.0
 CONFIG = {**QUICK, "worker": {**QUICK["worker"], "activity_heartbeat_timeout_seconds": HEARTBEAT_SECONDS}}

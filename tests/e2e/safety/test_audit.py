@@ -12,7 +12,7 @@ from tests.support.tools import Hand, call_of, calling, hand_of
 from tests.turnstile.support import turnstile
 from turnstile.bridge.safety.engine_audit import LOST, OVER, EngineBounds, audit_engine
 from turnstile.ledger.operations.audit import Bounds, Scope, Violation, audit
-from turnstile.ledger.turns.transitions import fence
+from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, uuid7
 from turnstile.schema.states import TurnStatus

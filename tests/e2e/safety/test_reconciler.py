@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.hatchery import Hatchery
@@ -43,7 +42,8 @@ from tests.support.processes.net import (
     workflow,
 )
 from tests.support.processes.process import processes_of
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.publishing.endings import end_by_force
@@ -51,10 +51,9 @@ from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety import reconciler
 from turnstile.bridge.safety.reconciler import Workflow
 from turnstile.bridge.safety.watchdog import RuleReport
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import request_stop
-from turnstile.processes.worker_and_bridge import run_bridge, run_worker
+from turnstile.processes.run import run_bridge, run_worker
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, uuid7
@@ -68,18 +67,13 @@ Lose = Callable[[Stack, AgentTurnId], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """A bridge in this process, whose own net does not look."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
     async with (
-        open_stack(endpoints, tmp_path_factory.mktemp("stack"), STILL) as opened,
+        stacks.open(STILL) as opened,
         running_here(opened, run_bridge),
     ):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture
@@ -390,7 +384,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
 ) -> None:
     """Between the last look and the start the turn has ended: the engine does not start a completed workflow again."""
     turn, found = await unstarted(tenant, net)
-    reconciler, look = net.rules.reconciler, net.rules.reconciler._look
+    reconciler, look = net.rules.reconciler, net.rules.reconciler._describe
 
     async def overtaken(lease: LiveTurn) -> Workflow:
         seen = await look(lease)
@@ -400,7 +394,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
         return seen
 
     async with running_here(tenant.stack, run_worker):
-        monkeypatch.setattr(reconciler, "_look", overtaken)
+        monkeypatch.setattr(reconciler, "_describe", overtaken)
         assert await reconciler.reap_undispatched(found) == 0
     assert (await tenant.ended(turn)).view.status == "success"
     assert await tenant.task_events() == {turn: 1}
@@ -430,7 +424,7 @@ async def test_a_long_model_call_is_never_silent(tenant: Tenant, net: Net, tmp_p
     lost = await in_hand(tenant, turn)
 
     async def beats() -> bool:
-        return (await engine._look(lost)).heartbeat is not None
+        return (await engine._describe(lost)).heartbeat is not None
 
     await until(beats, 10, "the step shows that it lives")
     await sign_on(tenant.stack)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger import agents
 from tests.support.ledger.invariants import assert_invariants
@@ -27,11 +26,11 @@ from tests.support.processes.net import (
     terminate,
     unheard,
 )
-from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.processes.stack import Stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
 from turnstile.bridge.safety.watchdog import RuleReport
-from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, uuid7
@@ -46,15 +45,10 @@ THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """Worker and bridge in this process, whose own net does not look."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), STILL) as opened, running_here(opened):
+    async with stacks.open(STILL) as opened, running_here(opened):
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture

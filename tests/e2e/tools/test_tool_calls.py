@@ -225,7 +225,7 @@ async def test_a_tool_and_a_profile_edited_in_mid_turn_change_nothing(tenant: Te
         {"target_subject": "cg.v1r4.{project_id}.{channel_id}.evt.tool.search.run"},
         {"after_execution": "explode"},
         {"tool_name": "submit_result"},
-        {"options": {"args": {"fixed": {"nosuch": 1}}}},
+        {"options": {"args": {"defaults": {"nosuch": 1}}}},
     ],
     ids=[
         "no schema",
@@ -234,7 +234,7 @@ async def test_a_tool_and_a_profile_edited_in_mid_turn_change_nothing(tenant: Te
         "no command",
         "unknown ending",
         "reserved name",
-        "unknown argument",
+        "default of an unknown argument",
     ],
 )
 def test_a_tool_that_cannot_be_called_is_not_put(fields: dict[str, Any]) -> None:

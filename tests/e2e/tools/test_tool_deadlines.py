@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.calls import TOOL, result_card, write_card, written_report
-from tests.support.processes.stack import QUICK, Stack, open_stack
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import Hand, call_of, calling, definition, hand_of, heard_by_model
 from tests.turnstile.support import Ran, turnstile
-from turnstile.embedded import Endpoints
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import ToolCallId
 from turnstile.schema.wire import headers
@@ -32,15 +31,10 @@ TIMEOUT = ("timeout", "tool_timeout", "the tool did not answer in time")
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One whose turns wait for tools for less than a second."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), SHORT) as opened:
+    async with stacks.open(SHORT) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def test_a_tool_that_never_answers_times_out_and_the_model_hears_it(tenant: Tenant) -> None:

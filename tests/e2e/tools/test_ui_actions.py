@@ -29,11 +29,13 @@ from tests.support.ledger.actions import (
 )
 from tests.support.paths import ROOT
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
+from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, definition
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import put_tool
-from turnstile.processes.worker_and_bridge import migrate_all, run_bridge
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_bridge
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 from turnstile.schema.tools import ToolDefinition
@@ -46,15 +48,10 @@ CONFIG: Config = {**QUICK, "bridge": {**QUICK["bridge"], "ui_actions": True}, "t
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that serves UI actions, and waits for tools no longer than it must."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), CONFIG) as opened:
+    async with stacks.open(CONFIG) as opened:
         yield opened
-    await databases.drop(name)
 
 
 async def test_an_action_is_one_call_whose_result_is_the_deliverable(tenant: Tenant) -> None:

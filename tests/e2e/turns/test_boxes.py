@@ -7,11 +7,10 @@ import pytest
 from tests.support.tenants import ALICE, CHANNEL, Tenant
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.verbs.handlers import Verbs
-from turnstile.bridge.verbs.micro_service import VerbRequest
+from turnstile.bridge.verbs.micro_service import Payload, VerbRequest
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import new_box_id
-from turnstile.transport.json_messages import encode
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ async def test_a_command_that_fails_after_its_commit_is_done_once(
     }
     answers: dict[str, JsonObject] = {}
     for verb, arguments in commands.items():
-        request = VerbRequest(verb, tenant.project, CHANNEL, encode(arguments), {}, "command", "1-2")
+        request = VerbRequest(verb, tenant.project, CHANNEL, Payload(arguments), {}, "command", "1-2")
         with pytest.raises(FaultStruckError):
             await verbs[verb](request)
         answers[verb] = (await verbs[verb](request)).model_dump()

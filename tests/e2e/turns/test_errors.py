@@ -5,24 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY, KINDS, POINTS, Rows, played, unharmed
-from tests.support.processes.stack import Stack, open_stack
-from turnstile.embedded import Endpoints
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
 from turnstile.runtime.faults import Fault
 
 
 @pytest.fixture(scope="module")
-async def stack(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
     """One that mends soon what was broken."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), HASTY) as opened:
+    async with stacks.open(HASTY) as opened:
         yield opened
-    await databases.drop(name)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 
 import pytest
@@ -10,16 +10,30 @@ from pydantic import JsonValue
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
 
+from tests.conftest import Databases
 from tests.e2e.scripts.python import BUG
-from tests.support.processes.stack import Stack, script_names
+from tests.support.processes.stack import PATIENT, Stack, open_stack, script_names
 from tests.support.tenants import Ended, Tenant, new_tenant
 from tests.workflows.recordings import replay
+from turnstile.embedded import Endpoints
 from turnstile.schema.ids import AgentId, AgentTurnId
 
 log = logging.getLogger(__name__)
 MARKER = "xyzzy-marker"
 SPREAD_BYTES = 24
 """Times and sizes are numbers of variable length; nothing else may differ."""
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """One whose quick steps may take long: half a megabyte takes a busy machine more than their usual patience."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("stack"), PATIENT) as opened:
+        yield opened
+    await databases.drop(name)
 
 
 def sizes(history: WorkflowHistory) -> list[int]:
@@ -35,7 +49,7 @@ async def test_history_bytes_do_not_depend_on_the_context(tenant: Tenant, quick:
     found: dict[int, list[int]] = {}
     for size in (1_000, 500_000):
         agent = await tenant.agent(
-            "three_steps", AgentId(f"agent-{size}"), system_prompt_template="You are {agent_id}."
+            "three_steps", AgentId(f"agent-{size:06}"), system_prompt_template="You are {agent_id}."
         )
         for _ in range(2 * quick):  # then its model is known
             await tenant.turn(agent)

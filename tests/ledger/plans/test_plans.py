@@ -38,15 +38,10 @@ from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.ends import mark_announced, recall_step
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.lease import LiveTurn, claim_inbox, dispatch_next, release_claims
-from turnstile.ledger.turns.transitions import (
-    begin_step,
-    commit_step,
-    mark_announced,
-    recall_step,
-    retry_step,
-)
+from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import (
     apply_reports,
     describe_call,

@@ -42,9 +42,9 @@ from tests.support.ledger.calls import (
 from tests.support.ledger.invariants import assert_invariants
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.ends import fence, recall_step
 from turnstile.ledger.turns.intake import Enqueue
 from turnstile.ledger.turns.lease import AgentKey, Claim, claim_inbox, release_claims
-from turnstile.ledger.turns.transitions import fence, recall_step
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId

@@ -34,13 +34,15 @@ from tests.support.ledger.agents import (
 from tests.support.waiting import overtaken, until_waiting
 from turnstile.ledger.pool import Again, Pool
 from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.ends import LIVE, Ending, fallback_card, finish_turn
 from turnstile.ledger.turns.intake import Enqueued, QueuedStop
 from turnstile.ledger.turns.lease import dispatch_next
 from turnstile.ledger.turns.roster import add_agent, list_agents, list_profiles, put_profile
-from turnstile.ledger.turns.transitions import LIVE, Ending, commit_step, fallback_card, finish_turn
+from turnstile.ledger.turns.steps import commit_step
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, CardId
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 
 T = TypeVar("T")
 
@@ -92,14 +94,14 @@ async def test_2_a_twin_of_a_commit_is_answered_what_is_recorded(agents: Pool) -
     turn = await lease(agents)
     await begin(agents, turn)
     twin = await overtaken(agents, lambda conn: commit_step(conn, turn, middle_record(turn, 1)), commit(agents, turn))
-    assert (twin.result, twin.step_metadata) == ("already", {"next": "continue"})
+    assert (twin.result, twin.step_metadata) == ("already", ContinueMetadata())
 
 
 async def test_2_a_twin_of_a_finish_is_answered_what_is_recorded(agents: Pool) -> None:
     turn = await lease(agents)
     await begin(agents, turn)
     twin = await overtaken(agents, lambda conn: finish_on(conn, turn), finish(agents, turn))
-    assert (twin.result, twin.step_metadata) == ("already", {"next": "end"})
+    assert (twin.result, twin.step_metadata) == ("already", EndMetadata())
 
 
 async def test_3_a_simultaneous_duplicate_leases_once(agents: Pool) -> None:

@@ -45,7 +45,7 @@ from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Again, Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.lease import claim_inbox
-from turnstile.ledger.turns.transitions import commit_step
+from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts, report_call
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, uuid7

@@ -21,7 +21,7 @@ from tests.support.ledger.calls import (
 )
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.transitions import fence
+from turnstile.ledger.turns.ends import fence
 from turnstile.schema.cards import ToolResultContent, content_of
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import CardId, InboxId, uuid7

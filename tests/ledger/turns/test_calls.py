@@ -31,7 +31,8 @@ from tests.support.ledger.calls import (
     write_card,
 )
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import commit_step, recall_step
+from turnstile.ledger.turns.ends import recall_step
+from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import describe_call
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import ProjectId, ToolCallId, step_id

@@ -25,8 +25,8 @@ from tests.support.ledger.calls import (
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.sweep import SilentCall
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.lease import Claim
-from turnstile.ledger.turns.transitions import fence
 from turnstile.schema.ids import InboxId, uuid7
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire import headers

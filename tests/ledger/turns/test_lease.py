@@ -24,9 +24,9 @@ from tests.support.ledger.agents import (
 )
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.ends import fence, mark_announced
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.lease import dispatch_next, release_claims
-from turnstile.ledger.turns.transitions import fence, mark_announced
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId
 from turnstile.schema.states import TurnStatus

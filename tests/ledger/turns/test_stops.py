@@ -36,8 +36,8 @@ from tests.support.ledger.calls import (
 )
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.lease import LiveTurn
-from turnstile.ledger.turns.transitions import fence
 from turnstile.schema.errors import BadRequest, StaleTurn
 from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.states import HeadStatus, TurnStatus

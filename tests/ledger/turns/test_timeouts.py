@@ -33,7 +33,7 @@ from tests.support.ledger.calls import (
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.transitions import fence
+from turnstile.ledger.turns.ends import fence
 from turnstile.schema.cards import ToolResultContent, content_of
 from turnstile.schema.ids import CardId
 from turnstile.schema.states import HeadStatus, TurnStatus

@@ -24,12 +24,14 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import suspend
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards, get_card
-from turnstile.ledger.turns.transitions import LIVE, Ending, fence, finish_turn, recall_step, retry_step
+from turnstile.ledger.turns.ends import LIVE, Ending, fence, finish_turn, recall_step
+from turnstile.ledger.turns.steps import retry_step
 from turnstile.ledger.turns.views import describe_turn, list_inbox, list_steps, list_turns, locate_turn
 from turnstile.schema.cards import CardType, JsonContent, content_of
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import CardId, ProjectId, turn_card_id
 from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
@@ -113,7 +115,7 @@ async def test_a_suspended_turn_is_recalled_not_begun(agents: Pool) -> None:
     recalled = await agents.run(lambda conn: recall_step(conn, turn, 1))
     assert recalled.gate
     assert recalled.head_status == HeadStatus.SUSPENDED
-    assert recalled.step_metadata == {"next": "continue"}
+    assert recalled.step_metadata == ContinueMetadata()
     assert (recalled.waiting, recalled.status) == (["call-1", "call-2"], None)
     assert recalled.resume_deadline is not None
 
@@ -136,7 +138,7 @@ async def test_a_commit_writes_step_and_cards_once(agents: Pool) -> None:
     await begin(agents, turn)
     assert (await commit(agents, turn)).result == "done"
     twin = await commit(agents, turn)
-    assert (twin.result, twin.step_metadata, twin.status) == ("already", {"next": "continue"}, HeadStatus.RUNNING)
+    assert (twin.result, twin.step_metadata, twin.status) == ("already", ContinueMetadata(), HeadStatus.RUNNING)
     assert types(await box(agents, turn.output_box_id)) == ["agent.thought"]
     [step] = await agents.run(lambda conn: list_steps(conn, PROJECT, turn.agent_turn_id))
     assert (step.step_id, step.status, step.started_at) == (f"{turn.agent_turn_id}-s1", "completed", STARTED)
@@ -162,7 +164,7 @@ async def test_a_commit_of_an_ended_turn_is_stale_though_its_step_is_recorded(ag
     with pytest.raises(StaleTurn):
         await commit(agents, turn)
     recalled = await agents.run(lambda conn: recall_step(conn, turn, 1))
-    assert (recalled.gate, recalled.status, recalled.step_metadata) == (False, TurnStatus.FAILED, {"next": "continue"})
+    assert (recalled.gate, recalled.status, recalled.step_metadata) == (False, TurnStatus.FAILED, ContinueMetadata())
 
 
 async def test_a_finish_records_the_outcome_and_frees_the_agent(agents: Pool) -> None:
@@ -229,7 +231,7 @@ async def test_a_repeated_finish_is_answered_what_is_recorded(agents: Pool) -> N
     first = await finish(agents, turn)
     again = await finish(agents, turn)
     assert again.result == "already"
-    assert (again.step_metadata, again.next_turn_id) == ({"next": "end"}, waiting.reply.agent_turn_id)
+    assert (again.step_metadata, again.next_turn_id) == (EndMetadata(), waiting.reply.agent_turn_id)
     assert again.outcome(turn.agent_turn_id) == first.outcome(turn.agent_turn_id)
     assert again.ended_at == first.ended_at
     await play(agents)
@@ -254,7 +256,7 @@ async def test_a_finish_of_a_step_that_went_on_otherwise_is_stale(agents: Pool) 
     with pytest.raises(StaleTurn):
         await finish(agents, turn, 1)
     recalled = await agents.run(lambda conn: recall_step(conn, turn, 1))
-    assert (recalled.gate, recalled.step_metadata) == (True, {"next": "continue"})
+    assert (recalled.gate, recalled.step_metadata) == (True, ContinueMetadata())
 
 
 @pytest.mark.parametrize("at", ["dispatched", "running", "suspended"])

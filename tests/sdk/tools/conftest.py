@@ -10,7 +10,8 @@ from tests.conftest import Databases
 from tests.sdk.tools.stack import TARGET, Stack, fresh
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.processes.worker_and_bridge import migrate_all, run_worker
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_worker
 from turnstile.settings import Settings
 from turnstile.settings.model import BridgeSettings, ModelSettings, WorkerSettings
 from turnstile.transport.connection import connect

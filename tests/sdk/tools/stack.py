@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
-from turnstile.processes.worker_and_bridge import run_bridge
+from turnstile.processes.run import run_bridge
 from turnstile.schema.cards import ToolError
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile

@@ -44,12 +44,11 @@ service.main()
 @contextmanager
 def running(*command: str | Path) -> Generator["subprocess.Popen[str]"]:
     """A program, killed at the end."""
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def said(process: "subprocess.Popen[str]", words: str) -> str:
@@ -87,7 +86,7 @@ def test_it_can_be_stopped_when_nats_has_gone(server: NatsServer) -> None:
     with running(WORD_COUNT, "--nats", server.url) as process:
         said(process, "serving word_count")
         server.kill()
-        said(process, "EOF")
+        said(process, f"NATS at {server.url}: ")  # the end of its connection, or its reset
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=15)
         assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""A UI in the test's hand: what it presses, and what it is told."""
+"""A UI that a test drives: the actions it sends, and the acks it receives."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ def allowed(name: str = "search", **fields: Any) -> ToolDefinition:
 
 @asynccontextmanager
 async def button_of(tenant: Tenant, *tools: ToolDefinition) -> AsyncGenerator[Hand]:
-    """A hand whose agent's model must not be asked: there is no such script."""
+    """A test client whose agent's model must never be called: its script does not exist."""
     async with hand_of(tenant, *(tools or (allowed(),))) as hand:
         await tenant.profile(f"{hand.agent}-profile", "must-not-be-asked")
         yield hand
@@ -37,21 +37,21 @@ async def button_of(tenant: Tenant, *tools: ToolDefinition) -> AsyncGenerator[Ha
 async def pressed(
     hand: Hand, tool: str = "search", args: JsonObject | None = None, **fields: Any
 ) -> AsyncGenerator[ActionWaiter]:
-    """An action, and the ears for its acks."""
+    """Send an action; returns the waiter for its acks."""
     given = ARGS if args is None else args
     async with hand.tenant.client.ui_action(hand.agent, tool, given, **fields) as waiter:
         yield waiter
 
 
 async def refused(hand: Hand, *args: Any, **fields: Any) -> tuple[str, str | None]:
-    """Status and code of an action's first ack, after which none follows."""
+    """Send an action that is refused; returns status and code of its only ack."""
     async with pressed(hand, *args, **fields) as waiter:
         ack = await waiter.last(10)
     return ack.status.value, ack.error_code
 
 
 async def done(hand: Hand, result: JsonValue = "found", **fields: Any) -> tuple[AgentTurnId, ActionAck]:
-    """An action that is answered: its turn, and its last ack."""
+    """Send an action and answer its call; returns its turn and its final ack."""
     async with pressed(hand, **fields) as waiter:
         turn = await called(hand, waiter)
         await hand.report(call_of(turn), result)
@@ -66,7 +66,7 @@ async def began(hand: Hand, waiter: ActionWaiter) -> AgentTurnId:
 
 
 async def called(hand: Hand, waiter: ActionWaiter) -> AgentTurnId:
-    """The turn of an action that was accepted, once its call is out."""
+    """The turn of an accepted action, after its call was sent."""
     turn = await began(hand, waiter)
     await hand.called(call_of(turn))
     return turn
@@ -92,16 +92,16 @@ async def acks(tenant: Tenant) -> list[StoredEvent]:
 
 
 async def statuses(tenant: Tenant) -> list[JsonValue]:
-    """What they say."""
+    """The statuses of all acks of the project."""
     return [each.payload["status"] for each in await acks(tenant)]
 
 
 async def turns(tenant: Tenant) -> int:
-    """How many turns of UI actions the project has had."""
+    """The number of turns of UI actions in the project."""
     return await tenant.count("state.agent_inbox", "message_type = 'ui_action'")
 
 
-async def raw(tenant: Tenant, payload: bytes, told: dict[str, str] | None = None) -> None:
-    """A command as any program may write it."""
+async def raw(tenant: Tenant, payload: bytes, given: dict[str, str] | None = None) -> None:
+    """Publish a command with any payload."""
     subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.ui.action"
-    await tenant.stack.conn.store(subject, payload, headers={headers.MSG_ID: uuid7(), **(told or {})})
+    await tenant.stack.conn.store(subject, payload, headers={headers.MSG_ID: uuid7(), **(given or {})})

@@ -1,4 +1,4 @@
-"""State built through the ledger's own functions, in the few words a test needs."""
+"""Short functions that build a test's state by the ledger's own functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from turnstile.ledger.operations.sweep import list_stranded, release_stale_claim
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.ends import Ending, FinishedTurn, finish_turn, mark_announced
 from turnstile.ledger.turns.intake import (
     Enqueue,
     Enqueued,
@@ -21,17 +22,7 @@ from turnstile.ledger.turns.intake import (
 )
 from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.ledger.turns.transitions import (
-    BegunStep,
-    CommittedStep,
-    Ending,
-    FinishedTurn,
-    StepRecord,
-    begin_step,
-    commit_step,
-    finish_turn,
-    mark_announced,
-)
+from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts
 from turnstile.schema.cards import Card, CardType, Role, TextContent, make_card
@@ -51,6 +42,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.profiles import LlmConfig, Profile
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -64,7 +56,7 @@ ALICE, BOB, CAROL = AgentId("alice"), AgentId("bob"), AgentId("carol")
 
 
 def profile(name: str = "helper", **more: Any) -> Profile:
-    """A profile that asks the scripted model."""
+    """A profile with a scripted model."""
     return Profile(name=name, llm_config=LlmConfig(model="scripted/echo"), **more)
 
 
@@ -100,7 +92,7 @@ def command(
     depth_limit: int = 20,
     **fields: Any,
 ) -> Enqueue:
-    """An enqueue with its ids, to be sent with `send` as often as a test likes."""
+    """An enqueue with its ids; `send` may execute it several times."""
     return Enqueue(
         project_id=PROJECT,
         channel_id=CHANNEL,
@@ -122,7 +114,7 @@ async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **f
 
 
 async def send(conn: Connection, sent: Enqueue) -> Enqueued:
-    """One try of the statement, on this connection."""
+    """Execute the enqueue once, on this connection."""
     return await enqueue_turn(conn, sent, _cards(sent, "user.test"))
 
 
@@ -146,7 +138,7 @@ async def lease(pool: Pool, agent: AgentId = ALICE, **fields: Any) -> TurnRef:
 
 
 def turn_of(leased: Lease, like: TurnRef) -> TurnRef:
-    """The gate of a lease that was not claimed; its boxes are `like`'s."""
+    """The reference to the turn of an unclaimed lease, with the boxes of `like`."""
     return TurnRef.model_validate(like.model_dump() | leased.model_dump())
 
 
@@ -167,13 +159,13 @@ def card(turn: TurnRef, step: int, name: str, kind: CardType = CardType.THOUGHT,
 
 def middle_record(turn: TurnRef, step: int) -> StepRecord:
     """A step with one thought, after which another step follows."""
-    return StepRecord(step, {"next": "continue"}, [card(turn, step, "thought")], [], STARTED)
+    return StepRecord(step, ContinueMetadata(), [card(turn, step, "thought")], [], STARTED)
 
 
 def last_record(turn: TurnRef, step: int) -> StepRecord:
     """A step with one thought and the deliverable."""
     cards = [card(turn, step, "thought"), card(turn, step, "deliverable", CardType.DELIVERABLE)]
-    return StepRecord(step, {"next": "end"}, cards, [], STARTED)
+    return StepRecord(step, EndMetadata(), cards, [], STARTED)
 
 
 async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[Lease]:
@@ -217,7 +209,7 @@ async def play(pool: Pool, agent: AgentId = ALICE) -> TurnRef:
 
 
 async def drain(pool: Pool) -> None:
-    """Play every turn that is left to its end, as a worker does that finds it anywhere; calls time out at once."""
+    """Run every remaining turn to its end, whatever its state is; calls time out at once."""
     while True:
         await pool.run(lambda conn: release_stale_claims(conn, [TARGET], older_seconds=0, row_limit=500))
         await dispatch(pool, await pool.run(lambda conn: list_stranded(conn, [TARGET], row_limit=50)))
@@ -258,7 +250,7 @@ class Position:
 
 
 async def box(pool: Pool, box_id: BoxId | None) -> list[Position]:
-    """What is in a box, as it is stored."""
+    """The stored cards of a box with their positions."""
     async with pool.connection() as conn:
         rows = await conn.fetch(
             "SELECT position, card_id, metadata ->> 'type' AS type FROM box_cards JOIN cards USING (card_id)"
@@ -269,7 +261,7 @@ async def box(pool: Pool, box_id: BoxId | None) -> list[Position]:
 
 
 async def rows(pool: Pool, statement: str, *args: Any) -> list[dict[str, Any]]:
-    """Rows of a statement that only a test asks."""
+    """The rows of a statement that only a test executes."""
     async with pool.connection() as conn:
         return [dict(row) for row in await conn.fetch(statement, *args)]
 
@@ -290,7 +282,7 @@ async def head(pool: Pool, agent: AgentId = ALICE, project: ProjectId = PROJECT)
 
 
 async def stop_on(conn: Connection, agent: AgentId, turn: AgentTurnId | Enqueued) -> QueuedStop | None:
-    """stop_queued_turn with the deliverable that a stop makes, on this connection."""
+    """stop_queued_turn with the deliverable of a stop, on this connection."""
     name = turn.reply.agent_turn_id if isinstance(turn, Enqueued) else turn
     assert name is not None
     content = TextContent(text="stopped")

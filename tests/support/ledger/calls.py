@@ -1,4 +1,4 @@
-"""Calls that are out, through the ledger's own functions; and reports as a v1r4 tool writes them, by SQL."""
+"""Pending calls, built by the ledger's own functions; and reports by SQL, as a v1r4 tool writes them."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,16 +8,8 @@ from tests.support.ledger.agents import ALICE, PROJECT, STARTED, begin, box, car
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.transitions import (
-    LIVE,
-    CommittedStep,
-    Ending,
-    FinishedTurn,
-    StepRecord,
-    commit_step,
-    fallback_card,
-    finish_turn,
-)
+from turnstile.ledger.turns.ends import LIVE, Ending, FinishedTurn, fallback_card, finish_turn
+from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
 from turnstile.ledger.turns.waiting import (
     AppliedReports,
     Reported,
@@ -27,10 +19,10 @@ from turnstile.ledger.turns.waiting import (
     report,
     request_stop,
 )
-from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, ToolResultContent, make_card
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, InboxId, ProjectId, ToolCallId, step_id, uuid7
 from turnstile.schema.states import AfterExecution, HeadStatus, TurnStatus
+from turnstile.schema.step_metadata import SuspendMetadata
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import Ring, TurnRef
 from turnstile.schema.wire.inbox import ReportRequest
@@ -70,11 +62,9 @@ def call_record(
         for each in sent
         if each.tool_call_id not in uncarded
     ]
-    metadata: JsonObject = {"next": "suspend", "commands": [each.model_dump(mode="json") for each in sent]}
+    metadata = SuspendMetadata(commands=tuple(sent))
     ids = [each.tool_call_id for each in sent]
-    return StepRecord(
-        step, metadata, [card(turn, step, "thought"), *cards], ids, STARTED, calls=sent, wait_seconds=wait_seconds
-    )
+    return StepRecord(step, metadata, [card(turn, step, "thought"), *cards], ids, STARTED, wait_seconds=wait_seconds)
 
 
 async def suspend(
@@ -150,7 +140,7 @@ async def write_card(pool: Pool, made: Card, project: ProjectId = PROJECT) -> Ca
 async def written_report(
     pool: Pool, turn: TurnRef, call: str, card_id: str | None, message_type: str = "tool_result", **columns: Any
 ) -> InboxId:
-    """A report as a v1r4 tool writes it: ids in the payload only, nulls elsewhere, and its edge."""
+    """A report and its edge as a v1r4 tool writes them: ids in the payload only, nulls in the columns."""
     inbox_id = InboxId(uuid7())
     payload = {
         "tool_call_id": call,
@@ -186,7 +176,7 @@ _EDGE = """
         recursion_depth, trace_id, parent_step_id, metadata, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, NULL, NULL, $7, $8, $9, $10, $11, $12, NULL, $13::jsonb, NOW())
     ON CONFLICT (project_id, md5(correlation_id), primitive, edge_phase) DO NOTHING"""
-"""An edge as v1r4's store inserts it: it names the index that it relies on."""
+"""The statement with which v1r4's store inserts an edge: ON CONFLICT names the index."""
 
 
 async def written_edge(pool: Pool, turn: TurnRef, correlation: str, primitive: str, phase: str) -> None:
@@ -213,14 +203,14 @@ async def expire(pool: Pool, turn: TurnRef) -> list[Ring]:
 def ending(
     turn: TurnRef, code: str = "stopped", states: Sequence[HeadStatus] = LIVE
 ) -> Callable[[Connection], Awaitable[FinishedTurn]]:
-    """finish_turn without a step, as a stopped worker does, as a transition."""
+    """The transition finish_turn without a step, as for a stopped turn."""
     made = fallback_card(turn, (), TurnStatus.CANCELED, "stopped")
     how = Ending(TurnStatus.CANCELED, made.card_id, code)
     return lambda conn: finish_turn(conn, turn, how, cards=[made], from_statuses=states)
 
 
 async def end(pool: Pool, turn: TurnRef, code: str = "stopped", states: Sequence[HeadStatus] = LIVE) -> FinishedTurn:
-    """That transition, done."""
+    """Execute `ending`."""
     return await pool.run(ending(turn, code, states))
 
 
@@ -236,7 +226,7 @@ async def stop_on(conn: Connection, turn: TurnRef) -> RequestedStop:
 
 
 async def pass_deadline(pool: Pool) -> None:
-    """Every deadline is now."""
+    """Set every resume deadline to now."""
     await rows(pool, "UPDATE state.agent_state_head SET resume_deadline = now() WHERE resume_deadline IS NOT NULL")
 
 
@@ -253,7 +243,7 @@ async def row_of(pool: Pool, inbox_id: InboxId) -> dict[str, Any]:
 
 
 async def became(pool: Pool, inbox_id: InboxId) -> tuple[str, str | None]:
-    """What became of an inbox row: its status, and why."""
+    """The status of an inbox row, and its reason."""
     row = await row_of(pool, inbox_id)
     return row["status"], row["last_error"]
 

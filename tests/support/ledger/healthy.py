@@ -1,9 +1,9 @@
-"""A small ledger in which nothing is wrong, with a turn in every state, for tests that break it.
+"""A small valid ledger with a turn in every state, for tests that break it.
 
-Alice runs a turn and has one queued behind it; of hers have ended a plain one, one with calls that were answered and
-timed out, and one in the queue. Bob sleeps, with a call that waits and one that is reported; one of his was stopped in
-its sleep. Carol is idle after a child of Alice's turn, which a tool's result ended. Dave's turn is leased and claimed,
-and one of his has failed. Eve has done nothing. Frank is idle after a button that was pressed.
+Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a
+timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
+earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
+turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action.
 """
 
 from tests.support.ledger.agents import (
@@ -29,10 +29,12 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.transitions import Ending, StepRecord, finish_turn
+from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.steps import StepRecord
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId
 from turnstile.schema.states import StepStatus, TurnStatus
+from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
@@ -40,7 +42,7 @@ DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
-    """Build it; returns the turns by name, and under `{name}_box`, `{name}_context` and `{name}_row` what they name."""
+    """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
     await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
@@ -69,7 +71,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
 
 
 async def _called(pool: Pool) -> TurnRef:
-    """Two calls, of which one was answered."""
+    """A turn with two calls, of which one was answered."""
     turn = await sleeper(pool, "answered", "late", wait_seconds=0)
     reported = await told(pool, "answered")
     rings = await expire(pool, turn)
@@ -80,7 +82,7 @@ async def _called(pool: Pool) -> TurnRef:
 
 
 async def _child(pool: Pool, parent: TurnRef) -> TurnRef:
-    """A turn that another one asked for, ended by the result of its call."""
+    """A turn that another turn enqueued, ended by the result of its call."""
     lineage = {headers.PARENT_TURN_ID: parent.agent_turn_id, headers.PARENT_AGENT_ID: parent.agent_id}
     turn = await sleeper(pool, "ends", agent=CAROL, incoming=lineage)
     reported = await tell(pool, "ends")
@@ -113,7 +115,7 @@ async def _failed(pool: Pool) -> TurnRef:
     turn = await lease(pool, DAVE)
     await begin(pool, turn)
     made = card(turn, 1, "deliverable", CardType.DELIVERABLE)
-    record = StepRecord(1, {"next": "end", "error_code": "x"}, [made], [], STARTED, status=StepStatus.FAILED)
+    record = StepRecord(1, EndMetadata(error_code="x"), [made], [], STARTED, status=StepStatus.FAILED)
     how = Ending(TurnStatus.FAILED, made.card_id, "x")
     await pool.run(lambda conn: finish_turn(conn, turn, how, record=record))
     return turn

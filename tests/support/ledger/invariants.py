@@ -18,15 +18,15 @@ from turnstile.ledger.queries import Connection
 
 AGES = 10 * 365 * 24 * 3600.0
 AT_ONCE = Bounds(grace_seconds=AGES, claim_seconds=AGES, stranded_seconds=0.0, depth_limit=1_000_000)
-"""No time for what one transition must leave right, and all the time for what the safety net mends: none runs here."""
+"""Bounds without any grace for a single transition's rules, and without end for what the safety net would mend."""
 _LIMIT = 20
 _TOGETHER = 9
-"""Rules to a statement: asyncpg forgets the plans of statements beyond 15 KB."""
+"""Rules per statement: asyncpg does not cache the plans of statements above 15 KB."""
 
 
 @dataclass(frozen=True)
 class _Statement:
-    """Some rules as one; `names` are its parameters in the order of their numbers."""
+    """Several rules joined into one statement; `names` are its parameters in the order of their numbers."""
 
     sql: str
     names: list[str]
@@ -47,7 +47,7 @@ _STATEMENTS = [_joined(_RULES[start : start + _TOGETHER]) for start in range(0, 
 
 
 async def violations(conn: Connection, bounds: Bounds = AT_ONCE) -> list[Violation]:
-    """What breaks a rule, at most so many a rule, as the transaction of the connection sees it."""
+    """The violations, at most `_LIMIT` per rule, as the connection's transaction sees them."""
     values = arguments(Scope(), bounds, _LIMIT)
     found: list[Violation] = []
     for statement in _STATEMENTS:
@@ -57,6 +57,6 @@ async def violations(conn: Connection, bounds: Bounds = AT_ONCE) -> list[Violati
 
 
 async def assert_invariants(conn: Connection, *, skip: Container[str] = ()) -> None:
-    """Raises `AssertionError` with what breaks a rule, all broken ones at once."""
+    """Raise `AssertionError` with the violations of all rules."""
     broken = [each for each in await violations(conn) if each.rule not in skip]
     assert not broken, "\n".join(f"{each.rule} {each.section} {each.ids} {each.detail}" for each in broken[:_LIMIT])

@@ -1,6 +1,6 @@
-"""Which named queries a process runs: read out of the source, from its own modules down through the ledger's functions.
+"""Which named queries a process runs, read from the source: its modules, and the ledger functions that they call.
 
-A name stands for everything of that name in the ledger, so a process is told to run at most too much, never too little.
+A name stands for everything of that name in the ledger, so the result may contain too many queries, never too few.
 """
 
 import ast
@@ -11,9 +11,10 @@ from tests.support.paths import ROOT
 from turnstile.ledger.queries import all_queries
 
 WORKER = ("activities", "turnstile/processes/models.py")
-BRIDGE = ("bridge", "turnstile/telemetry/setup.py")
+BRIDGE = ("bridge", "activities/turn/turn_events.py", "turnstile/telemetry/setup.py")
 PROCESSES = tuple(
-    f"turnstile/processes/{name}.py" for name in ("worker_and_bridge", "connections", "presence", "exclusive_targets")
+    f"turnstile/processes/{name}.py"
+    for name in ("run", "worker", "bridge", "migration", "connections", "presence", "exclusive_targets")
 )
 SHARED = {
     "touch_worker": "worker",
@@ -21,10 +22,10 @@ SHARED = {
     "Pool": "both",
     "Hold": "both",
     "Held": "both",
-    "PACE": "both",
+    "LOCK_TIMES": "both",
     "try_hold": "both",
 }
-"""What the modules of `turnstile` that make up both processes use of the ledger by themselves."""
+"""Ledger functions used by those modules of `turnstile` that belong to both processes."""
 _ROOMS = {"turnstile.ledger", "turnstile.ledger.turns", "turnstile.ledger.pump", "turnstile.ledger.operations"}
 _ELSEWHERE = {"bridge/safety/engine_audit.py", "bridge/verbs/project_removal.py"}
 """Parts of `turnstile audit` and `turnstile project remove`, not of a bridge."""
@@ -46,7 +47,7 @@ def queries_of(process: str) -> set[str]:
 
 
 def used_by_processes() -> set[str]:
-    """What the modules of `PROCESSES` use of the ledger; `SHARED` and `migrate` have to name all of it."""
+    """Ledger functions that the modules of `PROCESSES` use; `SHARED` and `migrate` must name all of them."""
     return {name for path in PROCESSES for name in _imported(ROOT / path)}
 
 
@@ -58,7 +59,7 @@ def _files(paths: Iterable[str]) -> list[Path]:
 
 
 def _imported(path: Path) -> set[str]:
-    """Names that a module takes from the ledger; of a module of it, the attributes it uses."""
+    """Names that a module imports from the ledger; for an imported ledger module, the attributes that it uses."""
     names: set[str] = set()
     modules: set[str] = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))

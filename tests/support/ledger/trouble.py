@@ -1,4 +1,4 @@
-"""Errors that the real server raises and that pass: by a trigger with any SQLSTATE, or a disk that is really full."""
+"""Temporary errors of the real server: by a trigger that raises any SQLSTATE, or by a full disk."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ _DISK_KB = 2048
 async def raising(
     pool: Pool, sqlstate: str, *, on: str = "public.cards", words: str = NO_SPACE
 ) -> AsyncGenerator[None]:
-    """Every insert into the table fails with this SQLSTATE inside the block."""
+    """Inside the block every insert into the table fails with this SQLSTATE."""
     async with pool.connection() as conn:
         await conn.execute(
             "CREATE OR REPLACE FUNCTION public.raise_trouble() RETURNS trigger LANGUAGE plpgsql AS "
@@ -39,7 +39,7 @@ async def raising(
 
 @contextmanager
 def _small_disk() -> Generator[Path]:
-    """A file system of its own; skips where none can be mounted."""
+    """A small file system; skips the test if none can be mounted."""
     directory = Path(tempfile.mkdtemp(prefix="turnstile-disk-"))
     directory.chmod(0o755)  # for the server, which is another user than root
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_KB}k,mode=0777", "tmpfs", str(directory)]
@@ -65,7 +65,7 @@ def _fill(directory: Path) -> None:
 
 @asynccontextmanager
 async def full_disk(pool: Pool, table: str) -> AsyncGenerator[None]:
-    """The table is on a disk of its own that has no byte left; skips where no file system can be mounted."""
+    """Inside the block the table is on a full file system; skips the test if none can be mounted."""
     with _small_disk() as directory:
         name = f"disk_{uuid.uuid4().hex[:8]}"
         async with pool.connection() as conn:

@@ -1,6 +1,6 @@
-"""Turns that go through every fault point, whatever dies meanwhile, and the rows they leave behind.
+"""Turns that pass every fault point, also if a process dies meanwhile, and the rows that they leave.
 
-`Player` insists: a request that nobody answered, or that an error answered, is made again, as any client would.
+`Player` repeats a request that got no reply or an error, as any client would.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ PASSED: dict[Kind, tuple[Fault, ...]] = {
     "silent": (*_BEGINS, *_STEPS, *_CALLS, *_TIMEOUTS, *_ENDS),
     "stopped": (*_BEGINS, *_STEPS, *_CALLS, *_STOPS, *_ENDS),
 }
-"""The points that a turn of each kind passes, where nothing fails; it passes no others."""
+"""The points that a turn of each kind passes if nothing fails; it passes no others."""
 POINTS = [point for point in Fault if any(point in passed for passed in PASSED.values())]
 """The points of turns; those of the message pump are in its own tests."""
 KINDS: dict[Fault, Kind] = {
@@ -47,7 +47,7 @@ KINDS: dict[Fault, Kind] = {
     Fault.STOP_COMMITTED: "stopped",
     Fault.STOP_PUBLISHED: "stopped",
 }
-"""The kind of turn that meets a point; the others are met by one whose calls are answered."""
+"""The kind of turn that passes a point; points that are missing here are passed by a turn with answered calls."""
 
 GUESS = calling("nosuch", text="First a guess.")
 DONE: JsonObject = {"text": "All is done."}
@@ -73,14 +73,14 @@ HASTY: Config = {
         "command_retry_seconds": 3.0,
     },
 }
-"""What is broken is mended soon."""
+"""Settings with which the safety net mends soon."""
 
 Rows = dict[Kind, dict[str, Any]]
 
 
 @dataclass
 class Player:
-    """A turn of its own project, played to its end."""
+    """Runs a turn of a new project to its end."""
 
     hand: Hand
     kind: Kind
@@ -91,9 +91,9 @@ class Player:
         return self.hand.tenant
 
     async def play(self) -> dict[str, Any]:
-        """The turn from its enqueue to its end; returns the rows it left."""
-        told = json.dumps({"steps": LINES[self.kind]})
-        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": told, "correlation_id": uuid7()}
+        """Run the turn from its enqueue to its end; returns the rows that it left."""
+        instruction = json.dumps({"steps": LINES[self.kind]})
+        payload: JsonObject = {"agent_id": self.hand.agent, "instruction": instruction, "correlation_id": uuid7()}
         turn = AgentTurnId(str((await self.insist("enqueue", payload))["agent_turn_id"]))
         calls = [] if self.kind == "plain" else [call_of(turn, index, step=2) for index in range(CALLS)]
         for call in calls:
@@ -107,7 +107,7 @@ class Player:
         return await rows_of(self.tenant, turn)
 
     async def insist(self, verb: str, payload: JsonObject) -> JsonObject:
-        """The reply of a bridge that is there and well."""
+        """Repeat the request until a bridge replies without an error; returns the reply."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
@@ -137,7 +137,7 @@ CARDS: dict[Kind, int] = {"plain": 4, "answered": 11, "silent": 11, "stopped": 1
 
 
 async def unharmed(stack: Stack) -> Rows:
-    """The rows of each kind of turn where nothing fails, in this process: each passes its points and no others."""
+    """Run each kind of turn without faults in this process; returns its rows. Each passes its points and no others."""
     found: Rows = {}
     for kind, points in PASSED.items():
         with noted() as passed:
@@ -155,7 +155,7 @@ async def _announced(passed: set[Fault]) -> bool:
 
 @contextmanager
 def noted() -> Generator[set[Fault]]:
-    """The points that are passed in this process meanwhile; none of them strikes."""
+    """The fault points that this process passes during the block; none injects a fault."""
     passed: set[Fault] = set()
 
     def note(point: Fault) -> bool:
@@ -169,11 +169,11 @@ def noted() -> Generator[set[Fault]]:
 
 
 async def rows_of(tenant: Tenant, turn: AgentTurnId) -> dict[str, Any]:
-    """All that the turn left in the ledger and the event stream, with its ids replaced by their places.
+    """All rows of the turn in the ledger and the event stream, with its ids replaced by their places.
 
-    The order of the cards is told by their types alone. Results of calls that were out together stand in the order in
-    which they were applied: a bridge that dies with the first report claimed lets the second overtake it, and results
-    that one statement made (timeouts, cancellations) are in the order of their ids, which differ by turn.
+    Of the cards' order only the types are compared: results of concurrent calls are in the order in which they were
+    applied. If a bridge dies after it claimed the first report, the second overtakes it; and results that one statement
+    made (timeouts, cancellations) are in the order of their ids, which differ between turns.
     """
     names = {turn: "TURN", tenant.project: "PROJECT"}
     names |= {call_of(turn, index, step): f"CALL-{step}-{index}" for step in (1, 2) for index in range(CALLS)}

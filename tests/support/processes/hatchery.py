@@ -1,8 +1,8 @@
-"""`turnstile` as processes that start at once: forked from one that has everything imported, and has started nothing.
+"""`turnstile` as processes that start fast: forked from a parent that has imported everything and started nothing.
 
-Starting Python and importing is three quarters of what a life costs that ends a second later. What is forked is a
-process like any other: its own pid, environment, signals, connections and death. The parent is one thread that holds
-no connection and no loop; it ends, and its children with it, when the test's end of the pipe is closed.
+Starting Python and importing takes three quarters of the time of a process that ends after a second. A forked process
+is otherwise like any other: it has its own pid, environment, signals and connections. The parent is one thread without
+connections or an event loop; it ends with its children when the test closes its end of the pipe.
 """
 
 import asyncio
@@ -20,15 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from temporalio.worker import _worker
-
 from tests.support.paths import ROOT
 
-_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.worker_and_bridge")
+_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.run")
 
 
 class Hatched:
-    """A process that was forked, with the words of `asyncio.subprocess.Process`."""
+    """A forked process, with the interface of `asyncio.subprocess.Process`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -40,11 +38,11 @@ class Hatched:
         return self._ended.result() if self._ended.done() else None
 
     async def wait(self) -> int:
-        """The exit code, once it has one."""
+        """Wait for the end; returns the exit code."""
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: int) -> None:
-        """To the process, while it runs."""
+        """Send a signal to the process if it runs."""
         if not self._ended.done():
             os.kill(self.pid, number)
 
@@ -53,12 +51,12 @@ class Hatched:
         self.send_signal(signal.SIGKILL)
 
     def end(self, code: int) -> None:
-        """It was seen to end."""
+        """Record the process's end."""
         self._ended.set_result(code)
 
 
 class Hatchery:
-    """The parent, as a test speaks with it."""
+    """The test's side of the parent process that forks."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -67,7 +65,7 @@ class Hatchery:
         self._listener = asyncio.create_task(self._listen())
 
     async def spawn(self, words: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> Hatched:
-        """`turnstile` with these words, its output at the end of the log."""
+        """Fork `turnstile` with these arguments; its output is appended to the log."""
         assert self._process.stdin is not None
         asked: asyncio.Future[Hatched] = asyncio.Future()
         self._asked.append(asked)
@@ -76,7 +74,7 @@ class Hatchery:
         return await asked
 
     async def close(self) -> None:
-        """Gone, with all that was forked."""
+        """End the parent process and all forked processes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert await self._process.wait() == 0
@@ -85,17 +83,17 @@ class Hatchery:
     async def _listen(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            told = json.loads(line)
-            if "code" in told:
-                self._living.pop(told["pid"]).end(told["code"])
+            event = json.loads(line)
+            if "code" in event:
+                self._living.pop(event["pid"]).end(event["code"])
             else:
-                self._living[told["pid"]] = hatched = Hatched(told["pid"])
+                self._living[event["pid"]] = hatched = Hatched(event["pid"])
                 self._asked.pop(0).set_result(hatched)
 
 
 @asynccontextmanager
 async def hatchery() -> AsyncGenerator[Hatchery]:
-    """One that is ready for the first life."""
+    """A parent process that is ready to fork."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", __name__)
     root = ROOT
@@ -110,7 +108,6 @@ async def hatchery() -> AsyncGenerator[Hatchery]:
 def _serve() -> None:
     for name in _EVERYTHING:
         importlib.import_module(name)
-    _worker.load_default_build_id()  # a third of a second of every worker's start: it reads the code of all modules
     gc.collect()
     gc.freeze()
     awake, waker = os.pipe()
@@ -124,7 +121,7 @@ def _serve() -> None:
         ready, _, _ = select.select([awake, *([0] if open_pipe else [])], [], [])
         if awake in ready:
             os.read(awake, 4096)
-            _bury(living)
+            _reap(living)
         if 0 in ready:
             chunk = os.read(0, 1 << 16)
             open_pipe = bool(chunk)
@@ -137,27 +134,27 @@ def _serve() -> None:
 
 
 def _only_wake(_number: int, _frame: FrameType | None) -> None:
-    """The descriptor wakes."""
+    """Signal handler that does nothing: the wake-up descriptor wakes the loop."""
 
 
-def _bury(living: set[int]) -> None:
+def _reap(living: set[int]) -> None:
     while living:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
         living.discard(pid)
-        _tell(pid=pid, code=os.waitstatus_to_exitcode(status))
+        _send_event(pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
 def _fork(command: dict[str, Any], awake: int, waker: int) -> int:
     if (pid := os.fork()) == 0:
-        _live(command, awake, waker)
-    _tell(pid=pid)
+        _run_child(command, awake, waker)
+    _send_event(pid=pid)
     return pid
 
 
-def _live(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
-    """The child: `turnstile` from its first line to its exit code."""
+def _run_child(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
+    """In the child: run `turnstile` and end with its exit code."""
     from turnstile.cli import main  # noqa: PLC0415 -- imported above
 
     code: object = 1
@@ -176,7 +173,7 @@ def _live(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
         main()
     except SystemExit as ended:
         code = ended.code
-    except BaseException:  # noqa: BLE001 -- the last one to tell; a child must never go on as its parent
+    except BaseException:  # noqa: BLE001 -- a child must never go on with the parent's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -184,7 +181,7 @@ def _live(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def _tell(**event: int) -> None:
+def _send_event(**event: int) -> None:
     os.write(1, json.dumps(event).encode() + b"\n")
 
 

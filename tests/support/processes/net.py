@@ -1,6 +1,6 @@
-"""The safety net in a test's hand: it looks when it is told to, and nothing is too young for it.
+"""A safety net whose rules run when a test calls them, with all ages set to zero.
 
-`STILL` keeps the net of the stack's own bridge from looking, so that what a test has lost stays lost until it looks.
+With `STILL` the safety net of the stack's own bridge does not run, so that damage stays until the test's net mends it.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.support.conditions import until
 from tests.support.processes.stack import QUICK, Config, Stack
 from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
+from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety.rules import Rules, WatchdogTimes
 from turnstile.bridge.safety.watchdog import RuleReport, Watchdog
@@ -27,7 +28,8 @@ from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.lease import Claim, LiveTurn, claim_inbox
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import report
-from turnstile.processes.worker_and_bridge import safety_rules
+from turnstile.processes.bridge import safety_rules
+from turnstile.processes.connections import Servers
 from turnstile.schema.ids import AgentId, AgentTurnId, ToolCallId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueRequest, ReportRequest
@@ -63,18 +65,18 @@ class Net:
     rules: Rules
 
     async def look(self, name: str, *, dry_run: bool = False) -> RuleReport:
-        """What this rule found and mended now."""
+        """Run this rule; returns what it found and mended."""
         [swept] = await self.watchdog(name).once(dry_run=dry_run)
         return swept
 
     def watchdog(self, *names: str) -> Watchdog:
-        """One that has these rules, or all."""
+        """A watchdog with these rules, or with all."""
         watchdog = Watchdog(self.rules.pool, self.rules)
         watchdog._rules = [rule for rule in watchdog._rules if not names or rule.name in names]
         return watchdog
 
     async def finds(self, name: str, turn: AgentTurnId) -> RuleReport:
-        """What it mended once it found this turn: visibility may lag."""
+        """Run the rule until it finds this turn, since visibility may lag; returns what it mended."""
 
         async def found() -> bool:
             return f"agent_turn_id={turn}" in (await self.look(name, dry_run=True)).found
@@ -84,14 +86,15 @@ class Net:
 
 
 def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE) -> Net:
-    """The net of a bridge more."""
-    targets = stack.settings.worker.worker_targets
-    rules = safety_rules(stack.settings, targets, stack.pool, NatsPublisher(stack.conn), stack.temporal)
+    """The safety net of an additional bridge."""
+    served = ServedTargets(stack.settings.worker.worker_targets)
+    servers = Servers(stack.settings, stack.pool, stack.conn, stack.temporal)
+    rules = safety_rules(servers, served, NatsPublisher(stack.conn))
     return Net(replace(rules, times=times))
 
 
 async def pass_time(tenant: Tenant, by: timedelta = AGO) -> None:
-    """Everything of this project, and every worker's first sign, happened so much earlier; deadlines stay."""
+    """Shift the project's times, and every worker's first sign of life, into the past; deadlines stay."""
     for statement in (
         "UPDATE state.agent_state_head SET updated_at = updated_at - $1::interval WHERE project_id = $2",
         "UPDATE state.turn_outcomes SET ended_at = ended_at - $1::interval WHERE project_id = $2",
@@ -101,23 +104,23 @@ async def pass_time(tenant: Tenant, by: timedelta = AGO) -> None:
 
 
 async def sign_on(stack: Stack, instance: str = "somebody") -> None:
-    """A worker says that it is there."""
+    """Record a live worker."""
     await stack.pool.run(lambda conn: touch_worker(conn, instance, stack.settings.worker.worker_targets))
 
 
 async def nobody_serves(stack: Stack) -> None:
-    """No worker has ever said that it is there."""
+    """Delete all rows of workers."""
     async with stack.pool.connection() as conn:
         await conn.fetch("DELETE FROM state.workers")
 
 
 async def repairs(pool: Pool) -> dict[str, int]:
-    """How often each rule has mended something, by what the ledger says."""
+    """The number of repairs of each rule, according to the ledger."""
     return {each.rule: each.repaired for each in await pool.run(list_repairs)}
 
 
 async def in_hand(tenant: Tenant, turn: AgentTurnId) -> LiveTurn:
-    """The turn as its agent has it."""
+    """The live turn, from its agent's head."""
     found = await tenant.pool.run(lambda conn: locate_turn(conn, tenant.project, turn))
     assert found is not None
     return found
@@ -129,7 +132,7 @@ def workflow(stack: Stack, turn: AgentTurnId, run: str | None = None) -> Workflo
 
 
 async def status_of(stack: Stack, turn: AgentTurnId, run: str | None = None) -> WorkflowExecutionStatus | None:
-    """What the engine says of the turn's workflow; None if it knows none."""
+    """The status of the turn's workflow in Temporal; None if there is none."""
     try:
         return (await workflow(stack, turn, run).describe()).status
     except RPCError as error:
@@ -139,7 +142,7 @@ async def status_of(stack: Stack, turn: AgentTurnId, run: str | None = None) -> 
 
 
 async def until_status(stack: Stack, turn: AgentTurnId, *wanted: WorkflowExecutionStatus | None) -> None:
-    """Returns when the turn's workflow is there, or gone, as wanted."""
+    """Wait until the turn's workflow has one of these statuses; None means that there is no workflow."""
 
     async def there() -> bool:
         return await status_of(stack, turn) in wanted
@@ -148,13 +151,13 @@ async def until_status(stack: Stack, turn: AgentTurnId, *wanted: WorkflowExecuti
 
 
 async def terminate(stack: Stack, *turns: AgentTurnId) -> None:
-    """Their workflows are closed from outside, and are not visible any more."""
+    """Terminate the workflows of these turns, and wait until they are not visible any more."""
     await asyncio.gather(*(workflow(stack, turn).terminate() for turn in turns))
     await until_invisible(stack, *turns)
 
 
 async def until_invisible(stack: Stack, *turns: AgentTurnId) -> None:
-    """Returns when visibility, which lags, does not call their workflows open."""
+    """Wait until visibility, which lags, does not list their workflows as open."""
     reconciler = net_of(stack).rules.reconciler
 
     async def gone() -> bool:
@@ -164,7 +167,7 @@ async def until_invisible(stack: Stack, *turns: AgentTurnId) -> None:
 
 
 async def delete(stack: Stack, turn: AgentTurnId) -> None:
-    """The engine forgets the turn's workflow."""
+    """Delete the turn's workflow from Temporal."""
     execution = WorkflowExecution(workflow_id=turn_workflow_id(turn))
     request = DeleteWorkflowExecutionRequest(namespace=stack.temporal.namespace, workflow_execution=execution)
     await stack.temporal.workflow_service.delete_workflow_execution(request)
@@ -173,19 +176,19 @@ async def delete(stack: Stack, turn: AgentTurnId) -> None:
 
 
 async def restarts(tenant: Tenant, turns: Sequence[AgentTurnId]) -> list[int]:
-    """How often each turn in hand was started again."""
+    """The number of restarts of each live turn."""
     return [(await in_hand(tenant, turn)).restart_count for turn in turns]
 
 
 async def unheard(tenant: Tenant, agent: AgentId = ALICE, instruction: str = "hello") -> AgentTurnId:
-    """A leased turn of which nobody was told."""
+    """Lease a turn without publishing its doorbell."""
     request = EnqueueRequest(agent_id=agent, instruction=instruction)
     done = await enqueue(tenant.pool, tenant.project, CHANNEL, request, {}, depth_limit=20, sender="user.test")
     return turn_of(done.reply)
 
 
 async def claim(tenant: Tenant) -> list[Claim]:
-    """The due rows of the project's agents, as a bridge takes them that then dies."""
+    """Claim the due rows of the project's agents, like a bridge that dies after the claim."""
     agents = await tenant.rows("SELECT agent_id FROM resource.project_agents WHERE project_id = $1", tenant.project)
     keys = [(tenant.project, row["agent_id"]) for row in agents]
     targets = tenant.stack.settings.worker.worker_targets
@@ -193,7 +196,7 @@ async def claim(tenant: Tenant) -> list[Claim]:
 
 
 async def claimed_report(tenant: Tenant, call: ToolCallId) -> None:
-    """A report that was claimed, and of which the turn's workflow has not heard."""
+    """Store and claim a report without signalling the turn's workflow."""
     await report(
         tenant.pool, tenant.project, ReportRequest(tool_call_id=call, status=TurnStatus.SUCCESS, result="found")
     )

@@ -1,4 +1,4 @@
-"""`turnstile worker` and `turnstile bridge` as processes of their own, that tests may kill -9 and start again."""
+"""`turnstile worker` and `turnstile bridge` as separate processes that tests may kill and restart."""
 
 import asyncio
 import os
@@ -18,15 +18,15 @@ ROLES: tuple[Role, Role] = ("worker", "bridge")
 
 
 class TurnstileProcess:
-    """One of them; its output is gathered in a file through all its lives."""
+    """One such process; all of its runs append their output to one file."""
 
     def __init__(self, role: Role, config: Path, hatchery: Hatchery | None = None) -> None:
         self.role: Role = role
         self.log = config.with_name(f"{role}.log")
         self.env: dict[str, str] = {}
-        """What the next life has in its environment beside the test's own."""
+        """Environment variables of the next run, in addition to the test's own."""
         self.options: tuple[str, ...] = ()
-        """What its next command line ends with."""
+        """Further arguments of the next run."""
         self._config = config
         self._hatchery = hatchery
         self._process: asyncio.subprocess.Process | Hatched | None = None
@@ -34,7 +34,7 @@ class TurnstileProcess:
 
     @property
     def pid(self) -> int:
-        """The running process's."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
@@ -63,7 +63,7 @@ class TurnstileProcess:
         await self.until_it_says(f"{self.role} serves")
 
     async def until_it_says(self, words: str, timeout: float = 30.0) -> None:
-        """Returns when this life's log holds the words."""
+        """Wait until the log of this run contains the words."""
 
         async def said() -> bool:
             assert self._process is not None
@@ -73,7 +73,7 @@ class TurnstileProcess:
         await until(said, timeout, f"{self.role} says {words!r}")
 
     def says(self) -> str:
-        """The log of this life so far, its line breaks as blanks."""
+        """The log of this run so far, with line breaks as blanks."""
         return " ".join(self.log.read_bytes()[self._read :].decode().split())
 
     async def kill(self) -> None:
@@ -87,7 +87,7 @@ class TurnstileProcess:
         return await asyncio.wait_for(process.wait(), 30)
 
     async def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; returns the exit code."""
         return await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> int:
@@ -102,7 +102,7 @@ class TurnstileProcess:
             raise
 
     async def ensure(self) -> None:
-        """Running, whatever the test before did."""
+        """Start it unless it runs, with the defaults of a first run."""
         if self._process is None or self._process.returncode is not None:
             self._process = None
             await self.start()
@@ -121,13 +121,13 @@ class Processes:
     bridge: TurnstileProcess
 
     async def ensure(self) -> None:
-        """Both running."""
+        """Start each of them unless it runs."""
         await asyncio.gather(self.worker.ensure(), self.bridge.ensure())
 
 
 @asynccontextmanager
 async def processes_of(config: Path, hatchery: Hatchery | None = None) -> AsyncGenerator[Processes]:
-    """Worker and bridge with this configuration (out of a hatchery); not started yet, killed at the end."""
+    """Worker and bridge with this configuration, forked by a hatchery if given; not started yet, killed at the end."""
     both = Processes(*(TurnstileProcess(role, config, hatchery) for role in ROLES))
     try:
         yield both

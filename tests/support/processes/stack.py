@@ -1,4 +1,4 @@
-"""Turnstile as a whole on running servers: a database and a worker target of its own, worker and bridge somewhere.
+"""A whole Turnstile on running servers: a new database and worker target, with worker and bridge in any process.
 
 The bridge's verbs have one queue group per NATS, so only one stack may serve verbs on a server at a time.
 """
@@ -16,7 +16,8 @@ from temporalio.client import Client, WorkflowHistory
 from tests.support.paths import TESTS
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
-from turnstile.processes.worker_and_bridge import migrate_all, run_both
+from turnstile.processes.migration import migrate_all
+from turnstile.processes.run import run_both
 from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.settings import Settings, load_settings
 from turnstile.temporal.connect import connect_engine
@@ -41,11 +42,13 @@ QUICK: Config = {
     "model": {"retry_initial_seconds": 0.01, "retry_max_seconds": 0.05},
 }
 """The same rules as ever, with less patience."""
+PATIENT: Config = {**QUICK, "worker": {**QUICK["worker"], "quick_step_ms": 1000}}
+"""The longest quick steps that there are, so that a busy machine makes none of them an activity."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Where everything is, and connections of the test's own."""
+    """Addresses of the servers, and the test's own connections."""
 
     directory: Path
     config: Path
@@ -56,7 +59,7 @@ class Stack:
     temporal: Client
 
     async def history(self, turn: AgentTurnId) -> WorkflowHistory:
-        """What Temporal has recorded of a turn, its end included: the event of a turn may precede it."""
+        """The history of a turn, after its workflow has closed: the turn's event may come before."""
         handle = self.temporal.get_workflow_handle(turn_workflow_id(turn))
         await handle.result()
         return await handle.fetch_history()
@@ -94,7 +97,7 @@ async def open_stack(
     scripts: Sequence[Path] = SCRIPTS,
     target: str | None = None,
 ) -> AsyncGenerator[Stack]:
-    """A stack on an empty database, migrated and declared; nothing of it runs yet."""
+    """A stack on an empty, migrated database; no worker or bridge runs yet."""
     path = write_config(directory, endpoints, target or f"w-{uuid7()}", config, scripts)
     settings = load_settings(path)
     await migrate_all(settings, endpoints)
@@ -125,7 +128,7 @@ class Run(Protocol):
 
 @asynccontextmanager
 async def running_here(stack: Stack, run: Run = run_both) -> AsyncGenerator[None]:
-    """Worker and bridge of the stack, or one of them, in this process."""
+    """Run worker and bridge of the stack, or one of them, in this process."""
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(run(stack.settings, stack.endpoints, stop, ready=ready.set))
     up = asyncio.create_task(ready.wait())

@@ -1,4 +1,4 @@
-"""What a test that ran into its timeout was waiting for: where each task of the loop stood."""
+"""The stack of each task of the event loop, for the report of a test that ran into its timeout."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def tasks_of(loop: asyncio.AbstractEventLoop) -> str:
-    """Every task, innermost line last."""
+    """The stacks of all tasks, each with its innermost line last."""
     return "\n\n".join(
-        "\n".join((task.get_name(), *(f"  {place}" for place in _places(task.get_coro()))))
+        "\n".join((task.get_name(), *(f"  {frame_line}" for frame_line in _frames(task.get_coro()))))
         for task in asyncio.all_tasks(loop)
     )
 
 
-def _places(awaited: Any) -> Iterator[str]:
+def _frames(awaited: Any) -> Iterator[str]:
     while awaited is not None:
         for prefix in ("cr", "gi", "ag"):
             code: CodeType | None = getattr(awaited, f"{prefix}_code", None)

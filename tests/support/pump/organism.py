@@ -1,4 +1,4 @@
-"""Listeners for tests of the message pump: what each does is in its payload, what it did is appended to a file."""
+"""Listeners for tests of the message pump: the payload says what to do, and effects are appended to a file."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage
 
 DIRECTORY = "ORGANISM_DIRECTORY"
-"""Where listeners in a process that tests kill write their effects, and read how they are to die."""
+"""The variable that names the directory where listeners write their effects and read at which hop to die."""
 SECRET = "the words of an exception"
 
 
@@ -82,7 +82,7 @@ Deed = Callable[[str, HandlerMetadata], Awaitable[object]]
 
 
 def note(what: str) -> None:
-    """One line in the file of effects."""
+    """Append a line to the file of effects."""
     if directory := os.environ.get(DIRECTORY):
         with (Path(directory) / "effects").open("a", encoding="utf-8") as file:
             file.write(f"{what}\n")
@@ -128,7 +128,7 @@ async def gate(what: str, _: HandlerMetadata) -> object:
 
 
 async def is_there(path: Path) -> bool:
-    """Whether somebody has made the file."""
+    """Whether the file exists."""
     return path.exists()  # noqa: ASYNC240 -- one look at a file
 
 
@@ -304,7 +304,7 @@ async def pass_on(payload: Payload, metadata: HandlerMetadata) -> HandlerRespons
 
 
 def fate_of(place: str) -> str | None:
-    """How this process dies at this hop: the next line of the file `fates`, once a hop; None if it lives."""
+    """How this process dies at this hop: takes the next line of the file `fates`, once per hop; None if it goes on."""
     directory = Path(os.environ.get(DIRECTORY, "/nowhere"))
     fates = directory / "fates"
     if not fates.exists():

@@ -1,4 +1,4 @@
-"""What a message of Temporal's holds of ours."""
+"""Finds Turnstile's payloads in a message of Temporal."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The message pump from the outside: a client that sends, hears the answers, and looks at what the ledger keeps."""
+"""A client of the message pump that sends messages, receives replies, and reads the ledger."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ class Heard:
 
     @property
     def said(self) -> str:
-        """What a `done` of the organism says."""
+        """The text in a `done` payload of the organism."""
         assert self.payload is not None, self.event
         assert self.payload.startswith("<done><said>"), self.payload
         text = self.payload.removeprefix("<done><said>").removesuffix("</said></done>")
@@ -57,26 +57,26 @@ class Heard:
 
 @dataclass
 class Caller:
-    """A client of a project of its own."""
+    """A client of a new project."""
 
     tenant: Tenant
     events: dict[str, list[Heard]] = field(default_factory=dict[str, list[Heard]])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def request(self, to: str, payload: str | Payload | JsonObject, **fields: Any) -> SendReply:
-        """The reply to `send`, whatever it is."""
+        """Call `send`; returns its reply, accepted or not."""
         asked, told = request_of(to, payload, fields)
         reply = await self.tenant.client.request("send", asked, headers=told)
         return SendReply.model_validate(reply)
 
     async def send(self, to: str, payload: str | Payload | JsonObject, **fields: Any) -> SendReply:
-        """An accepted `send`."""
+        """Call `send`, which must be accepted; returns its reply."""
         reply = await self.request(to, payload, **fields)
         assert reply.status is ReplyStatus.ACCEPTED, reply
         return reply
 
     async def heard(self, sent: SendReply | str, timeout: float = 15.0) -> Heard:
-        """The answer to a message."""
+        """Wait for the reply event of a message."""
         message = sent if isinstance(sent, str) else str(sent.message_id)
         async with asyncio.timeout(timeout):
             while message not in self.events:
@@ -85,11 +85,11 @@ class Caller:
         return self.events[message][0]
 
     async def ask(self, to: str, payload: str | Payload | JsonObject, **fields: Any) -> Heard:
-        """The answer to a message that is sent now."""
+        """Send a message and wait for its reply event."""
         return await self.heard(await self.send(to, payload, **fields))
 
     async def on_event(self, msg: Msg) -> None:
-        """Take a reply event."""
+        """Record a reply event."""
         event = decode_object(msg.data)
         known: Any = event
         heard = Heard(
@@ -104,7 +104,7 @@ class Caller:
         return await self.tenant.pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=10_000))
 
     async def chain(self, sent: SendReply) -> list[str]:
-        """Whom each message of a thread went to from whom, its kind, and what came of it."""
+        """One line for each message of a thread: sender, chain, kind, status and effect."""
         lines = await self.messages(sent)
         return [f"{each.from_id} > {each.chain} {each.kind} {each.status} {each.effect}" for each in lines]
 
@@ -123,7 +123,7 @@ def request_of(
 
 @asynccontextmanager
 async def calling_in(stack: Stack) -> AsyncGenerator[Caller]:
-    """A caller in a project of its own, listening."""
+    """A caller in a new project, subscribed to its reply events."""
     caller = Caller(new_tenant(stack))
     subject = subjects.pump_reply(caller.tenant.project, CHANNEL)
     subscription = await stack.conn.subscribe(subject, caller.on_event)
@@ -134,7 +134,7 @@ async def calling_in(stack: Stack) -> AsyncGenerator[Caller]:
 
 
 async def assert_threads(conn: Connection) -> None:
-    """Raises `AssertionError` with the rows of conversations that break what protocol §9 says of them."""
+    """Raise `AssertionError` with the rows of threads that break protocol §9."""
     broken = {
         name: [json.dumps(dict(row), default=str) for row in found]
         for name, each in _QUERIES.items()
@@ -145,7 +145,7 @@ async def assert_threads(conn: Connection) -> None:
 
 @contextmanager
 def noting_statements(ours: set[str]) -> Generator[list[str]]:
-    """The statements of this process, in their order, of which an argument is in `ours`."""
+    """The statements of this process that have an argument in `ours`, in order."""
     seen: list[str] = []
     fetch = _CountingConnection.fetch
 

@@ -1,4 +1,4 @@
-"""Conversations built through the ledger's own functions: messages sent, begun and settled without any handler."""
+"""Threads built by the ledger's own functions: messages are sent, begun and settled without handlers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,13 +27,13 @@ USER = "user.anna"
 
 
 def new_ref(**fields: Any) -> ThreadRef:
-    """A thread of the usual project that is not there yet."""
+    """A reference to a new thread of the usual project."""
     known = {"project_id": PROJECT, "channel_id": CHANNEL, "thread_id": new_thread_id(), "worker_target": TARGET}
     return ThreadRef.model_validate({**known, **fields})
 
 
 def message(to: str = "a", thread: ThreadRef | None = None, **fields: Any) -> Send:
-    """A message from outside with its ids, to be sent as often as a test likes; `thread` is the one that it joins."""
+    """A message from outside with its ids, which may be sent several times; `thread` is the thread that it joins."""
     name = MessageId(uuid7())
     known: dict[str, Any] = {
         "thread": thread or new_ref(),
@@ -65,7 +65,7 @@ RESPONSE = Respond("<done/>")
 
 @dataclass(frozen=True)
 class Talk:
-    """A thread, as those who work on it see it."""
+    """A thread, with the operations of those who work on it."""
 
     pool: Pool
     ref: ThreadRef
@@ -73,16 +73,16 @@ class Talk:
     limits: ThreadLimits = LIMITS
 
     async def join(self, to: str = "a", **fields: Any) -> MessageId:
-        """Another message from outside."""
+        """Send another message from outside into the thread."""
         return (await sent_by(self.pool, message(to, self.ref, **fields), self.limits)).message_id
 
     async def begin(self, name: MessageId, run: str | None = None) -> BegunMessage | None:
-        """begin_message, by a run of its own if none is named."""
+        """begin_message, by a new run if none is given."""
         run = run or uuid7()
         return await self.pool.run(lambda conn: begin_message(conn, self.ref, name, run))
 
     async def begun(self, name: MessageId) -> BegunMessage:
-        """An open message in hand."""
+        """Begin an open message; it must not be settled yet."""
         found = await self.begin(name)
         assert found is not None
         return found
@@ -100,7 +100,7 @@ class Talk:
         return await self.pool.transact(self.settling(begun, effect))
 
     async def do(self, effect: Effect, name: MessageId | None = None) -> MessageId:
-        """Begin and settle a message, the newest if none is named; gives the one that it made, or else the newest."""
+        """Begin and settle a message, by default the newest; returns the message that it made, or else the newest."""
         name = name or (await self.lines())[-1].message_id
         await self.settle(await self.begun(name), effect)
         lines = await self.lines()
@@ -109,7 +109,7 @@ class Talk:
     async def wait(
         self, name: MessageId, seconds: float = 60, box: BoxId | None = None, turn: AgentTurnId | None = None
     ) -> AgentTurnId | None:
-        """await_turn, for a turn that nobody enqueued if none is named; None if the message was settled."""
+        """await_turn, by default for a turn that does not exist; None if the message was settled."""
         out, wanted = box or new_box_id(), turn or AgentTurnId(f"turn-of-{name}")
         waits = await self.pool.run(
             lambda conn: await_turn(conn, self.ref, name, wanted, out, deadline_seconds=seconds)
@@ -125,7 +125,7 @@ class Talk:
         return await self.pool.run(lambda conn: list_thread_messages(conn, self.ref.thread_id, row_limit=1000))
 
     async def shape(self) -> list[str]:
-        """Each message: from whom, along which chain, its kind, its status and what came of it."""
+        """One line for each message: sender, chain, kind, and effect or status."""
         return [
             f"{each.from_id} > {each.chain.removeprefix(f'{USER}.')} {each.kind} {each.effect or each.status}"
             + (" canceled" if each.effect and each.status == "canceled" else "")

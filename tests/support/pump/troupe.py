@@ -1,4 +1,4 @@
-"""Listeners that are agents of the roster, and a handler between them; what agents say is in their first message.
+"""Listeners that are agents, and a handler between them; the agents' answers are in their first message.
 
 Each agent's model is the script `actor` (`tests/e2e/scripts/actors.py`); `play` writes what it will say.
 """

@@ -11,8 +11,8 @@ from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.turnstile.support import launch, read_until, turnstile
 from turnstile.embedded import Endpoints
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.processes.worker_and_bridge import run_bridge
-from turnstile.schema.ids import AgentId, ProjectId
+from turnstile.processes.run import run_bridge
+from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.profiles import Profile
 
 DEMO = ProjectId("demo")
@@ -66,7 +66,7 @@ async def test_no_bridge_recommends_what_the_command_has(stack: Stack) -> None:
     short = {"TURNSTILE__NATS__PATIENCE_SECONDS": "0.5"}
     own = ("--json", "--config", stack.config)
     stopped, asked = await asyncio.gather(
-        turnstile("turn", "stop", "t1", *own, cwd=stack.directory, **short),
+        turnstile("turn", "stop", uuid7(), *own, cwd=stack.directory, **short),
         turnstile("enqueue", "c", "hi", *own, cwd=stack.directory, **short),
     )
     found = {name: ran.json()["error"] for name, ran in (("stop", stopped), ("enqueue", asked))}

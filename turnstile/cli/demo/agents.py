@@ -7,13 +7,13 @@ from turnstile.schema.pump.payloads import Payload
 
 
 class Wish(Payload):
-    """What a guest would like, in words."""
+    """A guest's wish as free text."""
 
     text: str
 
 
 class Dish(Payload):
-    """What is eaten with the bread."""
+    """The dish that the bread is for."""
 
     name: str
 
@@ -36,7 +36,7 @@ taster = Listener(
 
 
 def agent_profiles() -> tuple[Profile, Profile]:
-    """Their profiles; an id of LiteLLM in place of the scripted models asks real ones."""
+    """The agents' profiles; with a LiteLLM model id instead of the scripted models they call real models."""
     return (
         Profile(
             name="waiter",

@@ -1,6 +1,6 @@
-"""`turnstile demo-pump`: listeners that talk, on a fresh machine, without a key or a network; nothing left running.
+"""`turnstile demo-pump`: conversations of listeners on a fresh machine, without a key or a network.
 
-What is shown of each conversation is what an operator sees: every message as it is handled, then the real chain.
+For each conversation it prints every message when it is handled, then the real chain. At the end nothing runs any more.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile.cli.demo.agents import agent_profiles
-from turnstile.cli.demo.servers import hire, run_staged
+from turnstile.cli.demo.servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED, CommandFailed
 from turnstile.cli.session import Session
 from turnstile.cli.threads.thread_report import document_of, print_chain, read_thread
@@ -23,14 +23,14 @@ from turnstile.sdk.client import BridgeClient
 
 LISTENERS = ("turnstile.cli.demo.bakery", "turnstile.cli.demo.agents")
 MODELS = Path(__file__).with_name("scripts.py")
-_LOOK_SECONDS = 0.05
-_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_REPLY_SECONDS = 60.0
 _ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A conversation of the demo: why it is shown, and its first message."""
+    """A conversation of the demo: its title, and its first message."""
 
     title: str
     to: str
@@ -62,68 +62,68 @@ SCENES: tuple[Scene, ...] = (
 
 
 async def run_demo_pump(session: Session, *, keep: bool) -> None:
-    """Run it; with `keep` stay up until told to stop. Raises what `run_up` raises."""
+    """Run the demo; with `keep` stay up until stopped. Raises what `run_up` raises."""
     pump = session.settings.pump.model_copy(update={"listeners": list(LISTENERS)})
     model = session.settings.model
     model = model.model_copy(update={"scripts": [*model.scripts, MODELS]})
     settings = session.settings.model_copy(update={"pump": pump, "model": model})
-    await run_staged(session, settings, lambda inner: _play(inner, keep=keep), keep=keep)
+    await run_with_own_servers(session, settings, lambda inner: _play(inner, keep=keep), keep=keep)
 
 
 async def _play(session: Session, *, keep: bool) -> None:
     out = session.out
     async with session.ledger() as pool, session.bridge() as client:
         for profile in agent_profiles():
-            await hire(session, pool, profile)
+            await add_demo_agent(session, pool, profile)
         threads: list[ThreadId] = []
         for scene in SCENES:
             if not out.as_json:
                 out.line(f"\n{scene.title}", style="bold")
                 out.line(f"thread send {scene.to} '{scene.payload}'")
             threads.append(await _converse(session, pool, client, scene))
-        await _report(session, pool, threads)
+        await _print_reports(session, pool, threads)
     if not (keep or out.as_json):
         out.remark("the links work while it is up: `turnstile demo-pump --keep` stays up")
 
 
 async def _converse(session: Session, pool: Pool, client: BridgeClient, scene: Scene) -> ThreadId:
-    """Send, show each message as it comes, then the answer."""
+    """Send the scene's message, print each message of the thread as it comes, then the reply."""
     async with client.reply_inbox() as inbox:
-        asked: JsonObject = {"to": scene.to, "payload": scene.payload, "reply_to": inbox.subject}
-        sent = SendReply.model_validate(await client.request("send", asked))
+        arguments: JsonObject = {"to": scene.to, "payload": scene.payload, "reply_to": inbox.subject}
+        sent = SendReply.model_validate(await client.request("send", arguments))
         if sent.thread_id is None or sent.message_id is None:
             raise CommandFailed(sent.error_code or "not_sent", sent.error or "the message was not taken")
-        waiting = asyncio.create_task(inbox.wait(sent.message_id, _PATIENCE_SECONDS))
+        waiting = asyncio.create_task(inbox.wait(sent.message_id, _REPLY_SECONDS))
         shown, over = 0, False
         try:
             while not over:
                 over = waiting.done()
-                shown = await _show(session, pool, sent.thread_id, shown)
-                await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
+                shown = await _print_messages(session, pool, sent.thread_id, shown)
+                await asyncio.wait({waiting}, timeout=_POLL_SECONDS)
             _print_result(session, waiting.result())
         finally:
             waiting.cancel()
     return sent.thread_id
 
 
-async def _show(session: Session, pool: Pool, thread: ThreadId, shown: int) -> int:
-    """Print the messages beyond those that were shown; returns how many were by now."""
+async def _print_messages(session: Session, pool: Pool, thread: ThreadId, shown: int) -> int:
+    """Print the messages after the first `shown`; returns the number of messages printed so far."""
     messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=_ROWS))
     if len(messages) > shown and not session.out.as_json:
-        said = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=_ROWS))
+        payloads = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=_ROWS))
         for each in messages[shown:]:
             listener = each.chain.rpartition(".")[2]
-            session.out.line(f"· {each.from_id} → {listener}: {said[each.message_id]}", style="dim")
+            session.out.line(f"· {each.from_id} → {listener}: {payloads[each.message_id]}", style="dim")
     return len(messages)
 
 
-def _print_result(session: Session, heard: ReplyEvent) -> None:
+def _print_result(session: Session, reply: ReplyEvent) -> None:
     if not session.out.as_json:
-        session.out.line(f"{heard.sender} answers ({heard.reason}): {heard.payload}")
+        session.out.line(f"{reply.sender} answers ({reply.reason}): {reply.payload}")
 
 
-async def _report(session: Session, pool: Pool, threads: Sequence[ThreadId]) -> None:
-    """The chain of each conversation, and its page."""
+async def _print_reports(session: Session, pool: Pool, threads: Sequence[ThreadId]) -> None:
+    """Print the chain of each conversation and its page in the Web UI."""
     out = session.out
     reports = [await read_thread(session, pool, thread, payloads=out.as_json) for thread in threads]
     if any(reply.kind is not ReplyKind.REPLY for report in reports for reply in report.replies):

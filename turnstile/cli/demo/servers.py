@@ -1,6 +1,6 @@
-"""Where a demo plays: its own servers with worker and bridge, in a directory that goes with it.
+"""Runs a demo on its own servers, worker and bridge, by default in a temporary directory.
 
-It never touches the servers that the settings name: what a demo makes does not belong there. Nothing is left running.
+It never uses the servers that the settings name, since the demo's agents do not belong there. At the end nothing runs.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from turnstile.schema.profiles import Profile
 from turnstile.settings import DatabaseSettings, NatsSettings, Settings, TemporalSettings
 
 
-async def run_staged(
+async def run_with_own_servers(
     session: Session, settings: Settings, play: Callable[[Session], Coroutine[Any, Any, None]], *, keep: bool
 ) -> None:
-    """Run `play` once all is up; with `keep` stay up until told to stop. Raises what it and `run_up` raise."""
+    """Run `play` when all servers are up; with `keep` stay up until stopped. Raises what `play` and `run_up` raise."""
     with _data_directory(session, keep=keep) as data:
         inner = Session(_own_servers(settings), replace(session.options, data=data), session.out)
         up, halt = asyncio.Event(), asyncio.Event()
@@ -36,7 +36,7 @@ async def run_staged(
         session.out.remark(f"starting PostgreSQL, NATS and Temporal in {data}")
         servers = asyncio.create_task(run_up(inner.settings, data, halt, say=session.out.remark, ready=ready))
         try:
-            await _first(unless(session.stop, _played(inner, up, play)), servers)
+            await _first(unless(session.stop, _play_when_up(inner, up, play)), servers)
             if keep:
                 session.out.remark("staying up; Ctrl-C stops it")
                 await _first(session.stop.wait(), servers)
@@ -49,21 +49,23 @@ async def run_staged(
         session.exit_code = session.exit_code or inner.exit_code
 
 
-async def hire(session: Session, pool: Pool, profile: Profile) -> None:
-    """The profile and an agent of its name; what an earlier demo on this data left is used again."""
+async def add_demo_agent(session: Session, pool: Pool, profile: Profile) -> None:
+    """Store the profile and add an agent of the same name, unless an earlier demo on this data added it."""
     await put_profile(pool, session.project, profile)
     agent = AgentId(profile.name)
     if all(row.agent_id != agent for row in await list_agents(pool, session.project)):
         await add_agent(pool, session.project, agent, profile.name)
 
 
-async def _played(session: Session, up: asyncio.Event, play: Callable[[Session], Coroutine[Any, Any, None]]) -> None:
+async def _play_when_up(
+    session: Session, up: asyncio.Event, play: Callable[[Session], Coroutine[Any, Any, None]]
+) -> None:
     await up.wait()
     await play(session)
 
 
 async def _first(work: Coroutine[Any, Any, object], servers: asyncio.Task[None]) -> None:
-    """Wait for `work`; give it up if the servers end first, whose error is then raised by the caller."""
+    """Wait for `work`; cancel it if the servers end first. The caller raises the servers' error."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task, servers}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,7 +77,7 @@ async def _first(work: Coroutine[Any, Any, object], servers: asyncio.Task[None])
 
 
 def _own_servers(settings: Settings) -> Settings:
-    """The settings without the addresses of other servers."""
+    """The settings without server addresses, so that embedded servers are used."""
     return settings.model_copy(
         update={
             "database": DatabaseSettings(patience_seconds=settings.database.patience_seconds),
@@ -87,7 +89,7 @@ def _own_servers(settings: Settings) -> Settings:
 
 @contextmanager
 def _data_directory(session: Session, *, keep: bool) -> Generator[Path]:
-    """`--data`, else the usual one with `keep`, else one that is removed."""
+    """`--data` if given, else with `keep` the default directory, else a temporary one."""
     if session.options.data is not None or keep:
         yield session.options.data or DEFAULT_DATA
         return

@@ -1,13 +1,13 @@
-"""`turnstile demo`: everything on a fresh machine, without a key or a network, and nothing left running.
+"""`turnstile demo`: two agents and a tool on a fresh machine, without a key or a network.
 
-It always starts its own servers and never touches those that the settings name: its agents do not belong there.
+It starts its own servers and never uses those that the settings name. At the end nothing runs any more.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from turnstile.cli.demo.servers import hire, run_staged
+from turnstile.cli.demo.servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
@@ -30,7 +30,7 @@ QUESTION = "What happens when I ask you something?"
 
 
 def demo_profiles(model: str = DEFAULT_MODEL) -> tuple[Profile, Profile]:
-    """The two profiles of `examples/profiles/`; both ask `model` unless it is the default."""
+    """The two profiles of `examples/profiles/`; both call `model` unless it is the default."""
     guide = Profile(
         name="guide",
         tags=["demo"],
@@ -64,20 +64,20 @@ async def word_count(text: str) -> dict[str, int]:
 
 
 async def run_demo(session: Session, *, keep: bool, model: str) -> None:
-    """Run it; with `keep` stay up until told to stop. Raises what `run_up` raises."""
+    """Run the demo; with `keep` stay up until stopped. Raises what `run_up` raises."""
     worker = session.settings.worker.model_copy(update={"worker_targets": [demo_profiles()[0].worker_target]})
     settings = session.settings.model_copy(update={"worker": worker})
-    await run_staged(session, settings, lambda inner: _show(inner, model, keep=keep), keep=keep)
+    await run_with_own_servers(session, settings, lambda inner: _play(inner, model, keep=keep), keep=keep)
 
 
-async def _show(session: Session, model: str, *, keep: bool) -> None:
+async def _play(session: Session, model: str, *, keep: bool) -> None:
     out = session.out
     guide, echo = demo_profiles(model)
-    async with session.ledger() as pool, _serving(session):
+    async with session.ledger() as pool, _serving_tool(session):
         for tool in tools.definitions():
             await put_tool(pool, session.project, tool)
         for profile in (guide, echo):
-            await hire(session, pool, profile)
+            await add_demo_agent(session, pool, profile)
         if not out.as_json:
             out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
@@ -87,12 +87,12 @@ async def _show(session: Session, model: str, *, keep: bool) -> None:
             out.line("\nenqueue echo, with guide's output box as its context", style="bold")
         question = Question("echo", "Thank you, guide.", context_box_id=output_box)
         second = await ask_and_follow(session, pool, request_of(question))
-        await _report(session, pool, [first, second], keep=keep)
+        await _print_reports(session, pool, [first, second], keep=keep)
 
 
 @asynccontextmanager
-async def _serving(session: Session) -> AsyncGenerator[None]:
-    """The tool, answering calls on NATS as one in a process of its own would."""
+async def _serving_tool(session: Session) -> AsyncGenerator[None]:
+    """Serve the tool over NATS while the block runs, as a separate process would."""
     stop, ready = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(
         tools.run(nats_url(session.settings, session.options.data), stop=stop, ready=ready.set)
@@ -109,7 +109,7 @@ async def _serving(session: Session) -> AsyncGenerator[None]:
         await serving
 
 
-async def _report(session: Session, pool: Pool, turns: list[AgentTurnId], *, keep: bool) -> None:
+async def _print_reports(session: Session, pool: Pool, turns: list[AgentTurnId], *, keep: bool) -> None:
     out = session.out
     reports = [await read_report(pool, session, turn) for turn in turns]
     links = [link_of(session, turn) for turn in turns]

@@ -1,4 +1,4 @@
-"""`turnstile audit`: whether ledger and engine are what the protocol says; each violation by its ids."""
+"""`turnstile audit`: checks the protocol's invariants on ledger and Temporal, and prints each violation by its ids."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -28,10 +28,10 @@ async def audit(
     since: Annotated[
         str | None, typer.Option(help="Only turns enqueued since then: a time, or an age as 24h or 30d.", metavar="T")
     ] = None,
-    engine: Annotated[bool, typer.Option("--engine", help="Compare ledger and Temporal too.")] = False,
-    limit: Annotated[int, typer.Option(help="Violations of a rule at most.", min=1, max=100_000)] = 100,
+    engine: Annotated[bool, typer.Option("--engine", help="Also compare ledger and Temporal.")] = False,
+    limit: Annotated[int, typer.Option(help="Most violations shown of a rule.", min=1, max=100_000)] = 100,
 ) -> None:
-    """Check every invariant of the protocol and change nothing; turns may go on. Exit code 1 if one is broken."""
+    """Check every invariant of the protocol; change nothing. Turns may run meanwhile. Exit code 1 if one is broken."""
     import time
 
     from turnstile.ledger.operations.audit import Bounds, Scope, audit
@@ -74,7 +74,7 @@ async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
 
 
 def _print_result(session: "Session", found: "Sequence[Audit]", seconds: float) -> None:
-    """The rules as a table and each violation on a line, or all of it as one JSON object."""
+    """Print the rules as a table and each violation on a line, or all as one JSON object."""
     rules = [rule for each in found for rule in each.rules]
     broken = [violation for each in found for violation in each.violations]
     cut = [rule.rule for rule in rules if rule.cut]
@@ -97,5 +97,5 @@ def _print_result(session: "Session", found: "Sequence[Audit]", seconds: float) 
     for rule in cut:
         session.out.remark(f"{rule} has more violations: --limit shows more of them")
     held = sum(not rule.violations for rule in rules)
-    told = f"{held} of {len(rules)} rules hold, {len(broken)} violations, {seconds:.1f} s"
-    session.out.line(told, style="bold red" if broken else "green")
+    summary = f"{held} of {len(rules)} rules hold, {len(broken)} violations, {seconds:.1f} s"
+    session.out.line(summary, style="bold red" if broken else "green")

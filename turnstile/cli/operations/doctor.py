@@ -1,4 +1,4 @@
-"""`turnstile doctor`: whether turns could run here, line by line, with what to do."""
+"""`turnstile doctor`: checks whether turns can run here; one line per check, with a hint if it fails."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -23,10 +23,10 @@ def register(root: typer.Typer) -> None:
 async def doctor(
     session: "Session",
     model: Annotated[
-        list[str] | None, typer.Option(help="A model to check, besides those of profiles; may be repeated.")
+        list[str] | None, typer.Option(help="A model to check, in addition to those of profiles; may be repeated.")
     ] = None,
 ) -> None:
-    """Check versions, servers, models and keys. Exit code 1 if something fails. No provider is asked."""
+    """Check versions, servers, models and keys, without calling a provider. Exit code 1 if a check fails."""
     from turnstile.doctor.examine import examine
 
     checks = await examine(session.settings, session.options.data, model or ())

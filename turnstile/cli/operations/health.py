@@ -1,4 +1,4 @@
-"""`turnstile health`: whether what runs here serves: by the data directory, or by the settings as in containers."""
+"""`turnstile health`: whether the processes of a data directory serve, or in a container the one of the settings."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -21,34 +21,34 @@ def register(root: typer.Typer) -> None:
 
 
 async def health(session: "Session") -> None:
-    """Ask the processes of the data directory, or what is at [observability].metrics_port, whether they serve.
+    """Ask the processes of the data directory, or the one at [observability].metrics_port, whether they serve.
 
-    Exit code 1 if one does not, 3 if nothing is there.
+    Exit code 1 if one does not serve, 3 if there is none.
     """
     from ipaddress import ip_address
 
     from turnstile.embedded.ports import LOOPBACK
     from turnstile.schema.errors import ServerUnavailable
 
-    told = session.settings.observability
-    if not told.metrics_port:
-        await _ask_here(session, LOOPBACK)
+    section = session.settings.observability
+    if not section.metrics_port:
+        await _print_data_directory(session, LOOPBACK)
         return
-    everywhere = ip_address(told.metrics_host).is_unspecified
-    host = "localhost" if everywhere else told.metrics_host
-    standing = await _standing(host, told.metrics_port)
-    if standing is None:
-        raise ServerUnavailable(f"no answer from a worker or bridge at {host}:{told.metrics_port}")
+    everywhere = ip_address(section.metrics_host).is_unspecified
+    host = "localhost" if everywhere else section.metrics_host
+    status = await _fetch_status(host, section.metrics_port)
+    if status is None:
+        raise ServerUnavailable(f"no answer from a worker or bridge at {host}:{section.metrics_port}")
     if session.out.as_json:
-        session.out.document({"standing": standing})
+        session.out.document({"standing": status})
     else:
-        session.out.line(standing)
-    if standing != "serving":
+        session.out.line(status)
+    if status != "serving":
         session.exit_code = REFUSED
 
 
-async def _ask_here(session: "Session", host: str) -> None:
-    """The processes that the data directory names; the standing of all is that of the worst."""
+async def _print_data_directory(session: "Session", host: str) -> None:
+    """Print the status of each process of the data directory; the overall status is that of the worst."""
     import asyncio
 
     from turnstile.schema.errors import ServerUnavailable
@@ -58,39 +58,39 @@ async def _ask_here(session: "Session", host: str) -> None:
     if not found:
         where = f"in {session.options.data}" if session.options.data else "here"
         raise ServerUnavailable(
-            f"no worker, bridge or `turnstile up` runs {where}; one with servers of its own tells its health at "
-            "[observability].metrics_port"
+            f"no worker, bridge or `turnstile up` runs {where}; a process without a data directory serves its health "
+            "at [observability].metrics_port"
         )
-    told = [each or "stuck" for each in await asyncio.gather(*(_standing(host, each.port) for each in found))]
-    worst = next((each for each in told if each != "serving"), "serving")
+    statuses = [each or "stuck" for each in await asyncio.gather(*(_fetch_status(host, each.port) for each in found))]
+    worst = next((each for each in statuses if each != "serving"), "serving")
     if session.out.as_json:
         listed: list[JsonValue] = [
-            {"role": each.role, "pid": each.pid, "standing": standing}
-            for each, standing in zip(found, told, strict=True)
+            {"role": each.role, "pid": each.pid, "standing": status}
+            for each, status in zip(found, statuses, strict=True)
         ]
         session.out.document({"standing": worst, "processes": listed})
     else:
-        for each, standing in zip(found, told, strict=True):
-            session.out.line(f"{each.role} (process {each.pid}): {standing}")
+        for each, status in zip(found, statuses, strict=True):
+            session.out.line(f"{each.role} (process {each.pid}): {status}")
     if worst != "serving":
         session.exit_code = REFUSED
 
 
-async def _standing(host: str, port: int) -> str | None:
-    """What is told there; None if nothing is."""
+async def _fetch_status(host: str, port: int) -> str | None:
+    """The status that the process at this address reports; None if there is no answer."""
     import asyncio
 
     from turnstile.telemetry.health import ANSWER_SECONDS, PATH
 
     try:
         async with asyncio.timeout(2 * ANSWER_SECONDS):
-            return await _ask(host, port, PATH)
+            return await _get(host, port, PATH)
     except (OSError, TimeoutError):
         return None
 
 
-async def _ask(host: str, port: int, path: str) -> str:
-    """The body of one answer: plain HTTP/1.0, as a client library takes longer to load than to use."""
+async def _get(host: str, port: int, path: str) -> str:
+    """The body of the response to a GET; plain HTTP/1.0, since importing a client library would take longer."""
     import asyncio
 
     reader, writer = await asyncio.open_connection(host, port)

@@ -1,4 +1,4 @@
-"""`turnstile project`: the removal of a project with all its data, from ledger, streams and engine."""
+"""`turnstile project`: removes a project with all its data from ledger, streams and Temporal."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -24,8 +24,8 @@ async def remove(
     session: "Session",
     project: Annotated[str, typer.Argument(help="The project.", metavar="PROJECT", show_default=False)],
     stop_turns: Annotated[bool, typer.Option("--stop-turns", help="End its live turns and threads first.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, remove nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be removed; remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove all data of a project: rows, stored messages, workflows. It cannot be undone; `export` keeps a copy."""
     from turnstile.processes import addresses
@@ -34,7 +34,7 @@ async def remove(
     from turnstile.schema.ids import ProjectId, token
 
     named = ProjectId(token(project, "PROJECT"))
-    if not (yes or dry_run or session.out.asks(f"Remove all data of project {named}, for good?")):
+    if not (yes or dry_run or session.out.confirm(f"Remove all data of project {named}, for good?")):
         raise BadRequest("nothing was removed: --yes confirms it")
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     async with open_servers(session.settings, endpoints, "turnstile-remove") as servers:
@@ -63,7 +63,7 @@ async def _remove(
     *,
     stop_turns: bool,
 ) -> dict[str, int]:
-    """Turns end before their workflows, these before the rows that they read; the events of all that go last."""
+    """Remove in this order: turns, workflows, the rows that workflows read, and last all events."""
     from turnstile.bridge.publishing.publisher import NatsPublisher
     from turnstile.bridge.verbs.project_removal import remove_workflows, stop_live_turns
     from turnstile.ledger.operations.removal import close_project, remove_rows
@@ -71,9 +71,9 @@ async def _remove(
 
     await pool.transact(lambda closing: close_project(closing, project, stop_turns=stop_turns))
     stopped = await stop_live_turns(pool, NatsPublisher(conn), project) if stop_turns else 0
-    with session.out.progress("removing") as told:
+    with session.out.progress("removing") as show:
         flows = await remove_workflows(client, project)
-        rows = await remove_rows(pool, project, lambda table, _rows: told(table))
+        rows = await remove_rows(pool, project, lambda table, _rows: show(table))
     return {"turns stopped": stopped, "workflows": flows} | rows | await purge_project(conn, project)
 
 

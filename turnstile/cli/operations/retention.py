@@ -1,4 +1,4 @@
-"""`turnstile prune` and `turnstile export`: what goes when it is old, and a project's data as JSON lines."""
+"""`turnstile prune` and `turnstile export`: removes old data, and writes a project's data as JSON lines."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -25,14 +25,14 @@ def register(root: typer.Typer) -> None:
 async def prune(
     session: "Session",
     older_than: Annotated[
-        str, typer.Option(help="What ended before then: an age as 30d, or a time.", metavar="T", show_default=False)
+        str, typer.Option(help="Remove what ended before: an age as 30d, or a time.", metavar="T", show_default=False)
     ],
     project: Annotated[str | None, typer.Option(help="Only this project, instead of all.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, remove nothing.")] = False,
-    batch: Annotated[int, typer.Option(help="Rows that a transaction looks at.", min=1, max=10_000)] = 500,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be removed; remove nothing.")] = False,
+    batch: Annotated[int, typer.Option(help="Rows read per transaction.", min=1, max=10_000)] = 500,
     pause: Annotated[float, typer.Option(help="Seconds between transactions.", min=0, max=60)] = 0.0,
 ) -> None:
-    """Remove turns and threads that ended long ago, and cards and boxes that nobody uses any more."""
+    """Remove turns and threads that ended long ago, and cards and boxes that nothing refers to any more."""
     import time
 
     from turnstile.ledger.operations.retention import Limits
@@ -40,16 +40,16 @@ async def prune(
     from turnstile.schema.ids import ProjectId, token
 
     named = None if project is None else ProjectId(token(project, "--project"))
-    limits = Limits(_old(older_than), named, batch, pause)
+    limits = Limits(_parse_age(older_than), named, batch, pause)
     began = time.monotonic()
     async with session.ledger() as pool:
-        with session.out.progress("counting" if dry_run else "pruning") as told:
-            done = await run(pool, limits, dry_run=dry_run, report=lambda sums: told(_shown(sums)))
+        with session.out.progress("counting" if dry_run else "pruning") as show:
+            done = await run(pool, limits, dry_run=dry_run, report=lambda sums: show(_summary(sums)))
     _print_result(session, limits, done, time.monotonic() - began, dry_run=dry_run)
 
 
-def _old(text: str) -> "datetime":
-    """An age of an hour at least: whoever waits for a turn has read it by then."""
+def _parse_age(text: str) -> "datetime":
+    """A time at least an hour ago, so that clients that wait for a turn have read it."""
     from datetime import UTC, datetime, timedelta
 
     from turnstile.schema.errors import BadRequest
@@ -60,7 +60,7 @@ def _old(text: str) -> "datetime":
     return before
 
 
-def _shown(done: "Pruned") -> str:
+def _summary(done: "Pruned") -> str:
     return f"{done.turns} turns, {done.threads} threads, {done.boxes} boxes, {done.cards} cards"
 
 
@@ -82,7 +82,7 @@ async def export(
     out: Annotated[str, typer.Option(help="File to write; - is standard output.", metavar="FILE")] = "-",
     agent: Annotated[list[str] | None, typer.Option(help="Only this agent; may be repeated.", metavar="ID")] = None,
 ) -> None:
-    """Write all data of a project as JSON lines, as it is at one moment; turns may go on."""
+    """Write all data of a project at one moment as JSON lines. Turns may run meanwhile."""
     import asyncio
     import contextlib
     import sys
@@ -100,13 +100,13 @@ async def export(
         raise BadRequest(f"--out: {error.filename} cannot be written ({error.strerror})") from None
     lines = 0
     async with session.ledger() as pool:
-        with opened as file, session.out.progress("exporting") as told:
+        with opened as file, session.out.progress("exporting") as show:
             async with contextlib.aclosing(export_project(pool, named, agents)) as exported:
                 async for line in exported:
                     file.write(line.text + "\n")
                     lines += line.table is not None
                     if lines % 1000 == 0:
-                        told(f"{lines} rows")
+                        show(f"{lines} rows")
             file.flush()
     if not lines:
         if out != "-":

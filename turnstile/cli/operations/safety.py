@@ -1,4 +1,4 @@
-"""`turnstile watchdog` and `turnstile rebuild-engine`: the safety net by hand."""
+"""`turnstile watchdog` and `turnstile rebuild-engine`: runs the safety net by hand."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -23,7 +23,7 @@ def register(root: typer.Typer) -> None:
 async def watchdog(
     session: "Session",
     once: Annotated[bool, typer.Option("--once", help="Run each rule once, now.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --once: say what would be mended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --once: print what would be mended.")] = False,
 ) -> None:
     """Show what the safety net has mended, by rule; with --once run its rules for the settings' worker_targets."""
     from turnstile.schema.errors import BadRequest
@@ -31,12 +31,12 @@ async def watchdog(
     if dry_run and not once:
         raise BadRequest("--dry-run is for a run of the rules: add --once")
     if once:
-        await _once(session, dry_run=dry_run)
+        await _run_once(session, dry_run=dry_run)
     else:
-        await _so_far(session)
+        await _print_repairs(session)
 
 
-async def _so_far(session: "Session") -> None:
+async def _print_repairs(session: "Session") -> None:
     from turnstile.ledger.operations.recovery import list_repairs
 
     async with session.ledger() as pool:
@@ -48,28 +48,28 @@ async def _so_far(session: "Session") -> None:
     )
 
 
-async def _once(session: "Session", *, dry_run: bool) -> None:
+async def _run_once(session: "Session", *, dry_run: bool) -> None:
     from turnstile.bridge.safety.watchdog import Watchdog
     from turnstile.ledger.operations.recovery import list_repairs
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import open_rules
+    from turnstile.processes.bridge import open_rules
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     async with open_rules(session.settings, endpoints) as (pool, rules):
-        swept = await Watchdog(pool, rules).once(dry_run=dry_run)
+        reports = await Watchdog(pool, rules).once(dry_run=dry_run)
         total = {each.rule: each.repaired for each in await pool.run(list_repairs)}
-    session.exit_code = int(any(each.failed for each in swept))
+    session.exit_code = int(any(each.failed for each in reports))
     if session.out.as_json:
         session.out.document(
-            {each.rule: {"found": list(each.found), "mended": each.mended, "failed": each.failed} for each in swept}
+            {each.rule: {"found": list(each.found), "mended": each.mended, "failed": each.failed} for each in reports}
         )
         return
     session.out.table(
         "the safety net, dry" if dry_run else "the safety net",
         ["rule", "found", "mended", "so far", "failed"],
-        [(each.rule, len(each.found), each.mended, total.get(each.rule, 0), each.failed) for each in swept],
+        [(each.rule, len(each.found), each.mended, total.get(each.rule, 0), each.failed) for each in reports],
     )
-    for each in swept:
+    for each in reports:
         for ids in each.found[:_SHOWN]:
             session.out.line(f"{each.rule}  {ids}")
         if len(each.found) > _SHOWN:
@@ -78,15 +78,15 @@ async def _once(session: "Session", *, dry_run: bool) -> None:
 
 async def rebuild_engine(
     session: "Session",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which turns, start none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the turns; start none.")] = False,
 ) -> None:
-    """Start the workflow of every live turn that has none again, from the ledger; for a Temporal that lost its data.
+    """Start a new workflow for every live turn that has none, from the ledger; for a Temporal that lost its data.
 
-    Bridges do the same by themselves within [bridge].engine_interval_seconds, at most 3 times a turn; this does not
-    count.
+    Bridges do the same within [bridge].engine_interval_seconds, but at most 3 times for a turn. Restarts by this
+    command are not counted.
     """
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import open_rules
+    from turnstile.processes.bridge import open_rules
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     async with open_rules(session.settings, endpoints) as (pool, rules):

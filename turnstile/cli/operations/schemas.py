@@ -1,4 +1,4 @@
-"""`turnstile schema`: the interface documents."""
+"""`turnstile schema`: writes the interface documents."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -18,7 +18,7 @@ app = typer.Typer()
 @command(app, "export")
 async def export(
     session: "Session",
-    out: Annotated[Path, typer.Option(help="Where they are written.", metavar="DIR")] = Path("docs/interface"),
+    out: Annotated[Path, typer.Option(help="Directory to write to.", metavar="DIR")] = Path("docs/interface"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if they are not up to date.")] = False,
 ) -> None:
     """Write an AsyncAPI document of every subject, and a JSON Schema of every payload."""
@@ -27,10 +27,10 @@ async def export(
 
     changed = interface_files.differences(out) if check else interface_files.write(out)
     if check and changed:
-        raise CommandFailed("interface_outdated", f"{out} is not what the models say: {', '.join(changed)}")
+        raise CommandFailed("interface_outdated", f"{out} differs from the models: {', '.join(changed)}")
     if session.out.as_json:
         session.out.document({"directory": str(out), "changed": list(changed)})
     elif changed:
-        session.out.line(f"{len(changed)} files of {out} written anew")
+        session.out.line(f"{len(changed)} files of {out} updated")
     else:
         session.out.line(f"{out} is up to date")

@@ -1,4 +1,4 @@
-"""`turnstile top`: how it stands, live."""
+"""`turnstile top`: the system's status, live."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -19,18 +19,18 @@ def register(root: typer.Typer) -> None:
 
 async def top(
     session: "Session",
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.2, max=3600)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show the status once and exit.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.2, max=3600)] = 2.0,
 ) -> None:
     """Show agents, inbox, the turns of the last minute, repairs, workers and open threads of all projects.
 
-    q or Ctrl-C ends it. With --json each look is one line, with --once --json one document.
+    q or Ctrl-C ends it. With --json each update is one line, with --once --json one document.
     """
-    from turnstile.cli.operations.standing import watch_standing
+    from turnstile.cli.operations.status_screen import watch_status
     from turnstile.ledger.operations.monitor import look_around
 
     async with session.ledger() as pool:
         if once and session.out.as_json:
             session.out.document(await pool.run(look_around))
         else:
-            await watch_standing(session, pool, interval, once=once)
+            await watch_status(session, pool, interval, once=once)

@@ -1,4 +1,4 @@
-"""`turnstile usage`: what the models of a project cost, summed by the ledger."""
+"""`turnstile usage`: tokens and cost of a project's model calls, summed by the ledger."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class By(StrEnum):
-    """What a line stands for."""
+    """What the lines are grouped by."""
 
     AGENT = "agent"
     MODEL = "model"
@@ -29,9 +29,11 @@ def register(root: typer.Typer) -> None:
 async def usage(
     session: "Session",
     by: Annotated[By, typer.Option(help="One line for each of these; days are UTC.")] = By.MODEL,
-    days: Annotated[int | None, typer.Option(help="Only the last so many days.", min=1, max=36_500)] = None,
+    days: Annotated[
+        int | None, typer.Option(help="Only the last DAYS days.", metavar="DAYS", min=1, max=36_500)
+    ] = None,
 ) -> None:
-    """Sum tokens and cost of all attempts at the models, failed ones included."""
+    """Sum tokens and cost of all model calls, including failed ones."""
     from datetime import UTC, datetime, timedelta
 
     from turnstile.ledger.turns.usage import sum_usage

@@ -1,4 +1,4 @@
-"""`turnstile worker-version`: which build of the workers runs turns, where worker versions are on."""
+"""`turnstile worker-version`: lists builds of the workers, and sets the one that runs turns."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -40,16 +40,16 @@ async def list_versions(session: "Session") -> None:
 @command(app, "set-current")
 async def set_current_version(
     session: "Session",
-    build: Annotated[str | None, typer.Argument(help="Build id, instead of the settings' one.")] = None,
+    build: Annotated[str | None, typer.Argument(help="Build id, instead of the one in the settings.")] = None,
     ignore_missing: Annotated[
-        bool, typer.Option("--ignore-missing", help="Even if the build polls for fewer worker targets.")
+        bool, typer.Option("--ignore-missing", help="Accept a build that polls for fewer worker targets.")
     ] = False,
     unversioned: Annotated[
-        bool, typer.Option("--unversioned", help="Workers without a build run turns again: switches versions off.")
+        bool, typer.Option("--unversioned", help="Let workers without a build run turns again: switches versions off.")
     ] = False,
-    wait: Annotated[float, typer.Option(help="How long its workers may take to poll.", metavar="SECONDS")] = 30.0,
+    wait: Annotated[float, typer.Option(help="How long to wait until its workers poll.", metavar="SECONDS")] = 30.0,
 ) -> None:
-    """Let the workers of a build run all turns from now on: new ones, and each that wakes."""
+    """Make a build current: its workers run all new turns and all turns that wake."""
     from turnstile.temporal.versions import deployment_name, set_current
 
     worker = session.settings.worker

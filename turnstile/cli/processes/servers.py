@@ -1,4 +1,4 @@
-"""`turnstile up`, `demo`, `demo-pump`, `migrate`, `worker` and `bridge`: what runs."""
+"""`turnstile up`, `demo`, `demo-pump`, `migrate`, `worker` and `bridge`: starts processes, prepares servers."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 _NoStandby = Annotated[
-    bool, typer.Option("--no-standby", help="End if another process has a svc1_ target, instead of waiting for it.")
+    bool, typer.Option("--no-standby", help="Exit if another process serves a svc1_ target, instead of waiting for it.")
 ]
 
 
@@ -28,11 +28,12 @@ def register(root: typer.Typer) -> None:
 
 
 async def up(session: "Session") -> None:
-    """Start everything here: the embedded servers, migrations, worker and bridge, until Ctrl-C.
+    """Start the embedded servers, migrate, and run worker and bridge until Ctrl-C.
 
-    Servers whose address is set are used instead. The other commands find what runs by --data or the working directory.
+    A server whose address is set is used instead of the embedded one. Other commands find the servers by --data or the
+    working directory.
     """
-    from turnstile.cli.processes.places import print_places
+    from turnstile.cli.processes.server_reports import print_addresses
     from turnstile.embedded import DEFAULT_DATA
     from turnstile.processes.up import run_up
 
@@ -43,7 +44,7 @@ async def up(session: "Session") -> None:
         data,
         session.stop,
         say=session.out.remark,
-        ready=lambda running: print_places(session.out, session.settings, data, running),
+        ready=lambda running: print_addresses(session.out, session.settings, data, running),
     )
 
 
@@ -53,10 +54,10 @@ async def demo(
         bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
     ] = False,
     model: Annotated[
-        str, typer.Option(help="Model to ask; the default needs no key and no network.", metavar="ID")
+        str, typer.Option(help="Model to call; the default needs no key and no network.", metavar="ID")
     ] = "scripted/demo",
 ) -> None:
-    """Start everything, let two agents answer, show what happened, and leave nothing running."""
+    """Start everything, let two agents answer, print what happened, and stop everything."""
     from turnstile.cli.demo.turns import run_demo
 
     await run_demo(session, keep=keep, model=model)
@@ -68,17 +69,17 @@ async def demo_pump(
         bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
     ] = False,
 ) -> None:
-    """Start everything, let listeners and agents talk, show their messages and chains, and leave nothing running."""
+    """Start everything, let listeners and agents exchange messages, print the chains, and stop everything."""
     from turnstile.cli.demo.pump import run_demo_pump
 
     await run_demo_pump(session, keep=keep)
 
 
 async def migrate(session: "Session") -> None:
-    """Bring the database, the NATS streams and Temporal's search attributes up to date; repeating it is harmless."""
-    from turnstile.cli.processes.places import print_migration
+    """Bring the database, the NATS streams and Temporal's search attributes up to date; may be repeated."""
+    from turnstile.cli.processes.server_reports import print_migration
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import migrate_all
+    from turnstile.processes.migration import migrate_all
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
     report = await migrate_all(session.settings, endpoints)
@@ -89,44 +90,44 @@ async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
     """Run turns: a Temporal worker for the settings' worker_targets."""
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import run_worker
+    from turnstile.processes.run import run_worker
     from turnstile.telemetry.health_file import health_told
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
-    told = _serves(session.settings.worker.worker_targets)
+    targets = _serves(session.settings.worker.worker_targets)
     async with health_told(find_data(session.options.data), "worker") as health:
         await run_worker(
             session.settings,
             endpoints,
             session.stop,
-            ready=lambda: session.out.remark(f"worker serves {told}"),
+            ready=lambda: session.out.remark(f"worker serves {targets}"),
             standby=not no_standby,
             health=health,
         )
 
 
 async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
-    """Answer requests and ring for turns: doorbells, verbs and the safety net."""
+    """Answer requests, start turns and run the safety net."""
     from turnstile.embedded import find_data
     from turnstile.processes import addresses
-    from turnstile.processes.worker_and_bridge import run_bridge
+    from turnstile.processes.run import run_bridge
     from turnstile.telemetry.health_file import health_told
 
     endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
-    told = _serves(session.settings.worker.worker_targets)
+    targets = _serves(session.settings.worker.worker_targets)
     async with health_told(find_data(session.options.data), "bridge") as health:
         await run_bridge(
             session.settings,
             endpoints,
             session.stop,
-            ready=lambda: session.out.remark(f"bridge serves {told}"),
+            ready=lambda: session.out.remark(f"bridge serves {targets}"),
             standby=not no_standby,
             health=health,
         )
 
 
 def _serves(worker_targets: list[str]) -> str:
-    """What is served from now on, and what is once its lock is ours."""
+    """The targets served from now on, and those served once this process holds their lock."""
     shared, exclusive = split_targets(worker_targets)
-    told = ", ".join(shared) or "nothing yet"
-    return f"{told}; when it is free: {', '.join(exclusive)}" if exclusive else told
+    now = ", ".join(shared) or "nothing yet"
+    return f"{now}; when it is free: {', '.join(exclusive)}" if exclusive else now

@@ -1,4 +1,4 @@
-"""`turnstile agent`: add, list, remove, and what it remembers."""
+"""`turnstile agent`: add, list and remove agents, and show or set their memory."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -45,7 +45,7 @@ async def add(
 
 @command(app, "list", project=True)
 async def show(session: "Session") -> None:
-    """List the project's agents and where each stands."""
+    """List the project's agents with their status."""
     from turnstile.ledger.turns.roster import list_agents
 
     async with session.ledger() as pool:
@@ -57,7 +57,7 @@ async def show(session: "Session") -> None:
             "agent": lambda row: row.agent_id,
             "profile": lambda row: row.profile_name,
             "worker target": lambda row: row.worker_target,
-            "stands": lambda row: row.head_status if row.status == "active" else row.status,
+            "status": lambda row: row.head_status if row.status == "active" else row.status,
             "turn": lambda row: row.active_agent_turn_id,
             "epoch": lambda row: row.turn_epoch,
             "queued": lambda row: row.queued,
@@ -68,7 +68,7 @@ async def show(session: "Session") -> None:
 
 @command(app, "remove", project=True)
 async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
-    """Take an agent away that has no turn in hand and none that waits. Its turns and cards stay, its memory goes."""
+    """Remove an agent that has no live or queued turn. Its turns and cards stay, its memory is removed."""
     from turnstile.ledger.turns.roster import remove_agent
     from turnstile.schema.ids import AgentId
 
@@ -84,11 +84,13 @@ async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="
 async def memory(
     session: "Session",
     agent: Annotated[str, typer.Argument(help="The agent's id.")],
-    box: Annotated[str | None, typer.Argument(help="A box (uuid) to remember; by default it is shown.")] = None,
-    fork: Annotated[bool, typer.Option("--fork", help="Remember a copy of the box, as it is now.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Remember no box.")] = False,
+    box: Annotated[
+        str | None, typer.Argument(help="Box (uuid) to set as the memory; without it the memory is shown.")
+    ] = None,
+    fork: Annotated[bool, typer.Option("--fork", help="Set a copy of the box as it is now.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove the memory.")] = False,
 ) -> None:
-    """Show or set the box that the agent's turns read if they are asked nothing else."""
+    """Show or set the agent's memory: the box that its turns read unless a request names another one."""
     from turnstile.cli.turns.box_options import Memory, set_memory, show_memory
 
     wanted = Memory(agent, box, fork, forget)

@@ -1,7 +1,7 @@
-"""What may be wrong with a profile that is put: warnings, with the nearest name. Refuses nothing.
+"""Warnings about unknown names in a stored profile, each with the nearest known name. Refuses nothing.
 
-A tool may be put after the profile that names it, braces may be meant as they are, and what a provider calls its models
-is known to the worker alone.
+They are warnings only: a tool may be stored after the profile that names it, braces may be literal, and only the worker
+knows all providers and models.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,12 +19,12 @@ _PROVIDERS = (
     *("vertex_ai", "cohere", "xai", "together_ai", "fireworks_ai", "perplexity", "huggingface", "cerebras"),
     *("ollama", "ollama_chat", "hosted_vllm", "lm_studio", "llamafile"),
 )
-"""Those that are named most; the worker knows many more, so only what is nearly one of these is remarked on."""
-_NEARLY = 0.8
+"""The most common providers. The worker knows many more, so only a name close to one of these causes a warning."""
+_SIMILARITY = 0.8
 
 
 async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile) -> list[str]:
-    """A sentence for each name that nothing is known of."""
+    """One sentence for each unknown tool, placeholder or provider."""
     try:
         tools = {row.tool_name for row in await list_tools(pool, project)}
     except BadRequest as error:
@@ -46,7 +46,7 @@ def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
 
 def _placeholders(profile: Profile) -> Iterator[str]:
     for name in sorted(placeholders(profile.system_prompt_template) - PROMPT_PLACEHOLDERS):
-        yield f"{{{name}}} is no placeholder, so the prompt has it as it is{_nearest(name, PROMPT_PLACEHOLDERS)}"
+        yield f"{{{name}}} is no placeholder, so the prompt contains it literally{_nearest(name, PROMPT_PLACEHOLDERS)}"
 
 
 def _model(profile: Profile) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _model(profile: Profile) -> Iterator[str]:
     provider, slash, name = model.partition("/")
     if not slash:
         yield f"the model {model!r} names no provider: write provider/model, as in openai/gpt-4o"
-    elif provider not in _PROVIDERS and (near := get_close_matches(provider, _PROVIDERS, n=1, cutoff=_NEARLY)):
+    elif provider not in _PROVIDERS and (near := get_close_matches(provider, _PROVIDERS, n=1, cutoff=_SIMILARITY)):
         yield f"no provider {provider!r} is known here; did you mean '{near[0]}/{name}'?"
 
 

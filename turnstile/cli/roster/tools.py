@@ -22,7 +22,7 @@ async def put(
     session: "Session",
     files: Annotated[list[Path], typer.Argument(help="YAML files, one tool each.", metavar="FILE...")],
 ) -> None:
-    """Store tools from YAML files. A profile offers those that its allowed_tools name, from its next turn on."""
+    """Store tools from YAML files. Agents whose profile allows a tool can call it from their next turn on."""
     from turnstile.ledger.turns.roster import put_tool
     from turnstile.settings.yaml_files import read_tool
 
@@ -62,7 +62,7 @@ async def show(session: "Session") -> None:
 async def remove(
     session: "Session", tool: Annotated[str, typer.Argument(help="The tool's name.", metavar="NAME")]
 ) -> None:
-    """Take a tool away. Turns in hand keep what they were promised."""
+    """Remove a tool. Turns that have begun can still call it."""
     from turnstile.ledger.turns.roster import remove_tool
 
     async with session.ledger() as pool:

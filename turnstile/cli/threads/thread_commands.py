@@ -1,4 +1,4 @@
-"""`turnstile thread`: send a message to a listener, and see what became of conversations."""
+"""`turnstile thread`: send a message to a listener, show and list threads."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -17,33 +17,37 @@ app = typer.Typer()
 @command(app, "send", project=True, channel=True)
 async def send(
     session: "Session",
-    to: Annotated[str, typer.Argument(help="The listener.")],
+    to: Annotated[str, typer.Argument(help="Name of the listener.")],
     payload: Annotated[str, typer.Argument(help="XML or JSON; `@FILE` reads a file, `-` standard input.")],
-    thread: Annotated[str | None, typer.Option(help="A thread of yours that the message joins.", metavar="ID")] = None,
-    correlation_id: Annotated[
-        str | None, typer.Option(help="A name for this message: the same message again is sent once.")
+    thread: Annotated[
+        str | None, typer.Option(help="A thread that you began, which the message joins.", metavar="ID")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Print the answer, or only the ids.")] = True,
-    timeout: Annotated[float, typer.Option(help="How many seconds to wait for it.", min=0.1, max=86_400)] = 60.0,
+    correlation_id: Annotated[
+        str | None, typer.Option(help="An idempotency key: repeating the message with it sends it once.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait and print the reply, or print only the ids.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the reply.", min=0.1, max=86_400)] = 60.0,
 ) -> None:
-    """Send a message and print its answer as XML.
+    """Send a message and print its reply as XML.
 
-    Exits 0 with an answer; 1 if it was refused, could not be delivered or has ended without an answer; 3 if no bridge
-    answers, or nobody in time.
+    Exit code 0 with a reply; 1 if the message was refused, could not be delivered or ended without a reply; 3 if no
+    bridge answers, or no reply comes in time.
     """
-    from turnstile.cli.threads.sending import MessageOptions, send_letter
+    from turnstile.cli.threads.sending import MessageOptions, send_message
 
-    await send_letter(session, MessageOptions(to, payload, thread, correlation_id), wait=wait, timeout=timeout)
+    await send_message(session, MessageOptions(to, payload, thread, correlation_id), wait=wait, timeout=timeout)
 
 
 @command(app, "show", project=True)
 async def show(
     session: "Session",
     thread: Annotated[str, typer.Argument(help="The thread's id.")],
-    payloads: Annotated[bool, typer.Option("--payloads", help="Also what the messages say.")] = False,
-    limit: Annotated[int, typer.Option(help="Messages at most.", min=1, max=100_000)] = 1000,
+    payloads: Annotated[bool, typer.Option("--payloads", help="Show the payloads of the messages.")] = False,
+    limit: Annotated[int, typer.Option(help="Most messages shown.", min=1, max=100_000)] = 1000,
 ) -> None:
-    """Show a thread: who sent what to whom, what came of it, the answers, and its page in the Web UI."""
+    """Show a thread: its messages with sender, listener and effect, the replies, and its page in the Web UI."""
     from turnstile.cli.threads.thread_report import document_of, print_thread, read_thread
     from turnstile.schema.pump.threads import ThreadId
 
@@ -58,8 +62,8 @@ async def show(
 @command(app, "list", project=True)
 async def show_all(
     session: "Session",
-    only_open: Annotated[bool, typer.Option("--open", help="Only those with a message in flight.")] = False,
-    limit: Annotated[int, typer.Option(help="Threads at most.", min=1, max=10_000)] = 20,
+    only_open: Annotated[bool, typer.Option("--open", help="Only threads with a message in flight.")] = False,
+    limit: Annotated[int, typer.Option(help="Most threads shown.", min=1, max=10_000)] = 20,
 ) -> None:
     """List threads, the newest first."""
     from turnstile.cli.turns.turn_report import duration

@@ -1,4 +1,4 @@
-"""A thread on paper: the real chain of its messages, the answers, and its page in the Web UI. Reads the ledger."""
+"""Reads a thread from the ledger and prints it: the real chain of its messages, the replies, its Web UI page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLin
 
 @dataclass(frozen=True, slots=True)
 class ThreadReport:
-    """What the ledger knows of a thread; `payloads` by message, where they were asked for."""
+    """A thread from the ledger; `payloads` by message, empty unless they were requested."""
 
     thread: ThreadLine
     messages: Sequence[MessageLine]
@@ -34,24 +34,24 @@ class ThreadReport:
 async def read_thread(
     session: Session, pool: Pool, thread: ThreadId, *, payloads: bool = False, row_limit: int = 1000
 ) -> ThreadReport:
-    """The thread with its messages and answers; raises `Refused` (`unknown_thread`)."""
+    """The thread with its messages and replies; raises `Refused` (`unknown_thread`)."""
     found = await pool.run(lambda conn: find_thread(conn, session.project, thread))
     if found is None:
         raise Refused("unknown_thread", f"project {session.project} has no thread {thread!r}")
     messages = await pool.run(lambda conn: list_thread_messages(conn, thread, row_limit=row_limit))
     replies = await pool.run(lambda conn: list_thread_replies(conn, thread, row_limit=row_limit))
-    said: dict[MessageId, str] = {}
+    texts: dict[MessageId, str] = {}
     if payloads:
-        said = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=row_limit))
-    return ThreadReport(found, messages, replies, page_of(session, thread_workflow_id(thread)), said)
+        texts = await pool.run(lambda conn: list_thread_payloads(conn, thread, row_limit=row_limit))
+    return ThreadReport(found, messages, replies, page_of(session, thread_workflow_id(thread)), texts)
 
 
 def document_of(report: ThreadReport) -> dict[str, JsonValue]:
-    """The report as one JSON object; what the answers say only where payloads were asked for."""
+    """The report as one JSON object; with the payloads of messages and replies only if they were requested."""
     messages: list[JsonValue] = []
     for each in report.messages:
-        said = {"payload": report.payloads[each.message_id]} if each.message_id in report.payloads else {}
-        messages.append({**each.model_dump(mode="json"), **said})
+        payload = {"payload": report.payloads[each.message_id]} if each.message_id in report.payloads else {}
+        messages.append({**each.model_dump(mode="json"), **payload})
     hidden = None if report.payloads else {"payload"}
     replies: list[JsonValue] = [each.model_dump(mode="json", exclude=hidden) for each in report.replies]
     thread = report.thread.model_dump(mode="json")
@@ -59,13 +59,13 @@ def document_of(report: ThreadReport) -> dict[str, JsonValue]:
 
 
 def print_thread(out: Output, report: ThreadReport) -> None:
-    """The whole report for people."""
+    """Print the whole report for people."""
     thread = report.thread
-    told = thread.status if thread.end_reason is None else f"{thread.status}: {thread.end_reason}"
+    status = thread.status if thread.end_reason is None else f"{thread.status}: {thread.end_reason}"
     facts = {
         "id": thread.thread_id,
         "from": thread.requester,
-        "status": told,
+        "status": status,
         "messages": thread.message_count,
         "in flight": thread.open_count or None,
         "created": thread.created_at,
@@ -80,7 +80,7 @@ def print_thread(out: Output, report: ThreadReport) -> None:
 
 
 def print_chain(out: Output, report: ThreadReport) -> None:
-    """The messages in their order, each as deep as its listener stands in the chain, and the answers."""
+    """Print the messages in order, each indented by its depth in the chain, and the replies."""
     start = report.thread.created_at
     rows: list[Sequence[object]] = []
     answers = {each.request_id: each for each in report.replies}
@@ -113,6 +113,6 @@ def print_chain(out: Output, report: ThreadReport) -> None:
 
 def _print_payloads(out: Output, report: ThreadReport) -> None:
     for each in report.messages:
-        if (said := report.payloads.get(each.message_id)) is not None:
+        if (payload := report.payloads.get(each.message_id)) is not None:
             out.line(f"#{each.number} {each.from_id} → {each.chain}", style="dim")
-            out.line(f"    {said}")
+            out.line(f"    {payload}")

@@ -7,22 +7,26 @@ no event of the turn is missed.
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.session import Session, patiently
-from turnstile.cli.turns.follow import follow_turn, printing_outages, telling_interrupt, wait_turn, ways_of
+from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages, telling_interrupt, wait_turn, ways_of
 from turnstile.cli.turns.live import LiveView
-from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_report
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns import intake
+from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_end
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
+from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
 from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+from turnstile.sdk.requests import parse_request
+from turnstile.sdk.turns import turn_of
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 _SENDER = "turnstile.cli"
 
@@ -54,7 +58,7 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
                     await wait_turn(session, pool, turn)
                 await print_end(session, pool, turn_of(reply))
     elif wait:
-        async with session.ledger() as pool:
+        async with session.ledger_if_installed() as pool:
             with _naming_direct():
                 turn = await ask_and_follow(session, pool, request, goes_on=True)
             await print_end(session, pool, turn)
@@ -75,7 +79,7 @@ def _naming_direct() -> Generator[None]:
 
 
 async def ask_and_follow(
-    session: Session, pool: Pool, request: EnqueueRequest, *, goes_on: bool = False
+    session: Session, pool: "Pool | None", request: EnqueueRequest, *, goes_on: bool = False
 ) -> AgentTurnId:
     """Enqueue over NATS and show the turn live until it has ended; returns its id.
 
@@ -91,7 +95,7 @@ async def ask_and_follow(
             view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
             interrupt = telling_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
             with printing_outages(session, conn), interrupt:
-                await follow_turn(session, pool, turn, events, view)
+                await follow_turn(session, look_at(session, pool, client, turn), events, view)
             return turn
 
 
@@ -128,9 +132,9 @@ async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
     return reply
 
 
-async def print_end(session: Session, pool: Pool, turn: AgentTurnId) -> None:
+async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) -> None:
     """Print the deliverable of a turn that has ended; raises `CommandFailed` unless it succeeded."""
-    report = await read_report(pool, session, turn)
+    report = await read_end(pool, session, turn)
     view = report.turn
     if session.out.as_json:
         session.out.document(document_of(report, link_of(session, turn)))
@@ -157,21 +161,12 @@ def request_of(question: Question) -> EnqueueRequest:
         given["runtime_config"] = {"model": question.model}
     if question.fields is not None:
         given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
-    try:
-        return EnqueueRequest.model_validate(given)
-    except ValidationError as error:
-        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
-        raise BadRequest("; ".join(told)) from None
+    return parse_request(EnqueueRequest, given)
 
 
-def turn_of(reply: EnqueueReply) -> AgentTurnId:
-    """The turn that an accepted request made."""
-    if reply.agent_turn_id is None:
-        raise Refused("internal_error", "the bridge accepted the request and named no turn")
-    return reply.agent_turn_id
+async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequest) -> EnqueueReply:
+    from turnstile.ledger.turns import intake  # noqa: PLC0415 -- needs the extra [server]
 
-
-async def _enqueue_directly(session: Session, pool: Pool, request: EnqueueRequest) -> EnqueueReply:
     settings = session.settings
     done = await intake.enqueue(
         pool,

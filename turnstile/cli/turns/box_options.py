@@ -1,13 +1,12 @@
-"""`agent memory`: the box that an agent remembers, shown from the ledger and set by the bridge."""
+"""`agent memory`: shows an agent's memory box from the ledger, and sets it by the bridge."""
 
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session, patiently
-from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId
@@ -19,6 +18,7 @@ from turnstile.schema.wire.box_requests import (
 )
 from turnstile.schema.wire.inbox import Reply
 from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+from turnstile.sdk.requests import parse_request
 
 _SENDER = "turnstile.cli"
 Answer = TypeVar("Answer", bound=Reply)
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer", bound=Reply)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What `agent memory` was given."""
+    """The arguments of `agent memory`."""
 
     agent: str
     box: str | None
@@ -34,7 +34,7 @@ class Memory:
     forget: bool
 
     def check(self) -> None:
-        """Raises `BadRequest` for options that do not go together."""
+        """Raises `BadRequest` for options that exclude each other."""
         if self.forget and self.box is not None:
             raise BadRequest("either a box or --forget")
         if self.fork and self.box is None:
@@ -42,7 +42,9 @@ class Memory:
 
 
 async def show_memory(session: Session, agent: str) -> None:
-    """Print the boxes that the agent's pointers name; raises `Refused` for an agent that is not there."""
+    """Print the boxes that the agent's pointers name; raises `Refused` for an unknown agent."""
+    from turnstile.ledger.turns.boxes import agent_boxes  # noqa: PLC0415 -- needs the extra [server]
+
     async with session.ledger() as pool:
         boxes = await pool.run(lambda conn: agent_boxes(conn, session.project, AgentId(agent)))
     if session.out.as_json:
@@ -53,7 +55,7 @@ async def show_memory(session: Session, agent: str) -> None:
 
 
 async def set_memory(session: Session, memory: Memory) -> None:
-    """Set or take away the agent's memory.
+    """Set or remove the agent's memory.
 
     Raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`.
     """
@@ -61,10 +63,10 @@ async def set_memory(session: Session, memory: Memory) -> None:
         await _await_bridge(session, client)
         box = memory.box
         if memory.fork:
-            forked = await _asked(client, "box_fork", BoxForkRequest, {"box_id": box}, BoxForkReply)
+            forked = await _request(client, "box_fork", BoxForkRequest, {"box_id": box}, BoxForkReply)
             box = forked.box_id
-        asked: JsonObject = {"agent_id": memory.agent, "memory_context_box_id": box}
-        now = await _asked(client, "box_replace", BoxReplaceRequest, asked, BoxReplaceReply)
+        arguments: JsonObject = {"agent_id": memory.agent, "memory_context_box_id": box}
+        now = await _request(client, "box_replace", BoxReplaceRequest, arguments, BoxReplaceReply)
     if session.out.as_json:
         session.out.document(now)
     elif now.memory_context_box_id is None:
@@ -81,15 +83,11 @@ async def _await_bridge(session: Session, client: BridgeClient) -> None:
         raise NoBridge(str(error)) from None
 
 
-async def _asked(
-    client: BridgeClient, verb: str, form: type[BaseModel], asked: JsonObject, reply: type[Answer]
+async def _request(
+    client: BridgeClient, verb: str, form: type[BaseModel], arguments: JsonObject, reply: type[Answer]
 ) -> Answer:
-    """The bridge's reply to a verb; raises `BadRequest` for what does not fit it, and `Refused` with its code."""
-    try:
-        request = form.model_validate(asked)
-    except ValidationError as error:
-        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
-        raise BadRequest("; ".join(told)) from None
+    """The bridge's reply to a verb; raises `BadRequest` for invalid arguments, and `Refused` with its code."""
+    request = parse_request(form, arguments)
     answer = reply.model_validate(await client.request(verb, request, headers={"CG-Sender": _SENDER}))
     raise_unless_accepted(answer)
     return answer

@@ -1,4 +1,4 @@
-"""`turnstile box`: put."""
+"""`turnstile box put`: stores texts in a new box."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -16,7 +16,7 @@ app = typer.Typer()
 
 
 @app.callback()
-def _nothing() -> None:  # pyright: ignore[reportUnusedFunction] -- typer: a single command keeps its name
+def _options() -> None:  # pyright: ignore[reportUnusedFunction] -- typer: a single command keeps its name
     pass
 
 
@@ -27,7 +27,7 @@ async def put(
         list[Path], typer.Argument(help="Text files, one card each; `-` reads standard input.", metavar="FILE...")
     ],
 ) -> None:
-    """Put texts into a new box, for `enqueue --context-box`. A text has at most 512 KiB."""
+    """Put texts into a new box, for `enqueue --context-box`. A text may have at most 512 KiB."""
     from turnstile.activities.text import storable
     from turnstile.cli.turns.texts import bounded, given_text
     from turnstile.ledger.turns.cards import make_box

@@ -1,34 +1,63 @@
-"""Follows a turn to its end: events as they come, and the ledger once a second, so that a lost event cannot hang it."""
+"""Follows a turn to its end: prints its events, and queries the ledger once a second in case an event is lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
 from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.lookup import require_turn
 from turnstile.cli.turns.missing import Missing
-from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
-from turnstile.sdk.client import WatchEvent
+from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.client import BridgeClient, WatchEvent
+from turnstile.sdk.turns import describe, turn_in
 from turnstile.transport.connection import NatsConnection
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 POLL_SECONDS = 1.0
 _LINGER_SECONDS = 0.1
-"""How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
+"""How long to wait for the rest of a turn's text after its end: events of two subscriptions come in any order."""
 
 
-async def follow_turn(
-    session: Session, pool: Pool, turn: AgentTurnId, events: AsyncIterator[WatchEvent], view: LiveView
-) -> None:
-    """Print what happens until the turn has its outcome, and what it waits for if it does not begin."""
+Look = Callable[[], Awaitable[TurnView]]
+"""Where the turn stands; raises `ServerUnavailable`."""
+
+
+def look_into_ledger(session: Session, pool: "Pool", turn: AgentTurnId, *, gives_up: bool = False) -> Look:
+    """A look that also prints what the turn waits for if it does not begin; one that `gives_up` raises `NoBridge`."""
+    missing = Missing(session, pool, gives_up=gives_up)
+
+    async def look() -> TurnView:
+        view = await require_turn(pool, session.project, turn)
+        await missing.look(view)
+        return view
+
+    return look
+
+
+def look_at(session: Session, pool: "Pool | None", client: BridgeClient, turn: AgentTurnId) -> Look:
+    """A look into the ledger, or by the bridge where the ledger's driver is not installed."""
+    if pool is not None:
+        return look_into_ledger(session, pool, turn)
+
+    async def look() -> TurnView:
+        return turn_in(await describe(client, {"agent_turn_id": turn}))
+
+    return look
+
+
+async def follow_turn(session: Session, look: Look, events: AsyncIterator[WatchEvent], view: LiveView) -> None:
+    """Print what happens until the turn has its outcome."""
     announced = asyncio.Event()
-    missing = Missing(session, pool)
     reading = asyncio.create_task(_print(session, events, view, announced))
     try:
-        while not await _has_ended(session, pool, turn, missing):
+        while not await _has_ended(session, look):
             announced.clear()
             await _wait(announced, POLL_SECONDS)
         await asyncio.wait({reading}, timeout=_LINGER_SECONDS)
@@ -38,19 +67,19 @@ async def follow_turn(
         view.close()
 
 
-async def wait_turn(session: Session, pool: Pool, turn: AgentTurnId) -> None:
+async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
     """Return once the turn has its outcome, asking the ledger alone; raises `NoBridge` if none begins it.
 
-    It says what the turn waits for if it does not begin.
+    If the turn does not begin, print what it waits for.
     """
-    never, missing = asyncio.Event(), Missing(session, pool, gives_up=True)
-    while not await _has_ended(session, pool, turn, missing):
+    never, look = asyncio.Event(), look_into_ledger(session, pool, turn, gives_up=True)
+    while not await _has_ended(session, look):
         await _wait(never, POLL_SECONDS)
 
 
 @contextmanager
 def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
-    """Say when NATS goes away and comes back."""
+    """Print a remark when the connection to NATS is lost, and when it is back."""
 
     def changed() -> None:
         state = "connected again" if conn.connected.is_set() else "gone; waiting for it"
@@ -65,30 +94,29 @@ def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
 
 @contextmanager
 def telling_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
-    """Say, where Ctrl-C ends the waiting, that it goes on; `ways` are commands, and what each does with it."""
+    """If Ctrl-C ends the block, print that `what` goes on; `ways` maps each command to what it does with it."""
     try:
         yield
     except asyncio.CancelledError:
         own = session.options
         named = (("--project", own.project), ("--data", own.data), ("--config", own.config))
         same = "".join(f" {option} {value}" for option, value in named if value)
-        told = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
-        session.out.remark(f"{what} goes on: {told}")
+        commands = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
+        session.out.remark(f"{what} goes on: {commands}")
         raise
 
 
 def ways_of(turn: AgentTurnId) -> dict[str, str]:
-    """What can be done with a turn that goes on."""
+    """Commands for a turn that goes on, each with what it does."""
     return {f"turn show {turn}": "shows it", f"watch {turn}": "waits for it", f"turn stop {turn}": "ends it"}
 
 
-async def _has_ended(session: Session, pool: Pool, turn: AgentTurnId, missing: Missing) -> bool:
+async def _has_ended(session: Session, look: Look) -> bool:
     try:
-        view = await require_turn(pool, session.project, turn)
-        await missing.look(view)
+        view = await look()
     except NoBridge:
         raise
-    except ServerUnavailable as error:  # its pool has waited, and we wait on: the turn goes on without us
+    except ServerUnavailable as error:  # we wait on: the turn goes on without us
         session.out.remark(f"waiting: {error}")
         return False
     return view.ended_at is not None
@@ -100,7 +128,7 @@ async def _print(session: Session, events: AsyncIterator[WatchEvent], view: Live
             if view.take(event):
                 announced.set()
     except ServerUnavailable as error:
-        session.out.remark(f"{error}; asking the ledger instead")
+        session.out.remark(f"{error}; querying the ledger instead")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`turnstile inbox`: the rows behind every turn, for finding out what holds one up."""
+"""`turnstile inbox`: lists inbox rows, to find out why a turn does not go on."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -18,9 +18,9 @@ app = typer.Typer()
 @command(app, "list", project=True)
 async def show(
     session: "Session",
-    agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only rows of this agent.")] = None,
     status: Annotated[InboxStatus | None, typer.Option(help="Only rows in this status.")] = None,
-    limit: Annotated[int, typer.Option(help="Rows at most.", min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(help="Most rows shown.", min=1, max=10_000)] = 20,
 ) -> None:
     """List inbox rows, the newest first."""
     from turnstile.cli.turns.lookup import require_agent

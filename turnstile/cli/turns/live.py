@@ -4,8 +4,6 @@ Chunks are lossy and come from every attempt of a step. A higher attempt replace
 separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are told. Decides nothing.
 """
 
-import re
-from dataclasses import dataclass
 from typing import assert_never
 
 from pydantic import ValidationError
@@ -15,19 +13,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
+from turnstile.sdk.chunk_order import ChunkOrder, step_number
 from turnstile.sdk.client import WatchEvent
-
-_NUMBER = re.compile(r"-s([0-9]+)\Z")
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where in the stream we are."""
-
-    turn: AgentTurnId
-    step: StepId
-    attempt: int
-    index: int
 
 
 class LiveView:
@@ -40,7 +27,7 @@ class LiveView:
         self._turn = turn
         self._events = events
         self._silent = silent
-        self._place: _Place | None = None
+        self._order = ChunkOrder()
         self._kind: ChunkType | None = None
         self.streamed = False
         """Whether any text of the answer was printed."""
@@ -77,8 +64,15 @@ class LiveView:
             chunk = Chunk.model_validate(payload)
         except ValidationError:  # a stranger's; nothing depends on it
             return
-        if not self._advance(chunk):
+        advance = self._order.take(chunk)
+        if advance is None:
             return
+        if advance.restarted:
+            self.close()
+            self._out.line(f"— attempt {chunk.attempt}, starting over —", style="yellow")
+        if advance.missed:
+            self.close()
+            self._out.line("· some of the stream was not heard", style="dim")
         match chunk.chunk_type:
             case ChunkType.START:
                 self.close()
@@ -108,38 +102,13 @@ class LiveView:
         self._kind = chunk.chunk_type
         self._out.stream(chunk.content, style=style)
 
-    def _advance(self, chunk: Chunk) -> bool:
-        """Move on to the chunk's place; False if it is behind."""
-        place = self._place
-        here = _Place(chunk.agent_turn_id, chunk.step_id, chunk.attempt, chunk.index)
-        if place is not None and place.turn == here.turn:
-            if _number(here.step) < _number(place.step):
-                return False
-            if here.step == place.step and (here.attempt, here.index) <= (place.attempt, place.index):
-                return False
-            if here.step == place.step and here.attempt > place.attempt:
-                self.close()
-                self._out.line(f"— attempt {here.attempt}, starting over —", style="yellow")
-                place = None
-        expected = place.index + 1 if place is not None and place.step == here.step else 0
-        if here.index > expected:
-            self.close()
-            self._out.line("· some of the stream was not heard", style="dim")
-        self._place = here
-        return True
-
-
-def _number(step: StepId) -> int:
-    found = _NUMBER.search(step)
-    return int(found[1]) if found else 0
-
 
 def _summary(suffix: str, payload: JsonObject) -> str:
     match suffix:
         case "state":
             return f"{payload.get('status')}, epoch {payload.get('turn_epoch')}{_activity(payload)}"
         case "step":
-            number = _number(StepId(str(payload.get("step_id"))))
+            number = step_number(StepId(str(payload.get("step_id"))))
             return f"{number} {payload.get('phase')}"
         case "task":
             code = payload.get("error_code")

@@ -1,33 +1,41 @@
-"""Names from the command line, looked up in the ledger; what is not there is `Refused` with the protocol's code."""
+"""Finds agents and turns named on the command line; raises `Refused` with the protocol's code if there is none."""
 
 import re
+from typing import TYPE_CHECKING
 
 from turnstile.cli.session import Session
-from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.roster import list_agents
 from turnstile.ledger.turns.views import describe_turn, find_turns
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.turns import describe, turn_in
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 _WHOLE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CANDIDATES = 5
-"""Turns that are named where the beginning of an id fits several."""
+"""Turns listed in the error if the beginning of an id fits several."""
 
 
-async def has_agent(pool: Pool, project: ProjectId, agent: AgentId) -> bool:
+async def has_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> bool:
     """Whether the project has such an agent."""
+    from turnstile.ledger.turns.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
+
     return any(row.agent_id == agent for row in await list_agents(pool, project))
 
 
-async def require_agent(pool: Pool, project: ProjectId, agent: AgentId) -> None:
+async def require_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> None:
     """Raise `Refused` (`unknown_agent`) if the project has no such agent."""
     if not await has_agent(pool, project, agent):
         raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
 
 
-async def find_turn(pool: Pool, project: ProjectId, turn: str) -> TurnView | None:
-    """The turn of this id, or the one whose id begins so; raises `Refused` (`ambiguous_turn`) naming several."""
+async def find_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView | None:
+    """The turn with this id, or the only one whose id begins with it; None if there is none.
+
+    Raises `Refused` (`ambiguous_turn`) if several ids begin with it.
+    """
     exact = await pool.run(lambda conn: describe_turn(conn, project, AgentTurnId(turn)))
     if exact is not None or not turn:
         return exact
@@ -38,16 +46,32 @@ async def find_turn(pool: Pool, project: ProjectId, turn: str) -> TurnView | Non
     return await pool.run(lambda conn: describe_turn(conn, project, found[0])) if found else None
 
 
-async def require_turn(pool: Pool, project: ProjectId, turn: str) -> TurnView:
-    """As `find_turn`; raises `Refused` (`unknown_turn`) if the project has none."""
+async def require_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView:
+    """Like `find_turn`, but raises `Refused` (`unknown_turn`) if there is none."""
     view = await find_turn(pool, project, turn)
     if view is None:
         raise Refused("unknown_turn", f"project {project} has no turn {turn!r}")
     return view
 
 
+async def described_turn(session: Session, turn: str) -> TurnView | None:
+    """The turn of this whole id, as a bridge describes it to a client without the ledger's driver."""
+    if not _WHOLE.fullmatch(turn):
+        return None
+    async with session.bridge() as client:
+        try:
+            return turn_in(await describe(client, {"agent_turn_id": turn}))
+        except Refused as error:
+            if error.code != "unknown_turn":
+                raise
+            return None
+
+
 async def whole_id(session: Session, turn: str) -> str:
-    """The id that begins so, for what the bridge is asked; a whole one needs no ledger. Raises as `require_turn`."""
+    """The whole id of the turn, for requests to the bridge; only a shortened id needs the ledger.
+
+    Raises as `require_turn` does.
+    """
     if _WHOLE.fullmatch(turn):
         return turn
     async with session.ledger() as pool:

@@ -1,4 +1,4 @@
-"""Texts as the command line takes them: as they are, from a file, or from standard input."""
+"""Reads a text given on the command line: as an argument, from a file, or from standard input."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 
 def given_text(text: str | None, file: Path | None) -> str:
-    """The text, or the file's; `-` reads standard input. Raises `BadRequest` for none of both, or both."""
+    """The text, or the file's content; `-` reads standard input. Raises `BadRequest` for neither or both."""
     if text is not None and file is None:
         return sys.stdin.read() if text == "-" else text
     if file is not None and text is None:
@@ -17,7 +17,7 @@ def given_text(text: str | None, file: Path | None) -> str:
 
 
 def read_text(file: Path) -> str:
-    """What the file holds; raises `BadRequest` naming it if it cannot be read."""
+    """The file's content; raises `BadRequest` that names the file if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""A turn as a transcript: what was asked, and step by step what the model said, called and heard. Pure.
+"""A turn as a transcript: its instructions, and for each step the model's text, its calls and their results. Pure.
 
-It is made of the turn's cards, its step rows and the rows of its calls, in that order of trust: a card that does not
-parse is shown as it is, and what retention has taken is left out. `turn show --json` prints it as it stands here.
+It is made from the turn's cards, its step rows and the rows of its calls. A card that does not parse is shown unparsed;
+what retention has removed is left out. `turn show --json` prints these models.
 """
 
 import json
@@ -16,34 +16,33 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     CardUnreadable,
-    JsonContent,
-    TextContent,
     ToolResultContent,
     content_of,
+    value_of,
 )
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.states import TurnStatus
 
 
 class CallEntry(Tolerant):
-    """A call of a step, with its answer if there is one."""
+    """A tool call of a step, with its result if there is one."""
 
     tool_call_id: ToolCallId
     tool: str
     arguments: JsonValue = None
-    """As the model gave them; text if they are no JSON."""
+    """The model's arguments; a string if they are not valid JSON."""
     status: str
-    """That of the result, or `waiting`."""
+    """The status of the result, or `waiting`."""
     error_code: str | None = None
     error: str | None = None
     result: JsonValue = None
     sent_at: datetime | None = None
-    """Null where the call was answered without being sent: refused, or built in."""
+    """Null if the call was not sent to a tool: it was refused, or is built in."""
     answered_at: datetime | None = None
 
 
 class StepEntry(Tolerant):
-    """A step: the attempts at its model, the answer, its calls."""
+    """A step: its model calls, the model's text, its tool calls."""
 
     number: int
     step_id: StepId
@@ -54,10 +53,10 @@ class StepEntry(Tolerant):
     text: str | None = None
     calls: list[CallEntry] = Field(default_factory=list[CallEntry])
     failed_attempts: list[str] = Field(default_factory=list[str])
-    """The error code of each attempt that gave no answer, in order."""
+    """The error code of each failed model call, in order."""
     truncated: str | None = None
     reminded: bool = False
-    """Whether the model was told to end the turn with a tool."""
+    """Whether the model was reminded to end the turn with a tool."""
     error_code: str | None = None
     error: str | None = None
     tokens: int | None = None
@@ -65,7 +64,7 @@ class StepEntry(Tolerant):
 
 
 class Transcript(Tolerant):
-    """What was asked and what came of it. `response_cost` is in US dollars, null where no step's is known."""
+    """The transcript of a turn. `response_cost` is in US dollars, null if it is known for no step."""
 
     request: list[JsonValue]
     """The instructions in the context box."""
@@ -78,7 +77,7 @@ class Transcript(Tolerant):
 def transcript_of(
     steps: Sequence[StepView], context: Sequence[Card], output: Sequence[Card], sent: Sequence[SentCall]
 ) -> Transcript:
-    """The transcript of a turn from its steps, the cards of its two boxes, and the calls it has sent."""
+    """The transcript of a turn, from its steps, the cards of its two boxes, and the calls that it sent."""
     results = {card.tool_call_id: card for card in output if card.type == CardType.TOOL_RESULT}
     waits = {call.tool_call_id: call for call in sent}
     entries = [
@@ -95,21 +94,6 @@ def transcript_of(
     )
 
 
-def value_of(card: Card) -> JsonValue:
-    """A card's content as JSON: a text, what it holds, or the content as it is if it cannot be read."""
-    try:
-        content = content_of(card)
-    except CardUnreadable:
-        return card.content
-    match content:
-        case TextContent(text=text):
-            return text
-        case JsonContent(data=data):
-            return data
-        case _:
-            return content.model_dump(mode="json")
-
-
 def _step(
     number: int,
     step: StepView,
@@ -118,7 +102,7 @@ def _step(
     waits: dict[ToolCallId, SentCall],
 ) -> StepEntry:
     metadata = step.metadata
-    attempts = [each for each in _listed(metadata.get("attempts")) if isinstance(each, dict)]
+    attempts = [each for each in _list_or_empty(metadata.get("attempts")) if isinstance(each, dict)]
     thought = next((card for card in cards if card.type == CardType.THOUGHT), None)
     text = None if thought is None else value_of(thought)
     models = [each["model"] for each in attempts if isinstance(each.get("model"), str)]
@@ -135,9 +119,9 @@ def _step(
         text=text if isinstance(text, str) or text is None else json.dumps(text, ensure_ascii=False),
         calls=list(_calls(step, thought, cards, results, waits)),
         failed_attempts=[str(each["error_code"]) for each in attempts if each.get("error_code") is not None],
-        truncated=_word(metadata, "truncated"),
+        truncated=_string_or_none(metadata, "truncated"),
         reminded=any(card.type == CardType.MUST_END_WITH_REQUIRED for card in cards),
-        error_code=_word(metadata, "error_code"),
+        error_code=_string_or_none(metadata, "error_code"),
         error=step.error,
         tokens=tokens if isinstance(tokens, int) else None,
         response_cost=cost if isinstance(cost, int | float) else None,
@@ -151,7 +135,7 @@ def _calls(
     results: dict[ToolCallId | None, Card],
     waits: dict[ToolCallId, SentCall],
 ) -> Iterable[CallEntry]:
-    """The calls of the model's answer; those of a step without one (a UI action) by their cards."""
+    """The calls in the model's answer; for a step without a model (a UI action) the calls of its cards."""
     made = {
         call.tool_call_id: (call.tool_name, call.arguments) for call in (thought.tool_calls if thought else ()) or ()
     }
@@ -165,7 +149,7 @@ def _calls(
         entry = CallEntry(
             tool_call_id=call,
             tool=tool,
-            arguments=_parsed(arguments),
+            arguments=_parse_arguments(arguments),
             status="waiting",
             sent_at=wait.created_at if wait else None,
             answered_at=(wait.received_at or wait.applied_at) if wait else None,
@@ -181,11 +165,11 @@ def _answer(card: Card) -> dict[str, JsonValue]:
     if not isinstance(content, ToolResultContent):
         return {"status": "unreadable", "result": card.content}
     error = content.error
-    told: dict[str, JsonValue] = {"status": content.status, "result": content.result}
-    return told if error is None else {**told, "error_code": error.code, "error": error.message}
+    fields: dict[str, JsonValue] = {"status": content.status, "result": content.result}
+    return fields if error is None else {**fields, "error_code": error.code, "error": error.message}
 
 
-def _parsed(arguments: str) -> JsonValue:
+def _parse_arguments(arguments: str) -> JsonValue:
     try:
         found: JsonValue = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -193,10 +177,10 @@ def _parsed(arguments: str) -> JsonValue:
     return found
 
 
-def _listed(value: JsonValue) -> list[JsonValue]:
+def _list_or_empty(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def _word(metadata: JsonObject, name: str) -> str | None:
+def _string_or_none(metadata: JsonObject, name: str) -> str | None:
     value = metadata.get(name)
     return value if isinstance(value, str) else None

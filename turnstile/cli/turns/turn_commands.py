@@ -16,7 +16,7 @@ app = typer.Typer()
 
 _WIDE = 140
 _BEGINNING = 18
-"""Columns from which a list has room for whole ids; else what names a turn: its millisecond and twelve bits."""
+"""From `_WIDE` columns on a list shows whole ids, else their first `_BEGINNING` characters, which identify a turn."""
 
 
 @command(app, "show", project=True)
@@ -25,7 +25,7 @@ async def show(
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
 ) -> None:
-    """Show a turn as a transcript: what was asked, each step with its calls, the deliverable, its Web UI page."""
+    """Show a turn as a transcript: the request, each step with its calls, the deliverable, its Web UI page."""
     from turnstile.cli.turns.turn_report import document_of, link_of, print_report, read_report
 
     async with session.ledger() as pool:
@@ -40,8 +40,8 @@ async def show(
 @command(app, "list", project=True)
 async def show_all(
     session: "Session",
-    agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
-    limit: Annotated[int, typer.Option(help="Turns at most.", min=1, max=10_000)] = 20,
+    agent: Annotated[str | None, typer.Option(help="Only turns of this agent.")] = None,
+    limit: Annotated[int, typer.Option(help="Most turns shown.", min=1, max=10_000)] = 20,
 ) -> None:
     """List turns, the newest first."""
     from turnstile.cli.turns.lookup import require_agent
@@ -76,16 +76,16 @@ async def show_all(
         cut="asked",
     )
     if not session.out.as_json and (link := list_of(session, wanted)):
-        session.out.remark(f"those that did not succeed, in Temporal: {link}")
+        session.out.remark(f"turns that did not succeed, in Temporal: {link}")
 
 
 @command(app, "stop", project=True, channel=True)
 async def stop(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason to record.")] = "",
 ) -> None:
-    """End a turn: it keeps what it has and is delivered as canceled."""
+    """End a turn as canceled; its deliverable has the partial results."""
     from turnstile.cli.turns.asking import stop_turn
     from turnstile.cli.turns.lookup import whole_id
 
@@ -104,24 +104,26 @@ def register(root: typer.Typer) -> None:
 
 async def enqueue(
     session: "Session",
-    agent: Annotated[str, typer.Argument(help="Who is asked.")],
-    text: Annotated[str | None, typer.Argument(help="What is asked; `-` reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with what is asked, instead of TEXT.")] = None,
+    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    text: Annotated[str | None, typer.Argument(help="The request; `-` reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the request, instead of TEXT.")] = None,
     context_box: Annotated[
-        str | None, typer.Option(help="A box that the turn reads before what is asked.", metavar="BOX")
+        str | None, typer.Option(help="A box that the turn reads before the request.", metavar="BOX")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Show the answer as it streams, and the deliverable.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Print the answer as it streams, and the deliverable.")] = False,
     correlation_id: Annotated[
-        str | None, typer.Option(help="A name for this request: the same request again answers the same turn.")
+        str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
     ] = None,
     fields: Annotated[
         str | None, typer.Option(help="Fields that the deliverable must have, separated by commas.", metavar="A,B")
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Profile, instead of the agent's.")] = None,
     model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
-    direct: Annotated[bool, typer.Option("--direct", help="Write the ledger, without NATS and bridge.")] = False,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Write to the ledger directly, without NATS and bridge.")
+    ] = False,
 ) -> None:
-    """Ask an agent: one turn, exactly one deliverable. Exits 1 with --wait if the turn does not succeed."""
+    """Send a request to an agent: one turn, exactly one deliverable. With --wait exit code 1 if the turn fails."""
     from turnstile.cli.turns.asking import Question, ask
     from turnstile.cli.turns.texts import given_text
 

@@ -1,6 +1,6 @@
-"""A turn on paper: its transcript, its deliverable and its page in the Web UI. Reads the ledger, prints.
+"""Reads a turn from the ledger and prints it: its transcript, its deliverable, and its page in the Web UI.
 
-Text of models and tools is indented below the line that says whose it is, so that none of it looks like ours.
+Text of models and tools is indented below a line that names its source, so that it cannot be taken for Turnstile's.
 """
 
 import json
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 from rich.json import JSON
@@ -15,32 +16,50 @@ from rich.json import JSON
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_turn
-from turnstile.cli.turns.transcript import CallEntry, StepEntry, Transcript, transcript_of, value_of
-from turnstile.ledger.pool import Pool
+from turnstile.cli.turns.transcript import CallEntry, StepEntry, Transcript, transcript_of
 from turnstile.ledger.turns.cards import box_cards, get_card
 from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
-from turnstile.schema.cards import Card
+from turnstile.schema.cards import Card, value_of
 from turnstile.schema.ids import AgentTurnId, BoxId, workflow_id
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import TurnView
+from turnstile.sdk.turns import describe, turn_in
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 _TEXT = 2000
 _VALUE = 400
-"""Characters of a text, and of a call's arguments or result, that are shown unless all is asked for."""
+"""Without --full this many characters are shown of a text (`_TEXT`), and of a call's arguments or result (`_VALUE`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnReport:
-    """What the ledger knows of a turn."""
+class TurnEnd:
+    """A turn from the ledger."""
 
     turn: TurnView
-    steps: Sequence[StepView]
     deliverable: Card | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport(TurnEnd):
+    """What the ledger knows of a turn."""
+
+    steps: Sequence[StepView]
     transcript: Transcript
 
 
-async def read_report(pool: Pool, session: Session, turn: str) -> TurnReport:
+async def read_end(pool: "Pool | None", session: Session, turn: AgentTurnId) -> TurnEnd:
+    """The report, or what a bridge tells where the ledger's driver is not installed."""
+    if pool is not None:
+        return await read_report(pool, session, turn)
+    async with session.bridge() as client:
+        view = turn_in(await describe(client, {"agent_turn_id": turn}))
+        return TurnEnd(view, (await describe(client, {"card_id": view.deliverable_card_id})).card)
+
+
+async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
     """The turn with its steps and its deliverable; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
     view = await require_turn(pool, session.project, turn)
     project, own = session.project, view.agent_turn_id
@@ -56,22 +75,22 @@ async def read_report(pool: Pool, session: Session, turn: str) -> TurnReport:
     card = None
     if card_id is not None:
         card = await pool.run(lambda conn: get_card(conn, project, card_id))
-    return TurnReport(view, steps, card, transcript_of(steps, context, output, sent))
+    return TurnReport(view, card, steps, transcript_of(steps, context, output, sent))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
-    """The turn's page in the Web UI, if its address is known."""
+    """The turn's page in the Web UI; None if the address of the Web UI is not known."""
     return page_of(session, workflow_id(turn))
 
 
 def page_of(session: Session, workflow: str) -> str | None:
-    """A workflow's page in the Web UI, if its address is known."""
+    """A workflow's page in the Web UI; None if the address of the Web UI is not known."""
     found = _web_ui(session)
     return found and addresses.turn_link(*found, workflow)
 
 
 def list_of(session: Session, agent: str | None) -> str | None:
-    """The project's turns that did not succeed, or an agent's, as a list in the Web UI; None as for `link_of`."""
+    """The Web UI's list of the project's or an agent's turns that did not succeed; None as for `link_of`."""
     found = _web_ui(session)
     whose = f' AND TurnAgent = "{agent}"' if agent else ""
     ended = ", ".join(f'"{status}"' for status in TurnStatus if status is not TurnStatus.SUCCESS)
@@ -80,35 +99,37 @@ def list_of(session: Session, agent: str | None) -> str | None:
 
 
 def _web_ui(session: Session) -> tuple[str, str] | None:
-    """Its address, and the namespace that it shows."""
+    """The address of the Web UI and the namespace that it shows; None if the address is not known."""
     found = addresses.announced(session.options.data)
     web_ui = addresses.web_ui_url(session.settings, found)
     namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else addresses.NAMESPACE)
     return (web_ui, namespace) if web_ui else None
 
 
-def document_of(report: TurnReport, link: str | None) -> dict[str, JsonValue]:
+def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
     """The report as one JSON object."""
-    return {
+    document: dict[str, JsonValue] = {
         **report.turn.model_dump(mode="json"),
-        "transcript": report.transcript.model_dump(mode="json"),
         "deliverable": None if report.deliverable is None else value_of(report.deliverable),
-        "step_list": [step.model_dump(mode="json") for step in report.steps],
         "web_ui_url": link,
     }
+    if isinstance(report, TurnReport):
+        document["transcript"] = report.transcript.model_dump(mode="json")
+        document["step_list"] = [step.model_dump(mode="json") for step in report.steps]
+    return document
 
 
 def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bool = False) -> None:
-    """The whole report for people: what was asked, each step, and what it came to; `whole` shortens nothing."""
-    turn, told = report.turn, report.transcript
-    out.facts(f"turn {turn.agent_turn_id}", _facts(turn, told))
+    """Print the report for people: the request, each step, the deliverable; with `whole` nothing is shortened."""
+    turn, transcript = report.turn, report.transcript
+    out.facts(f"turn {turn.agent_turn_id}", _facts(turn, transcript))
     moment = turn.created_at
     out.line(f"\n{_clock(moment)}  asked", style="bold")
-    for request in told.request:
+    for request in transcript.request:
         out.indented(_shortened(_text(request), None if whole else _TEXT))
-    if not told.request:
+    if not transcript.request:
         out.indented("(no instruction: the turn reads its boxes as they are)", style="dim")
-    for step in told.steps:
+    for step in transcript.steps:
         moment = max(moment, step.started_at)
         _print_step(out, step, moment, whole=whole)
     if turn.ended_at is not None:
@@ -120,16 +141,16 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
         out.line(f"Temporal: {link}", style="dim")
 
 
-def _facts(turn: TurnView, told: Transcript) -> dict[str, object]:
+def _facts(turn: TurnView, transcript: Transcript) -> dict[str, object]:
     waits = None
     if turn.waiting_tool_count:
         until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
         waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"
-    late = sorted({call.tool for step in told.steps for call in step.calls if call.status == "timeout"})
+    late = sorted({call.tool for step in transcript.steps for call in step.calls if call.status == "timeout"})
     cut = _truncated(turn)
     notes = _joined(
-        f"{_count(told.calls_timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
-        f"{_count(told.failed_attempts, 'attempt')} at the model failed" if told.failed_attempts else "",
+        f"{_count(transcript.calls_timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
+        f"{_count(transcript.failed_attempts, 'attempt')} at the model failed" if transcript.failed_attempts else "",
         f"the last answer is cut off ({cut})" if cut else "",
         between="; ",
     )
@@ -141,7 +162,7 @@ def _facts(turn: TurnView, told: Transcript) -> dict[str, object]:
         "waits for": waits,
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
-        "cost": _cost(told),
+        "cost": _cost(transcript),
         "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
         "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
         "context box": turn.context_box_id,
@@ -168,7 +189,7 @@ def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) 
     if step.truncated:
         out.indented(f"! the answer is cut off ({step.truncated})", style="yellow")
     if step.reminded:
-        out.indented("! told to end the turn with a tool", style="yellow")
+        out.indented("! reminded to end the turn with a tool", style="yellow")
     if step.error:
         out.indented(f"! {step.error}", style="red")
 
@@ -210,12 +231,12 @@ def _truncated(turn: TurnView) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _cost(told: Transcript) -> str:
-    tokens = sum(step.tokens or 0 for step in told.steps)
+def _cost(transcript: Transcript) -> str:
+    tokens = sum(step.tokens or 0 for step in transcript.steps)
     return _joined(
-        _count(len(told.steps), "step"),
+        _count(len(transcript.steps), "step"),
         f"{tokens:,} tokens" if tokens else "",
-        f"${told.response_cost:.4f}" if told.response_cost else "",
+        f"${transcript.response_cost:.4f}" if transcript.response_cost else "",
     )
 
 
@@ -224,14 +245,14 @@ def _joined(*facts: str | None, between: str = ", ") -> str:
 
 
 def print_timeline(out: Output, report: TurnReport) -> None:
-    """When what happened, from the enqueue on."""
+    """Print the turn's moments as a table, with times relative to its enqueue."""
     start = report.turn.created_at
     rows = [(duration(start, moment), what, took, detail) for moment, what, took, detail in _moments(report)]
     out.table("timeline", ["after", "what", "took", "detail"], rows)
 
 
-def print_deliverable(out: Output, report: TurnReport) -> None:
-    """The deliverable with its card's id, or that there is none yet."""
+def print_deliverable(out: Output, report: TurnEnd) -> None:
+    """Print the deliverable with its card's id, or that there is none yet."""
     card = report.deliverable
     if card is None:
         out.line("no deliverable yet", style="dim")
@@ -246,7 +267,7 @@ def print_deliverable(out: Output, report: TurnReport) -> None:
 
 
 def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
-    """Moments in the order of the protocol (§7): clocks of worker and database differ, so none is before the last."""
+    """The turn's moments in the protocol's order (§7), none before its predecessor: machines' clocks may differ."""
     turn = report.turn
     moments = [(turn.created_at, "enqueued", "", "")]
     if turn.started_at:
@@ -263,14 +284,14 @@ def _moments(report: TurnReport) -> list[tuple[datetime, str, str, str]]:
 
 
 def note_of(line: TurnLine) -> str:
-    """What a list says of a turn beside its status: what went wrong, whatever it ended as."""
+    """The note beside a turn's status in a list: its error code, a cut-off answer, timed-out calls."""
     cut = f"cut off: {line.truncated}" if line.truncated else ""
     late = f"{_count(line.calls_timed_out, 'call')} timed out" if line.calls_timed_out else ""
     return _joined(line.error_code, cut, late)
 
 
 def duration(start: datetime, end: datetime | None) -> str:
-    """`40 ms`, `12.5 s`; empty if there is no end."""
+    """The duration as `40 ms` or `12.5 s`; empty if there is no end."""
     if end is None:
         return ""
     seconds = (end - start).total_seconds()
@@ -278,12 +299,12 @@ def duration(start: datetime, end: datetime | None) -> str:
 
 
 def _step_detail(step: StepView) -> str:
-    told: list[str] = []
+    details: list[str] = []
     timing = step.metadata.get("timing")
     if isinstance(timing, dict):
-        told.extend(f"{name} {value:.4g}" for name, value in timing.items() if isinstance(value, (int, float)))
+        details.extend(f"{name} {value:.4g}" for name, value in timing.items() if isinstance(value, (int, float)))
     if step.tool_call_ids:
-        told.append(f"{len(step.tool_call_ids)} tool calls")
+        details.append(f"{len(step.tool_call_ids)} tool calls")
     if step.error:
-        told.append(step.error)
-    return ", ".join(told)
+        details.append(step.error)
+    return ", ".join(details)

@@ -1,4 +1,4 @@
-"""Where everything is, as `up` tells it, and what `migrate` did. Passwords are left out."""
+"""Prints the addresses of a running `turnstile up`, and the report of `migrate`. Passwords are left out."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ from pydantic import JsonValue
 
 from turnstile.cli.output import Output
 from turnstile.processes.addresses import without_password
+from turnstile.processes.migration import MigrationReport
 from turnstile.processes.up import Running
-from turnstile.processes.worker_and_bridge import MigrationReport
 from turnstile.settings import Settings
 
 
-def print_places(out: Output, settings: Settings, data: Path, running: Running) -> None:
-    """Addresses, data and what to try next."""
+def print_addresses(out: Output, settings: Settings, data: Path, running: Running) -> None:
+    """Print the servers' addresses, the data directory, and commands to try next."""
     endpoints = running.endpoints
-    places: dict[str, JsonValue] = {
+    addresses: dict[str, JsonValue] = {
         "database": without_password(endpoints.database_url),
         "nats": ", ".join(without_password(url) for url in endpoints.nats_url.split(",")),
         "temporal": f"{endpoints.temporal_address}, namespace {endpoints.temporal_namespace}",
@@ -22,12 +22,12 @@ def print_places(out: Output, settings: Settings, data: Path, running: Running) 
         "data": str(data.absolute()),
     }
     if out.as_json:
-        places["embedded"] = [*running.embedded]
-        places["worker_targets"] = [*settings.worker.worker_targets]
-        out.json_line(places)
+        addresses["embedded"] = [*running.embedded]
+        addresses["worker_targets"] = [*settings.worker.worker_targets]
+        out.json_line(addresses)
         return
     names = {"database": "PostgreSQL", "nats": "NATS", "temporal": "Temporal", "web_ui": "Web UI", "data": "data"}
-    facts = {names[name]: place for name, place in places.items()}
+    facts = {names[name]: address for name, address in addresses.items()}
     facts["passwords"] = str(data.absolute() / "endpoints.json")
     facts["serves"] = ", ".join(settings.worker.worker_targets)
     out.facts("turnstile is up", facts)
@@ -36,7 +36,7 @@ def print_places(out: Output, settings: Settings, data: Path, running: Running) 
 
 
 def print_migration(out: Output, report: MigrationReport) -> None:
-    """What was applied and declared."""
+    """Print the applied migrations and what was declared."""
     if out.as_json:
         out.document(
             {

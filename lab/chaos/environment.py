@@ -1,6 +1,6 @@
-"""The stage: embedded servers, a proxy before each for every process, and the processes, with one directory for all.
+"""The environment of a run: embedded servers, Turnstile processes, and a proxy for each pair of process and server.
 
-Whoever leaves it leaves nothing running: the servers' warden ends with this process, and so do the programs.
+All files are in one directory. Servers and programs end with this process.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from lab.chaos.program import Program
 from lab.chaos.proxy import HOST, Proxy
 from lab.chaos.script import ASKED
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
-from turnstile.processes.worker_and_bridge import migrate_all
+from turnstile.processes.migration import migrate_all
 from turnstile.settings import Settings, load_settings
 
 TARGET = "chaos"
 CLIENT = "client"
 TURNSTILE = (sys.executable, "-c", "from turnstile.cli import main; main()")
-"""The program `turnstile` of this working tree, whichever is installed."""
+"""The program `turnstile` of this working tree, not of an installed package."""
 SERVERS: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
 SECTIONS: dict[str, dict[str, object]] = {
     "worker": {"worker_targets": [TARGET], "activity_heartbeat_timeout_seconds": 3.0, "database_pool_size": 8},
@@ -50,12 +50,12 @@ SECTIONS: dict[str, dict[str, object]] = {
     },
     "tools": {"suspend_timeout_seconds": 2.0},
 }
-"""The same rules as ever, with less patience."""
+"""Settings with shorter times than usual, so that a run takes less time."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many processes of each kind."""
+    """The number of processes of each kind."""
 
     workers: int = 2
     bridges: int = 2
@@ -64,7 +64,7 @@ class Size:
 
 @dataclass
 class Death:
-    """An end of a process of ours that nobody asked for."""
+    """The end of a Turnstile process that was not told to end."""
 
     name: str
     code: int
@@ -73,8 +73,8 @@ class Death:
 
 
 @dataclass
-class Stage:
-    """What plays, and where. `proxies` are by process and server."""
+class Environment:
+    """Servers, programs and proxies of a run. `proxies` are keyed by process and server."""
 
     directory: Path
     servers: EmbeddedServers
@@ -86,26 +86,26 @@ class Stage:
 
     @property
     def executions(self) -> Path:
-        """One line per execution of a tool."""
+        """The file with one line for each execution of a tool."""
         return self.directory / "executions.jsonl"
 
     @property
     def asked(self) -> Path:
-        """One line whenever the model is asked, and when that was over."""
+        """The file with one line for the begin, and one for the end, of each model call."""
         return self.directory / "asked.jsonl"
 
     @property
     def direct(self) -> Endpoints:
-        """The servers themselves."""
+        """The addresses of the servers, without proxies."""
         return self.servers.endpoints
 
     @property
     def settings(self) -> Settings:
-        """Of a process that reaches the servers directly."""
+        """Settings of a process that reaches the servers without proxies."""
         return load_settings(self.config("direct", self.direct))
 
     def seen_by(self, name: str) -> Endpoints:
-        """The servers through the proxies of one process."""
+        """The addresses of the proxies of one process."""
         direct = self.direct
         port = {server: self.proxies[name, server].port for server in SERVERS}
         return direct.model_copy(
@@ -117,7 +117,7 @@ class Stage:
         )
 
     def config(self, name: str, endpoints: Endpoints) -> Path:
-        """The `config.toml` of one process."""
+        """Write the `config.toml` of one process; returns its path."""
         sections: dict[str, dict[str, object]] = {
             **SECTIONS,
             "database": {"url": endpoints.database_url, "patience_seconds": 10.0},
@@ -134,7 +134,7 @@ class Stage:
         return path
 
     def named(self, kind: str) -> list[str]:
-        """The programs of a kind: `worker`, `bridge`, `tools`."""
+        """The names of the programs of a kind: `worker`, `bridge` or `tools`."""
         return [name for name in self.programs if name.startswith(kind)]
 
     def server_tree(self, name: ServerName) -> list[psutil.Process]:
@@ -145,20 +145,20 @@ class Stage:
         return []
 
     def signal_server(self, name: ServerName, number: signal.Signals) -> None:
-        """SIGSTOP or SIGCONT to all processes of a server."""
+        """Send SIGSTOP or SIGCONT to all processes of a server."""
         for process in self.server_tree(name):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     async def wipe_engine(self) -> None:
-        """Temporal killed, its data removed, and started empty."""
+        """Kill Temporal, remove its data, and start it again."""
         await self.servers.kill("temporal")
         shutil.rmtree(self.directory / "servers" / "temporal")
         await self.servers.restart("temporal")
 
     def on_death(self, program: Program, code: int) -> None:
-        """Note it, and start it again as a supervisor would."""
-        last = "\n".join(program.says().splitlines()[-12:])
+        """Record the death, and restart the program as a supervisor would."""
+        last = "\n".join(program.read_log().splitlines()[-12:])
         self.deaths.append(Death(program.name, code, time.time(), last))
         if not self.closing:
             task = asyncio.create_task(self._again(program))
@@ -171,7 +171,7 @@ class Stage:
             await program.launch()
 
     async def settle(self) -> None:
-        """End what still starts programs."""
+        """Cancel restarts that are under way."""
         self.closing = True
         for task in tuple(self._restarts):
             task.cancel()
@@ -184,40 +184,40 @@ def _with_port(url: str, port: int) -> str:
     return urlunsplit(parts._replace(netloc=f"{login}{at}{HOST}:{port}"))
 
 
-def _port_of(stage: Stage, server: ServerName) -> Callable[[], int]:
-    direct = stage.direct
+def _port_of(environment: Environment, server: ServerName) -> Callable[[], int]:
+    direct = environment.direct
     address = {"postgres": direct.database_url, "nats": direct.nats_url, "temporal": f"//{direct.temporal_address}"}
     port = urlsplit(address[server]).port
     assert port is not None
     return lambda: port
 
 
-def _programs(stage: Stage, size: Size) -> list[Program]:
+def _programs(environment: Environment, size: Size) -> list[Program]:
     made: list[Program] = []
     for role, count in (("worker", size.workers), ("bridge", size.bridges)):
         for number in range(1, count + 1):
             name = f"{role}-{number}"
-            argv = (*TURNSTILE, role, "--config", str(stage.config(name, stage.seen_by(name))))
-            made.append(Program(name, argv, stage.directory / "logs" / f"{name}.log", f"{role} serves"))
+            argv = (*TURNSTILE, role, "--config", str(environment.config(name, environment.seen_by(name))))
+            made.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", f"{role} serves"))
     for number in range(1, size.tools + 1):
         name = f"tools-{number}"
-        where = ("--nats", stage.seen_by(name).nats_url, "--executions", str(stage.executions))
+        where = ("--nats", environment.seen_by(name).nats_url, "--executions", str(environment.executions))
         argv = (sys.executable, "-m", "lab.chaos.tools", *where)
-        made.append(Program(name, argv, stage.directory / "logs" / f"{name}.log", "tools serve"))
+        made.append(Program(name, argv, environment.directory / "logs" / f"{name}.log", "tools serve"))
     for program in made:
-        program.env = {ASKED: str(stage.asked)}
-        program.on_death = stage.on_death
+        program.env = {ASKED: str(environment.asked)}
+        program.on_death = environment.on_death
     return made
 
 
 @asynccontextmanager
-async def open_stage(directory: Path, size: Size) -> AsyncGenerator[Stage]:
-    """Everything up: servers, proxies, tables and streams, and programs that serve."""
+async def open_environment(directory: Path, size: Size) -> AsyncGenerator[Environment]:
+    """Start servers and proxies, migrate, and start the programs; stop everything when the block ends."""
     _open_directory(directory)
     async with AsyncExitStack() as stack:
         servers = EmbeddedServers(directory / "servers")
         await stack.enter_async_context(servers)
-        stage = Stage(directory, servers)
+        environment = Environment(directory, servers)
         names = [
             *(f"worker-{number}" for number in range(1, size.workers + 1)),
             *(f"bridge-{number}" for number in range(1, size.bridges + 1)),
@@ -226,26 +226,26 @@ async def open_stage(directory: Path, size: Size) -> AsyncGenerator[Stage]:
         ]
         for name in names:
             for server in SERVERS:
-                proxy = stage.proxies[name, server] = Proxy(_port_of(stage, server))
+                proxy = environment.proxies[name, server] = Proxy(_port_of(environment, server))
                 await proxy.start()
                 stack.push_async_callback(proxy.close)
-        await migrate_all(stage.settings, stage.direct)
-        stage.programs = {program.name: program for program in _programs(stage, size)}
-        stack.push_async_callback(_stop_all, stage)
-        for program in stage.programs.values():
+        await migrate_all(environment.settings, environment.direct)
+        environment.programs = {program.name: program for program in _programs(environment, size)}
+        stack.push_async_callback(_stop_all, environment)
+        for program in environment.programs.values():
             await program.launch()
-        await asyncio.gather(*(program.serving() for program in stage.programs.values()))
-        yield stage
+        await asyncio.gather(*(program.serving() for program in environment.programs.values()))
+        yield environment
 
 
 def _open_directory(directory: Path) -> None:
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     if os.geteuid() == 0:
-        directory.chmod(0o711)  # the user of PostgreSQL has to pass
+        directory.chmod(0o711)  # the user of PostgreSQL must be able to enter it
 
 
-async def _stop_all(stage: Stage) -> None:
+async def _stop_all(environment: Environment) -> None:
     for name in SERVERS:
-        stage.signal_server(name, signal.SIGCONT)
-    await stage.settle()
-    await asyncio.gather(*(program.stop() for program in stage.programs.values()))
+        environment.signal_server(name, signal.SIGCONT)
+    await environment.settle()
+    await asyncio.gather(*(program.stop() for program in environment.programs.values()))

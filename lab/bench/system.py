@@ -1,8 +1,8 @@
-"""The system under test for one scenario: fresh processes, a project with agents, and what both have used.
+"""The system under test for one scenario: new processes, a project with agents, and the resources they use.
 
-Worker and bridge run in one process as `turnstile up` composes them, or as two, in as many replicas as the plan says.
-Rows are counted over the whole life of the processes, whose sessions tell what they touched when they end; all else
-between two readings.
+Worker and bridge run in one process, as `turnstile up` composes them, or in two, with the plan's number of replicas.
+Rows touched are counted over the whole life of the processes, since a database session reports them when it ends. All
+other counters are differences between two readings.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from typing import cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lab.bench.asking import Asker, asking
-from lab.bench.cast import hire
+from lab.bench.agents import add_agents
 from lab.bench.children import TURNSTILE, Child, child
+from lab.bench.environment import Environment, Section
 from lab.bench.figures import Figure, ratio, spread
-from lab.bench.place import Place, Section
+from lab.bench.load_client import LoadClient, open_load_client
 from lab.bench.proc import cpu_seconds, peak_memory_mb, tree_cpu_seconds
 from lab.bench.tool import READY
 from lab.bench.yardsticks.measure import RowsTouched, list_step_timings, list_turn_timings, rows_touched
@@ -33,7 +33,7 @@ _HISTORY_SAMPLE = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """Counters at a moment, all since the processes began. CPU in seconds."""
+    """Counters at one moment, counted since the processes began. CPU in seconds."""
 
     at: float
     cpu: Mapping[str, float]
@@ -42,7 +42,7 @@ class Reading:
     stored: float
 
     def since(self, earlier: "Reading") -> "Reading":
-        """What was used in between."""
+        """The difference to an earlier reading."""
         return Reading(
             self.at - earlier.at,
             {name: value - earlier.cpu[name] for name, value in self.cpu.items()},
@@ -52,7 +52,7 @@ class Reading:
         )
 
     def kernel_cpu(self) -> float:
-        """Worker and bridge together."""
+        """CPU seconds of worker and bridge together."""
         return sum(self.cpu.get(role, 0.0) for role in KERNEL)
 
 
@@ -61,22 +61,22 @@ KERNEL = ("worker", "bridge", TOGETHER)
 
 
 @dataclass
-class Stage:
-    """Processes that serve one project."""
+class System:
+    """The processes that serve one project, and its agents."""
 
-    place: Place
+    environment: Environment
     project: ProjectId
     agents: Sequence[AgentId]
-    asker: Asker
+    load: LoadClient
     children: Sequence[tuple[str, Child, int]]
     """Role, process and metrics port."""
     idle: Reading = field(default_factory=lambda: Reading(1.0, {}, 0, 0, 0))
-    """What was used while nothing was asked."""
+    """What the idle processes used."""
     rows: RowsTouched = field(default_factory=lambda: RowsTouched(read=0, written=0))
     peak_mb: float = math.nan
 
     def pids(self) -> list[int]:
-        """Worker and bridge."""
+        """The process ids of worker and bridge."""
         return [each.pid for _, each, _ in self.children]
 
     async def read(self) -> Reading:
@@ -91,18 +91,18 @@ class Stage:
         cpu: dict[str, float] = {}
         for role, each, _ in self.children:
             cpu[role] = cpu.get(role, 0.0) + cpu_seconds(each.pid)
-        cpu |= {name: tree_cpu_seconds(pid) for name, pid in self.place.server_pids().items()}
-        stored = await self.place.stored()
+        cpu |= {name: tree_cpu_seconds(pid) for name, pid in self.environment.server_pids().items()}
+        stored = await self.environment.stored()
         return Reading(asyncio.get_running_loop().time(), cpu, round_trips, messages, stored)
 
-    async def look_idle(self) -> None:
-        """Read what the processes use while nothing is asked of them."""
+    async def measure_idle(self) -> None:
+        """Measure what the processes use while they are idle."""
         before = await self.read()
-        await asyncio.sleep(self.place.plan.idle_seconds)
+        await asyncio.sleep(self.environment.plan.idle_seconds)
         self.idle = (await self.read()).since(before)
 
     def used(self, spent: Reading, turns: int) -> dict[str, float]:
-        """What each turn used; round trips and messages without what is used while nothing is asked."""
+        """What each turn used; of round trips and messages the idle processes' share is subtracted."""
         idle = spent.at / self.idle.at
         values = {f"cpu {role}": seconds * 1000 / turns for role, seconds in spent.cpu.items() if role != TOGETHER}
         values["cpu kernel"] = spent.kernel_cpu() * 1000 / turns
@@ -113,7 +113,7 @@ class Stage:
 
     async def timings(self) -> list[Figure]:
         """Percentiles by the ledger's clock, over all turns of the project."""
-        pool = self.place.pool
+        pool = self.environment.pool
         turns = await pool.run(lambda conn: list_turn_timings(conn, self.project))
         steps = await pool.run(lambda conn: list_step_timings(conn, self.project))
         return [
@@ -123,8 +123,8 @@ class Stage:
         ]
 
     async def common(self, begun: int | None = None) -> list[Figure]:
-        """What every scenario tells once its processes have ended; rows are shared by all turns, or those `begun`."""
-        turns = begun or len(await self.place.pool.run(lambda conn: list_turn_timings(conn, self.project)))
+        """Figures that every scenario has after its processes have ended; rows per turn of all turns, or of `begun`."""
+        turns = begun or len(await self.environment.pool.run(lambda conn: list_turn_timings(conn, self.project)))
         return [
             *await self.timings(),
             Figure(name="rows read a turn", value=ratio(self.rows.read, turns)),
@@ -133,10 +133,10 @@ class Stage:
         ]
 
     async def histories(self, turns: Sequence[AgentTurnId]) -> list[tuple[float, float]]:
-        """Events and bytes of the histories of the first few of these turns."""
+        """Number of events and of bytes in the histories of the first few of these turns."""
         found: list[tuple[float, float]] = []
         for turn in turns[:_HISTORY_SAMPLE]:
-            handle = self.place.temporal.get_workflow_handle(turn_workflow_id(turn))
+            handle = self.environment.temporal.get_workflow_handle(turn_workflow_id(turn))
             await handle.result()
             about = (await handle.describe()).raw_description.workflow_execution_info
             found.append((about.history_length, about.history_size_bytes))
@@ -144,7 +144,7 @@ class Stage:
 
 
 def usage_figures(values: Mapping[str, float]) -> list[Figure]:
-    """The figures of `Stage.used`, by name."""
+    """The values of `System.used` as figures."""
     return [
         Figure(name=f"CPU a turn, {_CPU.get(name, name.removeprefix('cpu '))}", value=value, unit="ms")
         if name.startswith("cpu ")
@@ -163,8 +163,8 @@ _NAMES = {
 
 
 @asynccontextmanager
-async def staged(
-    place: Place,
+async def open_system(
+    environment: Environment,
     name: str,
     model: str,
     agents: int,
@@ -172,45 +172,45 @@ async def staged(
     sections: Mapping[str, Section] | None = None,
     tool: bool = False,
     warm: bool = True,
-) -> AsyncGenerator[Stage]:
-    """Processes that serve a new project of agents on `scripted/{model}`; with `tool`, one that serves its tool."""
+) -> AsyncGenerator[System]:
+    """Start processes that serve a new project with agents on `scripted/{model}`; with `tool` also a tool process."""
     project = ProjectId(f"bench-{name}-{uuid.uuid4().hex[:8]}")
-    setup = Pool(place.endpoints.database_url, size=1, name="turnstile-bench")
-    hired = await hire(setup, project, place.target, model, agents)
-    await setup.close()  # so that what it touched is told, and not counted
-    before = await place.pool.run(rows_touched)
+    setup = Pool(environment.endpoints.database_url, size=1, name="turnstile-bench")
+    added = await add_agents(setup, project, environment.target, model, agents)
+    await setup.close()  # the session reports the rows it touched when it closes, before the count begins
+    before = await environment.pool.run(rows_touched)
     async with AsyncExitStack() as stack:
-        children = await _start(place, name, sections or {}, stack)
+        children = await _start(environment, name, sections or {}, stack)
         if tool:
-            words = ("-m", "lab.bench.tool", place.endpoints.nats_url)
-            log = place.directory / f"{name}-tool.log"
-            await (await stack.enter_async_context(child("tool", words, log))).until_it_says(READY)
-        asker = await stack.enter_async_context(asking(place.conn, project))
-        stage = Stage(place, project, hired, asker, children)
+            words = ("-m", "lab.bench.tool", environment.endpoints.nats_url)
+            log = environment.directory / f"{name}-tool.log"
+            await (await stack.enter_async_context(child("tool", words, log))).wait_for_log(READY)
+        load = await stack.enter_async_context(open_load_client(environment.conn, project))
+        system = System(environment, project, added, load, children)
         if warm:
-            await asker.alone(hired[: place.plan.warm])
-        await stage.look_idle()
-        yield stage
-        stage.peak_mb = peak_memory_mb(stage.pids())
-    after = await place.pool.run(rows_touched)
-    stage.rows = RowsTouched(read=after.read - before.read, written=after.written - before.written)
+            await load.alone(added[: environment.plan.warm])
+        await system.measure_idle()
+        yield system
+        system.peak_mb = peak_memory_mb(system.pids())
+    after = await environment.pool.run(rows_touched)
+    system.rows = RowsTouched(read=after.read - before.read, written=after.written - before.written)
 
 
 async def _start(
-    place: Place, name: str, sections: Mapping[str, Section], stack: AsyncExitStack
+    environment: Environment, name: str, sections: Mapping[str, Section], stack: AsyncExitStack
 ) -> list[tuple[str, Child, int]]:
-    plan = place.plan
+    plan = environment.plan
     workers = [("worker" if plan.split else TOGETHER, number) for number in range(plan.workers)]
     started: list[tuple[str, Child, int]] = []
     for role, number in [*workers, *([("bridge", 0)] if plan.split else [])]:
         label = f"{name}-{role}-{number}"
-        config, port = place.config(label, sections)
+        config, port = environment.config(label, sections)
         words = [*TURNSTILE, *_COMMANDS[role], "--config", str(config)]
         if role == TOGETHER:
-            words += ["--data", str(place.directory / f"{label}-data")]
-        log = place.directory / f"{label}.log"
+            words += ["--data", str(environment.directory / f"{label}-data")]
+        log = environment.directory / f"{label}.log"
         started.append((role, await stack.enter_async_context(child(role, words, log)), port))
-    await asyncio.gather(*(each.until_it_says(_SAYS[role]) for role, each, _ in started))
+    await asyncio.gather(*(each.wait_for_log(_SAYS[role]) for role, each, _ in started))
     return started
 
 

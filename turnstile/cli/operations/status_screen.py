@@ -1,6 +1,6 @@
-"""What `top` shows: a screen that is drawn anew at every look, or lines where there is no terminal.
+"""The screen of `turnstile top`: redrawn at an interval, or JSON lines.
 
-Needs no mouse and no keys but q, so it works over any terminal; the terminal is as it was when it ends.
+It needs no mouse and no key but q, so it works in any terminal. At the end it restores the terminal.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ _ROWS = ("queued", "pending", "processing", "deferred")
 _MINUTE = 60
 
 
-async def watch_standing(session: Session, pool: Pool, interval: float, *, once: bool) -> None:
-    """Show how it stands until q or an interrupt, or once; the screen says if the ledger is away for a while."""
+async def watch_status(session: Session, pool: Pool, interval: float, *, once: bool) -> None:
+    """Show the system's status until q or an interrupt, or once; the screen says if the ledger is away."""
     first = await pool.run(look_around)
     if session.out.as_json:
         await _lines(session, pool, first, interval)
@@ -46,51 +46,51 @@ async def _live(session: Session, pool: Pool, first: SystemStatus, interval: flo
     with _keys() as ended, Live(shown, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while not await _wait(ended, interval):
-            looking = asyncio.create_task(pool.run(look_around))
+            querying = asyncio.create_task(pool.run(look_around))
             quitting = asyncio.create_task(ended.wait())
-            await asyncio.wait({looking, quitting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({querying, quitting}, return_when=asyncio.FIRST_COMPLETED)
             quitting.cancel()
-            if not looking.done():  # q, while the ledger is waited for
-                looking.cancel()
+            if not querying.done():  # q was pressed while the query waited for the ledger
+                querying.cancel()
                 return
             try:
-                shown = Group(screen(looking.result()), hint)
+                shown = Group(screen(querying.result()), hint)
                 live.update(shown, refresh=True)
             except ServerUnavailable as error:
                 live.update(Group(shown, Text(clean(str(error)), style="red")), refresh=True)
 
 
-async def _lines(session: Session, pool: Pool, standing: SystemStatus, interval: float) -> None:
+async def _lines(session: Session, pool: Pool, status: SystemStatus, interval: float) -> None:
     while True:
-        session.out.json_line(standing)
+        session.out.json_line(status)
         await asyncio.sleep(interval)
-        standing = await pool.run(look_around)
+        status = await pool.run(look_around)
 
 
-def screen(standing: SystemStatus) -> RenderableType:
-    """All of it, as text that fits 80 columns."""
-    ended = sum(standing.outcomes.values())
-    mean = "" if standing.mean_seconds is None else f", {standing.mean_seconds:.2f} s each"
-    due = f"{standing.oldest_due_seconds:.1f} s" if standing.oldest_due_seconds else "none"
+def screen(status: SystemStatus) -> RenderableType:
+    """The whole screen, as text that fits 80 columns."""
+    ended = sum(status.outcomes.values())
+    mean = "" if status.mean_seconds is None else f", {status.mean_seconds:.2f} s each"
+    due = f"{status.oldest_due_seconds:.1f} s" if status.oldest_due_seconds else "none"
     facts = {
-        "agents": _told(standing.agents, _STATES),
-        "inbox": _told(standing.rows, _ROWS),
+        "agents": _counts(status.agents, _STATES),
+        "inbox": _counts(status.rows, _ROWS),
         "inbox lag": due,
         "last minute": f"{_count(ended)} turns, {ended / _MINUTE:.1f}/s{mean}",
-        "outcomes": _told(standing.outcomes, _STATUSES),
-        "open threads": _count(standing.open_threads),
-        "workers": _told(standing.workers) or "none: start `turnstile worker`",
-        "repairs so far": _told(standing.repairs) or "none",
+        "outcomes": _counts(status.outcomes, _STATUSES),
+        "open threads": _count(status.open_threads),
+        "workers": _counts(status.workers) or "none: start `turnstile worker`",
+        "repairs so far": _counts(status.repairs) or "none",
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, Text(clean(value)))
-    return Group(Text(f"turnstile, {clock(standing.seen_at)}", style="bold"), table)
+    return Group(Text(f"turnstile, {clock(status.seen_at)}", style="bold"), table)
 
 
-def _told(counts: Mapping[str, int], first: tuple[str, ...] = ()) -> str:
+def _counts(counts: Mapping[str, int], first: tuple[str, ...] = ()) -> str:
     names = [*first, *sorted(counts.keys() - set(first))]
     return "   ".join(f"{name} {_count(counts.get(name, 0))}" for name in names)
 
@@ -101,7 +101,7 @@ def _count(number: int) -> str:
 
 @contextmanager
 def _keys() -> Generator[asyncio.Event]:
-    """An event that q sets, typed without Enter."""
+    """An event that the key q sets, without Enter."""
     ended = asyncio.Event()
     if not sys.stdin.isatty():
         yield ended

@@ -1,6 +1,6 @@
-"""The load: turns asked for over NATS, as any client asks, and heard of by one subscription to `task` events.
+"""The load of a measurement: requests turns over NATS, and learns of their ends by one subscription to `task` events.
 
-It measures from the request to the event. A turn that is refused, or does not end well, ends the measurement.
+Latency is measured from the request to the event. If a turn is refused or does not succeed, the measurement fails.
 """
 
 import asyncio
@@ -32,21 +32,21 @@ class _Message(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A `task` event, and when it was heard (`time.perf_counter`)."""
+    """A `task` event, and the time at which it arrived (`time.perf_counter`)."""
 
     event: TaskEvent
     at: float
 
 
 @dataclass
-class Asker:
-    """One project's client. Holds a future for each turn that it has heard of, or waits for."""
+class LoadClient:
+    """A client of one project. Holds a future for each turn that has ended or is waited for."""
 
     client: BridgeClient
     _ends: "dict[AgentTurnId, asyncio.Future[Ended]]" = field(default_factory=dict)
 
     async def on_event(self, message: _Message) -> None:
-        """Take a `task` event."""
+        """Record the end of a turn from its `task` event."""
         at = time.perf_counter()
         event = TaskEvent.model_validate_json(message.data)
         end = self._end(event.agent_turn_id)
@@ -54,16 +54,16 @@ class Asker:
             end.set_result(Ended(event, at))
 
     async def enqueue(self, agent: AgentId, instruction: str = "hello") -> AgentTurnId:
-        """Ask for a turn; returns once it is accepted."""
-        asked: JsonObject = {"agent_id": agent, "instruction": instruction}
-        raw = await self.client.request("enqueue", asked, timeout=_REQUEST_TIMEOUT_SECONDS)
+        """Request a turn; returns when it is accepted, raises `BenchError` if it is refused."""
+        request: JsonObject = {"agent_id": agent, "instruction": instruction}
+        raw = await self.client.request("enqueue", request, timeout=_REQUEST_TIMEOUT_SECONDS)
         reply = EnqueueReply.model_validate(raw)
         if reply.agent_turn_id is None:
             raise BenchError(f"a turn was refused: {reply.error_code}: {reply.error}")
         return reply.agent_turn_id
 
     async def wait(self, turn: AgentTurnId, status: TurnStatus = TurnStatus.SUCCESS) -> float:
-        """When the turn ended."""
+        """Wait for the turn's end; returns the time of its event. Raises `BenchError` for another status."""
         try:
             ended = await asyncio.wait_for(self._end(turn), TURN_TIMEOUT_SECONDS)
         except TimeoutError:
@@ -74,18 +74,18 @@ class Asker:
         return ended.at
 
     async def turn(self, agent: AgentId, instruction: str = "hello", since: float | None = None) -> float:
-        """One turn from its request, or from `since`, to its `task` event, in ms."""
+        """Run one turn; returns ms from its request, or from `since`, to its `task` event."""
         began = time.perf_counter() if since is None else since
         return (await self.wait(await self.enqueue(agent, instruction)) - began) * 1000
 
     async def at_once(self, agents: Sequence[AgentId]) -> float:
-        """A turn of each agent, all asked for at once; the seconds until the last has ended."""
+        """Run a turn of each agent concurrently; returns the seconds until the last has ended."""
         began = time.perf_counter()
         await asyncio.gather(*(self.turn(agent) for agent in agents))
         return time.perf_counter() - began
 
     async def alone(self, agents: Sequence[AgentId]) -> list[float]:
-        """A turn of each, one after the other, in ms."""
+        """Run a turn of each agent, one after the other; returns the ms of each."""
         return [await self.turn(agent) for agent in agents]
 
     def _end(self, turn: AgentTurnId) -> "asyncio.Future[Ended]":
@@ -93,11 +93,11 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(conn: NatsConnection, project: ProjectId) -> AsyncGenerator[Asker]:
-    """An asker that hears every turn of the project's channel."""
-    asker = Asker(BridgeClient(conn, project, CHANNEL))
-    subscription = await conn.subscribe(subjects.task_events_filter(project, CHANNEL), asker.on_event)
+async def open_load_client(conn: NatsConnection, project: ProjectId) -> AsyncGenerator[LoadClient]:
+    """A load client that is subscribed to the `task` events of the project's channel."""
+    load = LoadClient(BridgeClient(conn, project, CHANNEL))
+    subscription = await conn.subscribe(subjects.task_events_filter(project, CHANNEL), load.on_event)
     try:
-        yield asker
+        yield load
     finally:
         await conn.unsubscribe(subscription)

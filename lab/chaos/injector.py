@@ -1,7 +1,7 @@
-"""Carries out a schedule: kills, pauses, cuts, deletions and wipes, one at a time for each target.
+"""Injects the faults of a schedule: kills, pauses, cuts, deletions and wipes, one at a time for each target.
 
-What it killed it starts again, and what it stopped it continues, whatever happens in between. A fault whose target is
-still busy with another one waits for it.
+It restarts what it killed and continues what it stopped, also after an error. A fault waits until an earlier fault of
+the same target is over.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lab.chaos.environment import SERVERS, Environment
 from lab.chaos.observer import STREAMS, Observer
 from lab.chaos.proxy import Proxy
 from lab.chaos.schedule import Fault
-from lab.chaos.stage import SERVERS, Stage
 
 LATE_SECONDS = 9.0
 """Longer than the heartbeat timeout and the retry of a step elsewhere."""
@@ -24,7 +24,7 @@ LATE_AT_MOST = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A worker that slept with steps in hand; `steps` went on elsewhere while it did."""
+    """A worker that was stopped while it ran steps; `steps` were continued by another worker meanwhile."""
 
     worker: str
     pid: int
@@ -34,36 +34,36 @@ class Late:
 
 
 @dataclass
-class Strikes:
-    """What was struck."""
+class Injector:
+    """Injects faults, and counts them."""
 
-    stage: Stage
+    environment: Environment
     observer: Observer
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """By action and target."""
+    """Number of faults by action and target."""
     kills: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
-    """When, and what: kills, wipes and deletions."""
+    """Times and targets of kills, wipes and deletions."""
     lates: list[Late] = field(default_factory=list[Late])
     errors: list[str] = field(default_factory=list[str])
     now: dict[str, str] = field(default_factory=dict[str, str])
-    """What is being done, by target."""
+    """The current action by target."""
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict[str, asyncio.Lock])
 
     async def run(self, faults: Sequence[Fault]) -> None:
-        """All of them, at their times; returns when the last one is over and mended."""
+        """Inject all faults at their times; returns when the last one is over."""
         began = asyncio.get_running_loop().time()
 
         async def at_its_time(fault: Fault) -> None:
             await asyncio.sleep(fault.at - (asyncio.get_running_loop().time() - began))
-            await self.strike(fault)
+            await self.inject(fault)
 
         async with asyncio.TaskGroup() as group:
             for fault in faults:
                 group.create_task(at_its_time(fault))
 
-    async def strike(self, fault: Fault) -> None:
-        """One of them."""
-        if fault.action == "late":  # one at a time: its steps go on in another worker
+    async def inject(self, fault: Fault) -> None:
+        """Inject one fault; an exception is recorded in `errors`."""
+        if fault.action == "late":  # one at a time: another worker must continue its steps
             async with self._locks.setdefault("late", asyncio.Lock()):
                 await self._late()
             return
@@ -71,14 +71,14 @@ class Strikes:
         async with lock:
             self.now[fault.target] = fault.action
             try:
-                await self._strike(fault)
-            except Exception as error:  # noqa: BLE001 -- a strike that fails must not end the run; it is shown
+                await self._inject(fault)
+            except Exception as error:  # noqa: BLE001 -- an injection that fails must not end the run; it is reported
                 self.errors.append(f"{fault}: {type(error).__name__}: {error}")
             finally:
                 self.now.pop(fault.target, None)
         self.counts[fault.action, fault.target] += 1
 
-    async def _strike(self, fault: Fault) -> None:
+    async def _inject(self, fault: Fault) -> None:
         match fault.action:
             case "kill":
                 await self._kill(fault.target, fault.seconds)
@@ -102,53 +102,53 @@ class Strikes:
                 self.kills.append((time.time(), fault.target))
             case "wipe":
                 self.kills.append((time.time(), "engine wiped"))
-                await self.stage.wipe_engine()
+                await self.environment.wipe_engine()
 
     async def _kill(self, target: str, seconds: float) -> None:
         self.kills.append((time.time(), target))
         if target in SERVERS:
-            await self.stage.servers.kill(target)
+            await self.environment.servers.kill(target)
             await asyncio.sleep(seconds)
-            await self.stage.servers.restart(target)
+            await self.environment.servers.restart(target)
             return
-        program = self.stage.programs[target]
+        program = self.environment.programs[target]
         await program.kill()
         await asyncio.sleep(seconds)
         await program.launch()
 
     def _signal(self, target: str, number: signal.Signals) -> None:
         if target in SERVERS:
-            self.stage.signal_server(target, number)
+            self.environment.signal_server(target, number)
         else:
-            self.stage.programs[target].send(number)
+            self.environment.programs[target].send(number)
 
     def _proxies(self, target: str) -> list[Proxy]:
         process, _, server = target.rpartition(":")
         return [
             proxy
-            for (name, its_server), proxy in self.stage.proxies.items()
+            for (name, its_server), proxy in self.environment.proxies.items()
             if its_server == server and process in ("", name)
         ]
 
     async def _late(self) -> None:
-        """Stop a worker that has steps in hand until some of them went on elsewhere, then let it wake."""
+        """Stop a worker that is running steps until another worker continues some of them, then continue it."""
         deadline = time.time() + LATE_AT_MOST
         while time.time() < deadline:
-            for target in self.stage.named("worker"):
+            for target in self.environment.named("worker"):
                 lock = self._locks.setdefault(target, asyncio.Lock())
-                if not lock.locked() and self._in_hand(self.stage.programs[target].pid):
+                if not lock.locked() and self._running_steps(self.environment.programs[target].pid):
                     async with lock:
                         if await self._sleep_late(target):
                             return
             await asyncio.sleep(0.1)
-        self.errors.append("no worker had a step in hand, so none could be late")
+        self.errors.append("no worker was running a step, so none could be late")
 
     async def _sleep_late(self, target: str) -> bool:
-        program = self.stage.programs[target]
+        program = self.environment.programs[target]
         pid, slept = program.pid, time.time()
         program.send(signal.SIGSTOP)
         await asyncio.sleep(0.05)
-        held, elsewhere = self._in_hand(pid), set[tuple[str, int]]()
+        held, elsewhere = self._running_steps(pid), set[tuple[str, int]]()
         if not held:
             program.send(signal.SIGCONT)
             return False
@@ -165,8 +165,8 @@ class Strikes:
         self.lates.append(Late(target, pid, slept, time.time(), tuple(sorted(elsewhere))))
         return True
 
-    def _in_hand(self, pid: int) -> set[tuple[str, int]]:
-        """Steps for which a model is being asked in that process."""
+    def _running_steps(self, pid: int) -> set[tuple[str, int]]:
+        """Steps whose model call is under way in that process."""
         held: set[tuple[str, int]] = set()
         for note in self._notes():
             if note["pid"] == pid:
@@ -174,14 +174,14 @@ class Strikes:
         return held
 
     def _notes(self) -> list[dict[str, object]]:
-        return read_notes(self.stage)
+        return read_notes(self.environment)
 
 
-def read_notes(stage: Stage) -> list[dict[str, object]]:
-    """What the models noted (`lab.chaos.script`)."""
-    if not stage.asked.exists():
+def read_notes(environment: Environment) -> list[dict[str, object]]:
+    """The notes that the models wrote (`lab.chaos.script`)."""
+    if not environment.asked.exists():
         return []
-    return [json.loads(line) for line in stage.asked.read_text().splitlines() if line.endswith("}")]
+    return [json.loads(line) for line in environment.asked.read_text().splitlines() if line.endswith("}")]
 
 
 def _step(note: dict[str, object]) -> tuple[str, int]:

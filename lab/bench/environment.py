@@ -1,7 +1,8 @@
-"""Where it is measured: servers, a database of its own, a worker target of its own, and connections for looking on.
+"""The environment of a measurement: servers, a new database, a new worker target, and connections for observing.
 
-Servers whose address is set are used, the others are embedded in the directory. On servers of yours nothing is left but
-ended workflows and what streams keep; a bridge that serves there already would answer in our stead, so that is refused.
+Servers whose address is set are used; the others are embedded, with their data in the directory. On your own servers a
+run leaves only ended workflows and stored messages. If a bridge already serves there it would answer the requests, so
+the run is refused.
 """
 
 import contextlib
@@ -16,14 +17,14 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from lab.bench.cast import write_scripts
+from lab.bench.agents import write_scripts
 from lab.bench.children import BenchError
 from lab.bench.plan import Plan
 from lab.bench.yardsticks.postgres import scratch_database
 from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.processes.addresses import NAMESPACE
-from turnstile.processes.worker_and_bridge import migrate_all
+from turnstile.processes.migration import migrate_all
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId
@@ -42,8 +43,8 @@ _NAME = "turnstile-bench"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Servers, and what looks on."""
+class Environment:
+    """The servers of a run, and the connections that observe them."""
 
     directory: Path
     plan: Plan
@@ -57,9 +58,9 @@ class Place:
     temporal: Client
 
     def config(self, name: str, sections: Mapping[str, Section]) -> tuple[Path, int]:
-        """A settings file for a process of the system under test, and the port of its metrics.
+        """Write a settings file for a process of the system under test; returns it and the port of its metrics.
 
-        It has the user's `[worker]`, `[bridge]` and `[tools]`, the addresses of this place, and `sections` over both.
+        It has the user's `[worker]`, `[bridge]` and `[tools]`, overridden by `sections` and this run's addresses.
         """
         port = free_port()
         own: dict[str, Section] = {
@@ -86,11 +87,11 @@ class Place:
         return path, port
 
     def server_pids(self) -> dict[str, int]:
-        """The embedded servers' processes."""
+        """The process ids of the embedded servers."""
         return {name: self.servers.pid(name) for name in self.servers.embedded}
 
     async def stored(self) -> int:
-        """Messages that our two streams have ever stored."""
+        """Number of messages that Turnstile's two streams have ever stored."""
         total = 0
         for stream in (subjects.CMD_STREAM, subjects.EVT_STREAM):
             answer = await self.conn.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=10)
@@ -101,8 +102,8 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(settings: Settings, plan: Plan, directory: Path) -> AsyncGenerator[Place]:
-    """Everything is there and empty; what was started is stopped at the end.
+async def open_environment(settings: Settings, plan: Plan, directory: Path) -> AsyncGenerator[Environment]:
+    """Start servers with an empty database; stop what was started when the block ends.
 
     Raises what `EmbeddedServers` and `migrate_all` raise, `ConfigError` and `BenchError`.
     """
@@ -123,40 +124,40 @@ async def open_place(settings: Settings, plan: Plan, directory: Path) -> AsyncGe
         conn = await connect(endpoints.nats_url, name=_NAME)
         stack.push_async_callback(conn.close)
         if "nats" not in servers.embedded:
-            await _refuse_company(conn)
+            await _refuse_other_bridge(conn)
         await migrate_all(settings, endpoints)
         pool = Pool(database, size=4, name=_NAME)
         stack.push_async_callback(pool.close)
         plugins, runtime = [turnstile_plugin()], turnstile_runtime()
         temporal = await connect_engine(settings.temporal, endpoints, plugins=plugins, runtime=runtime, identity=_NAME)
         scripts = write_scripts(directory, plan.stream_seconds)
-        place = Place(directory, plan, settings, servers, endpoints, target, scripts, pool, conn, temporal)
-        stack.push_async_callback(_leave, place)
-        yield place
+        environment = Environment(directory, plan, settings, servers, endpoints, target, scripts, pool, conn, temporal)
+        stack.push_async_callback(_clean_up, environment)
+        yield environment
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """A free port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind((_LOOPBACK, 0))
         return listener.getsockname()[1]
 
 
-async def _refuse_company(conn: NatsConnection) -> None:
+async def _refuse_other_bridge(conn: NatsConnection) -> None:
     asked: JsonObject = {"agent_turn_id": "nobody"}
     with contextlib.suppress(ServerUnavailable):
         await BridgeClient(conn, ProjectId("bench"), ChannelId("public")).request("describe", asked, timeout=2)
         raise BenchError(f"a bridge serves at {conn.shown}: stop it, or measure on other servers")
 
 
-async def _leave(place: Place) -> None:
-    """Take what would go on from servers that outlive us: the consumer of our doorbells, and turns that sleep."""
-    if "nats" not in place.servers.embedded:
-        consumer = wakeup_consumer(place.target)
+async def _clean_up(environment: Environment) -> None:
+    """On servers that keep running, delete the doorbell consumer and terminate the workflows of sleeping turns."""
+    if "nats" not in environment.servers.embedded:
+        consumer = wakeup_consumer(environment.target)
         with contextlib.suppress(*NATS_TROUBLE):
-            await place.conn.request(f"$JS.API.CONSUMER.DELETE.{subjects.CMD_STREAM}.{consumer}", b"", timeout=5)
-    if "temporal" not in place.servers.embedded:
-        query = f"WorkerTarget = '{place.target}' AND ExecutionStatus = 'Running'"
-        async for each in place.temporal.list_workflows(query):
-            with contextlib.suppress(RPCError):  # it has ended meanwhile
-                await place.temporal.get_workflow_handle(each.id, run_id=each.run_id).terminate("measured")
+            await environment.conn.request(f"$JS.API.CONSUMER.DELETE.{subjects.CMD_STREAM}.{consumer}", b"", timeout=5)
+    if "temporal" not in environment.servers.embedded:
+        query = f"WorkerTarget = '{environment.target}' AND ExecutionStatus = 'Running'"
+        async for each in environment.temporal.list_workflows(query):
+            with contextlib.suppress(RPCError):  # the workflow has ended meanwhile
+                await environment.temporal.get_workflow_handle(each.id, run_id=each.run_id).terminate("measured")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -12,7 +12,7 @@ from tests.support.ledger.agents import ALICE, PROJECT, add_agents
 from tests.support.ledger.trouble import full_disk, raising
 from tests.support.waiting import until_waiting
 from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.postgres_errors import Trouble, trouble_of
+from turnstile.ledger.postgres_errors import ErrorKind, kind_of
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import ChannelId
@@ -118,6 +118,62 @@ async def test_an_argument_that_no_column_takes_is_no_outage(pool: Pool) -> None
         await pool.run(lambda conn: conn.fetch("SELECT $1::text", "a\0b"))
 
 
+async def _two_at_once(conn: Any) -> None:
+    await asyncio.gather(conn.fetch("SELECT pg_sleep(0.1)"), conn.fetch("SELECT 1"))
+
+
+async def _file_is_missing(_: Any) -> None:
+    raise FileNotFoundError("a file of the caller's")
+
+
+async def _socket_fails(_: Any) -> None:
+    raise OSError("a socket of the caller's")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "raised"),
+    [(_two_at_once, asyncpg.InterfaceError), (_file_is_missing, FileNotFoundError), (_socket_fails, OSError)],
+)
+async def test_an_error_of_the_callers_on_an_open_connection_is_no_outage(
+    mistake: Callable[[Any], Awaitable[None]], raised: type[Exception], pool: Pool
+) -> None:
+    runs = 0
+
+    async def work(conn: Any) -> None:
+        nonlocal runs
+        runs += 1
+        await mistake(conn)
+
+    with pytest.raises(raised):
+        await pool.run(work)
+    with pytest.raises(raised):
+        async with pool.connection() as conn:
+            await work(conn)
+    assert runs == 2, "neither was tried again"
+
+
+@pytest.mark.parametrize("error", [asyncpg.InterfaceError("connection is closed"), OSError("no route to host")])
+async def test_the_same_errors_of_a_lost_connection_are_an_outage(error: Exception, hasty: Pool) -> None:
+    runs = 0
+
+    async def work(conn: Any) -> str:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            return "done"
+        conn.terminate()
+        raise error
+
+    async def on(conn: Any) -> str:
+        return await work(conn._conn)
+
+    assert await hasty.run(on) == "done", "it was tried again on another connection"
+    runs = 0
+    with pytest.raises(ServerUnavailable, match="no answer from"):
+        async with hasty.connection() as conn:
+            await work(conn)
+
+
 async def test_what_others_are_always_in_the_way_of_is_unavailable(pool: Pool) -> None:
     async def never(_: Any) -> None:
         raise Again
@@ -180,25 +236,25 @@ async def test_what_cannot_be_had_again_is_tried_for_as_long_as_it_takes(hasty: 
 @pytest.mark.parametrize(
     ("sqlstate", "kind"),
     [
-        ("08006", Trouble.AWAY),
-        ("57P03", Trouble.AWAY),
-        ("53300", Trouble.AWAY),
-        ("53000", Trouble.UNABLE),
-        ("55006", Trouble.UNABLE),
-        ("40P01", Trouble.IN_THE_WAY),
-        ("23505", Trouble.IN_THE_WAY),
-        ("28P01", Trouble.REFUSED),
-        ("22021", Trouble.UNSTORABLE),
-        ("22P05", Trouble.UNSTORABLE),
-        ("25P02", Trouble.LASTING),
-        ("23503", Trouble.LASTING),
-        ("42501", Trouble.LASTING),
-        ("54000", Trouble.LASTING),
-        ("P0001", Trouble.LASTING),
-        ("XX000", Trouble.LASTING),
+        ("08006", ErrorKind.AWAY),
+        ("57P03", ErrorKind.AWAY),
+        ("53300", ErrorKind.AWAY),
+        ("53000", ErrorKind.UNABLE),
+        ("55006", ErrorKind.UNABLE),
+        ("40P01", ErrorKind.CONFLICT),
+        ("23505", ErrorKind.CONFLICT),
+        ("28P01", ErrorKind.REFUSED),
+        ("22021", ErrorKind.UNSTORABLE),
+        ("22P05", ErrorKind.UNSTORABLE),
+        ("25P02", ErrorKind.PERMANENT),
+        ("23503", ErrorKind.PERMANENT),
+        ("42501", ErrorKind.PERMANENT),
+        ("54000", ErrorKind.PERMANENT),
+        ("P0001", ErrorKind.PERMANENT),
+        ("XX000", ErrorKind.PERMANENT),
     ],
 )
-def test_the_class_decides(sqlstate: str, kind: Trouble) -> None:
+def test_the_class_decides(sqlstate: str, kind: ErrorKind) -> None:
     error = asyncpg.PostgresError("words")
     vars(error)["sqlstate"] = sqlstate
-    assert trouble_of(error) is kind
+    assert kind_of(error) is kind

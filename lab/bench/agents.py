@@ -1,4 +1,4 @@
-"""Who is asked in a measurement: the scripts of its models, its profile, its agents and its tools."""
+"""The agents of a measurement: the scripts of their models, their profile and their tools."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from turnstile.schema.wire import subjects
 
 CHUNKS_PER_SECOND = 50
 LONG_SECONDS = 180.0
-"""How long the models stream that are stopped."""
+"""Streaming time of the models whose turns are stopped."""
 PROFILE = "bench"
 _WORD = "word "
 LATER = ToolDefinition(
@@ -26,7 +26,7 @@ LATER = ToolDefinition(
 
 
 def write_scripts(directory: Path, stream_seconds: float) -> list[Path]:
-    """The scripts beside the built-in `instant`: of one tool call, of one that nobody answers, and of streams."""
+    """Write the scripts: with an answered tool call, with an unanswered one, and two that stream; returns the files."""
     done: JsonObject = {"text": "done"}
     steps: dict[str, list[JsonObject]] = {
         "bench_tool": [{"tool_calls": [{"name": "bench_now", "arguments": {}}]}, done],
@@ -47,8 +47,8 @@ def _stream(seconds: float) -> JsonObject:
     return {"text": _WORD * chunks, "chunks": chunks, "delay_seconds": 1 / CHUNKS_PER_SECOND}
 
 
-async def hire(pool: Pool, project: ProjectId, target: str, model: str, count: int) -> list[AgentId]:
-    """A project of that many agents that ask `scripted/{model}` and may call both tools."""
+async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, count: int) -> list[AgentId]:
+    """Add `count` agents on the model `scripted/{model}` to the project, with both tools if the script calls tools."""
     for tool in [*tools.definitions(), LATER]:
         await put_tool(pool, project, tool)
     profile = Profile(

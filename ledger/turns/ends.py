@@ -1,0 +1,312 @@
+"""The end of a turn: finish_turn, recall_step, mark_announced, and fence (protocol §3, §7, §8).
+
+Guarantees: a finish frees the agent and leases its next turn in one transaction, behind the CAS gate; a repeat answers
+the outcome as it is recorded. Each statement is one round trip. Never publishes. A gate that is gone raises
+`StaleTurn`; `recall_step` then says what stands there.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Json
+
+from turnstile.ledger.pool import Again, Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.cards import box_cards, card_columns
+from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.steps import StepRecord, gate, step_columns
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import (
+    SYSTEM_AUTHOR,
+    Card,
+    CardType,
+    CardUnreadable,
+    FallbackDeliverable,
+    JsonContent,
+    Role,
+    TextContent,
+    content_of,
+    make_card,
+)
+from turnstile.schema.errors import StaleTurn
+from turnstile.schema.ids import (
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    InboxId,
+    ToolCallId,
+    turn_card_id,
+)
+from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.step_metadata import StepMetadata
+from turnstile.schema.turns import Outcome, TurnRef
+from turnstile.schema.wire.events import Address, Message, TaskEvent
+from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.wire.ui_actions import StoredAction
+
+LIVE = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
+STOPPED = "stopped"
+"""`error_code` of a turn that was stopped."""
+STOP_REASON = "the turn was stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a turn ends: its status, its deliverable (among the cards), codes and figures."""
+
+    status: TurnStatus
+    deliverable_card_id: CardId
+    error_code: str | None = None
+    error: str | None = None
+    tool_result_card_id: CardId | None = None
+    stats: JsonObject | None = None
+
+
+class EndedTurn(Tolerant):
+    """An outcome as it is recorded: what the end of a turn is announced by."""
+
+    status: TurnStatus
+    deliverable_card_id: CardId
+    tool_result_card_id: CardId | None = None
+    output_box_id: BoxId
+    error_code: str | None
+    error: str | None
+    stats: Json[JsonObject]
+    ended_at: datetime
+    context_headers: ContextHeaders
+    ui_action: StoredAction = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this answer is of the statement that ended the turn, and not of a repeat."""
+        return True
+
+    def next_lease(self, turn: TurnRef) -> Lease | None:
+        """The agent's next turn, if it was leased: somebody must ring."""
+        return None
+
+    def announcement(self, address: Address) -> list[Message]:
+        """The `task` event and, of a UI action, the last ack, under the message ids they always have."""
+        event = TaskEvent.model_validate(self.model_dump() | {"agent_turn_id": address.agent_turn_id})
+        return address.ended(event, self.ui_action)
+
+
+class FinishedTurn(EndedTurn):
+    """Answer of `finish_turn`: the outcome as recorded, and where the head went."""
+
+    result: Literal["done", "already"]
+    step_metadata: Json[StepMetadata] | None
+    head_status: HeadStatus
+    head_epoch: int
+    updated_at: datetime
+    next_inbox_id: InboxId | None
+    next_turn_id: AgentTurnId | None
+    next_channel_id: ChannelId | None
+    next_context_headers: ContextHeaders
+    worker_target: str | None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this statement ended the turn."""
+        return self.result == "done"
+
+    def outcome(self, turn: AgentTurnId) -> Outcome:
+        """The outcome in ids and codes."""
+        return Outcome(
+            agent_turn_id=turn,
+            status=self.status,
+            deliverable_card_id=self.deliverable_card_id,
+            output_box_id=self.output_box_id,
+            error_code=self.error_code,
+            tool_result_card_id=self.tool_result_card_id,
+        )
+
+    def next_lease(self, turn: TurnRef) -> Lease | None:
+        """The agent's next turn, if it was leased: somebody must ring."""
+        if self.next_inbox_id is None or self.next_turn_id is None:
+            return None
+        return Lease.model_validate(
+            {
+                "project_id": turn.project_id,
+                "agent_id": turn.agent_id,
+                "channel_id": self.next_channel_id,
+                "agent_turn_id": self.next_turn_id,
+                "inbox_id": self.next_inbox_id,
+                "turn_epoch": self.head_epoch,
+                "worker_target": self.worker_target or turn.worker_target,
+                "context_headers": self.next_context_headers,
+            }
+        )
+
+
+class RecalledStep(Tolerant):
+    """Where a turn stands when its gate did not open: `gate` says whether it is still the head's turn and epoch."""
+
+    gate: bool
+    step: int | None
+    """The number of the recorded step, if there is one."""
+    step_metadata: Json[StepMetadata] | None
+    status: TurnStatus | None
+    deliverable_card_id: CardId | None
+    tool_result_card_id: CardId | None
+    output_box_id: BoxId | None
+    error_code: str | None
+    error: str | None
+    stats: Json[JsonObject] | None
+    ended_at: datetime | None
+    head_status: HeadStatus | None
+    head_epoch: int | None
+    updated_at: datetime | None
+    next_inbox_id: InboxId | None
+    next_turn_id: AgentTurnId | None
+    next_channel_id: ChannelId | None
+    worker_target: str | None
+    resume_deadline: datetime | None
+    waiting: list[ToolCallId]
+    context_headers: ContextHeaders
+    next_context_headers: ContextHeaders
+    ui_action: StoredAction
+
+    def finished(self) -> FinishedTurn | None:
+        """The end of the turn as it is recorded; None while there is no outcome."""
+        if self.status is None:
+            return None
+        return FinishedTurn.model_validate(self.model_dump(round_trip=True) | {"result": "already"})
+
+
+async def finish_turn(
+    conn: Connection,
+    turn: TurnRef,
+    ending: Ending,
+    *,
+    record: StepRecord | None = None,
+    cards: Sequence[Card] = (),
+    from_statuses: Sequence[HeadStatus] = (HeadStatus.RUNNING,),
+    raise_epoch: bool = False,
+) -> FinishedTurn:
+    """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is gone.
+
+    `raise_epoch` fences: the epoch rises even if no next turn is leased (protocol §8).
+    """
+    last: dict[str, Any] = {"step_id": None, "step": 0, "tool_call_ids": None, "step_metadata": None}
+    last |= {"step_started_at": None, "step_status": None}
+    if record is not None:
+        last = {**step_columns(turn, record), "step_status": record.status}
+    row = await query("finish_turn").opt(
+        conn,
+        **gate(turn),
+        **last,
+        **card_columns(record.cards if record is not None else cards),
+        kept_ids=[] if record is None else list(record.kept),
+        from_statuses=list(from_statuses),
+        idle_bump=int(raise_epoch),
+        status=ending.status,
+        deliverable_card_id=ending.deliverable_card_id,
+        tool_result_card_id=ending.tool_result_card_id,
+        error_code=ending.error_code,
+        error=ending.error,
+        stats=json.dumps(ending.stats or {}),
+    )
+    if row is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+    if row["result"] == "again":
+        raise Again
+    return FinishedTurn.model_validate(dict(row))
+
+
+async def end_by_fallback(
+    pool: Pool,
+    turn: TurnRef,
+    status: TurnStatus,
+    error_code: str,
+    reason: str,
+    from_statuses: Sequence[HeadStatus] = LIVE,
+) -> FinishedTurn:
+    """End a turn from outside of its steps: fallback deliverable, outcome, raised epoch, next lease (§8).
+
+    Raises `StaleTurn` if the turn is not the head's any more. Two round trips.
+    """
+    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
+    card, ending = fallback_ending(turn, made or (), status, error_code, reason)
+    return await pool.run(
+        lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=from_statuses, raise_epoch=True)
+    )
+
+
+async def fence(
+    pool: Pool,
+    turn: TurnRef,
+    status: TurnStatus,
+    error_code: str,
+    reason: str,
+    from_statuses: Sequence[HeadStatus] = LIVE,
+) -> FinishedTurn:
+    """`end_by_fallback`, whatever the turn's worker does; raises `StaleTurn` also if the turn was over."""
+    done = await end_by_fallback(pool, turn, status, error_code, reason, from_statuses)
+    if not done.is_new:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} was over")
+    return done
+
+
+def fallback_ending(
+    turn: TurnRef,
+    cards: Sequence[Card],
+    status: TurnStatus,
+    error_code: str,
+    reason: str,
+    stats: JsonObject | None = None,
+) -> tuple[Card, Ending]:
+    """The end of a turn that delivered nothing itself: its deliverable, and the ending that names it."""
+    card = fallback_card(turn, cards, status, reason)
+    return card, Ending(status, card.card_id, error_code, reason, stats=stats)
+
+
+def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str) -> Card:
+    """The deliverable of a turn that made none itself, from what it has written so far (protocol §4)."""
+    own = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
+    fallback = FallbackDeliverable(
+        reason=reason,
+        last_thought=_last_thought(own),
+        tool_results=[
+            {"tool_call_id": card.tool_call_id, "card_id": card.card_id}
+            for card in own
+            if card.type == CardType.TOOL_RESULT
+        ],
+        terminal_status=status,
+    )
+    return make_card(
+        turn_card_id(turn.agent_turn_id, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        JsonContent(data=fallback.model_dump(mode="json")),
+        author=SYSTEM_AUTHOR,
+        turn=turn.agent_turn_id,
+        trace=turn.trace_id,
+        partial=True,
+    )
+
+
+def _last_thought(own: Sequence[Card]) -> str | None:
+    for card in reversed(own):
+        if card.type == CardType.THOUGHT:
+            try:
+                content = content_of(card)
+            except CardUnreadable:
+                return None
+            return content.text if isinstance(content, TextContent) else None
+    return None
+
+
+async def recall_step(conn: Connection, turn: TurnRef, step: int) -> RecalledStep:
+    """What the ledger has of a step (0: the latest) and its turn, without changing anything."""
+    row = await query("recall_step").one(conn, **gate(turn), step=step, inbox_id=turn.inbox_id)
+    return RecalledStep.model_validate(dict(row))
+
+
+async def mark_announced(conn: Connection, turns: Sequence[AgentTurnId]) -> None:
+    """The `task` events of these turns are in the event stream."""
+    await query("mark_announced").many(conn, agent_turn_ids=list(turns))

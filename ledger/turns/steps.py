@@ -1,0 +1,184 @@
+"""The steps of a leased turn: begin_step, retry_step, commit_step (protocol §3, §7).
+
+Guarantees: every write passes the CAS gate in its own statement; a repeat finds its own effect and answers what is
+recorded. Each is one round trip. Never publishes. A gate that is gone raises `StaleTurn`; `ends.recall_step` then says
+what stands there.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Json
+
+from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.turns.cards import BoxCache, card_columns
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import (
+    Card,
+)
+from turnstile.schema.errors import StaleTurn
+from turnstile.schema.ids import (
+    BoxId,
+    CardId,
+    ToolCallId,
+    step_id,
+)
+from turnstile.schema.profiles import STORED, RuntimeConfig
+from turnstile.schema.states import HeadStatus, MessageType, StepStatus
+from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
+from turnstile.schema.tools import ToolCommand
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire.headers import ContextHeaders
+
+
+class AnsweredCall(Tolerant):
+    """A call whose report was applied; `after_execution` is the report's, if it said one."""
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    tool_result_card_id: CardId
+    after_execution: str | None
+
+
+class StepHead(Tolerant):
+    """The head as a step begins."""
+
+    message_type: MessageType = MessageType.TURN
+    status: HeadStatus
+    step_count: int
+    step_attempt: int
+    model_failures: int
+    output_position: int
+    trace_id: str
+    parent_step_id: str | None
+    updated_at: datetime
+    started_at: datetime
+    enqueued_at: datetime
+    due_at: datetime
+    """When the turn was leased, or when its row was last made due again."""
+    suspended_at: datetime | None = None
+    """Since when it slept, where the step before this one sent calls."""
+    context_headers: ContextHeaders
+    runtime_config: RuntimeConfig
+    profile_box_id: BoxId
+    context_box_id: BoxId
+    output_box_id: BoxId
+    tools: list[JsonObject]
+    """The project's `resource.tools` rows, raw; only for a turn's first step."""
+    turn_config: JsonObject | None
+    """What the first step pinned; null until it is committed."""
+    answered: list[AnsweredCall]
+    """The calls of the last committed step that were applied or expired, in no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step in hand: its head, and the cards of the three boxes in order."""
+
+    head: StepHead
+    profile: tuple[Card, ...]
+    context: tuple[Card, ...]
+    output: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a step leaves behind, whatever follows it. `metadata` is what a repeated commit answers again."""
+
+    step: int
+    metadata: StepMetadata
+    cards: Sequence[Card]
+    tool_call_ids: Sequence[ToolCallId]
+    started_at: datetime
+    status: StepStatus = StepStatus.COMPLETED
+    wait_seconds: float = 0.0
+    kept: Sequence[CardId] = ()
+    """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
+
+    @property
+    def calls(self) -> Sequence[ToolCommand]:
+        """The calls that are sent once this is committed; the turn is then suspended."""
+        return self.metadata.commands if isinstance(self.metadata, SuspendMetadata) else ()
+
+
+class CommittedStep(Tolerant):
+    """Answer of `commit_step`: the recorded metadata, this attempt's or an earlier one's."""
+
+    result: Literal["done", "already"]
+    status: HeadStatus
+    updated_at: datetime
+    resume_deadline: datetime | None
+    step_metadata: Json[StepMetadata]
+
+
+def gate(turn: TurnRef) -> dict[str, Any]:
+    """The parameters of the CAS gate."""
+    return {
+        "project_id": turn.project_id,
+        "agent_id": turn.agent_id,
+        "agent_turn_id": turn.agent_turn_id,
+        "turn_epoch": turn.turn_epoch,
+    }
+
+
+async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache) -> BegunStep:
+    """Open the gate for a step (0: whichever is next) and read what it needs; raises `StaleTurn` if it stays shut."""
+    boxes = (turn.profile_box_id, turn.context_box_id, turn.output_box_id)
+    known = [cache.get(turn.project_id, box) for box in boxes]
+    rows = await query("begin_step").many(
+        conn,
+        **gate(turn),
+        step=step,
+        known_profile=known[0].position,
+        known_context=known[1].position,
+        known_output=known[2].position,
+    )
+    if not rows:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be stepped")
+    parts: list[list[Row]] = [[], [], []]
+    for row in rows[1:]:
+        parts[int(row["part"]) - 1].append(row)
+    profile, context, output = (
+        cache.extend(turn.project_id, box, prefix, part) for box, prefix, part in zip(boxes, known, parts, strict=True)
+    )
+    head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
+    return BegunStep(head, profile, context, output)
+
+
+async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, int]:
+    """Count a failed model call; returns the number of the next stream and of the failures so far in this step."""
+    row = await query("retry_step").opt(conn, **gate(turn), step=step)
+    if row is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be retried")
+    return row["step_attempt"], row["model_failures"]
+
+
+async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
+    """Commit a step that another one follows, now or after its calls; raises `StaleTurn` if the gate is gone."""
+    row = await query("commit_step").opt(
+        conn,
+        **gate(turn),
+        **step_columns(turn, record),
+        **card_columns(record.cards),
+        call_ids=[call.tool_call_id for call in record.calls],
+        call_names=[call.tool_name for call in record.calls],
+        kept_ids=list(record.kept),
+        wait_seconds=record.wait_seconds,
+    )
+    if row is None:
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
+    return CommittedStep.model_validate(dict(row))
+
+
+def step_columns(turn: TurnRef, record: StepRecord) -> dict[str, Any]:
+    """The parameters of a step's row."""
+    return {
+        "step_id": step_id(turn.agent_turn_id, record.step),
+        "step": record.step,
+        "tool_call_ids": json.dumps(list(record.tool_call_ids)),
+        "step_metadata": record.metadata.model_dump_json(),
+        "step_started_at": record.started_at,
+    }

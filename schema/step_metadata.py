@@ -1,0 +1,104 @@
+"""`agent_steps.metadata` (protocol §4): what a step's row remembers of it, discriminated on `next`.
+
+Written once, with the step's commit; read where a commit is repeated or a step recalled. Rows of other versions parse:
+fields may be added with defaults, none may be renamed. A row that does not parse reads as a step that another follows
+and of which nothing is known.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_serializer,
+)
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import CardId
+from turnstile.schema.tools import ToolCommand
+
+
+class StepTiming(Tolerant):
+    """How long a step and its turn took until the commit, in ms."""
+
+    queue_delay_ms: int | None = None
+    """Of the turn, before it began."""
+    step_ms: int | None = None
+    first_token_ms: int | None = None
+    """Of the last attempt; null if the model said nothing."""
+    e2e_ms: int | None = None
+    """Since the turn was enqueued."""
+    suspended_ms: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How long the turn slept before this step."""
+
+
+class StepFigures(Tolerant):
+    """What is remembered of every step, whatever follows it. Figures, ids and codes only, never content."""
+
+    new_card_ids: tuple[CardId, ...] = ()
+    """The cards that the step made."""
+    timing: StepTiming | None = None
+    finish_reason: str | None = None
+    """Why the model stopped."""
+    truncated: str | None = None
+    """Why the answer is cut off."""
+    error_code: str | None = None
+    """Why the step failed or was canceled."""
+    llm_usage: JsonObject | None = None
+    """Tokens of all attempts."""
+    llm_response_cost: int | float | None = None
+    """In US dollars, of all attempts."""
+    attempts: tuple[JsonObject, ...] | None = None
+    """The attempts at the model, one by one; none where no model is asked."""
+    turn_config: JsonObject | None = None
+    """What the first step pins (`TurnConfig`)."""
+
+    @model_serializer(mode="wrap")
+    def _without_nulls(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A key for what there is; only the cost of attempts is null where it is unknown."""
+        row: dict[str, Any] = dump(self)
+        priced = self.attempts is not None
+        return {name: value for name, value in row.items() if value is not None or (priced and name == _COST)}
+
+    @classmethod
+    def of(cls, figures: "StepFigures", **more: object) -> Self:
+        """The same figures, with what is remembered beside them."""
+        return cls.model_validate(dict(figures) | more)
+
+
+_COST = "llm_response_cost"
+
+
+class ContinueMetadata(StepFigures):
+    """Another step follows at once."""
+
+    next: Literal["continue"] = "continue"
+
+
+class SuspendMetadata(StepFigures):
+    """The turn sleeps until the calls of these commands are answered."""
+
+    next: Literal["suspend"] = "suspend"
+    commands: tuple[ToolCommand, ...] = ()
+
+
+class EndMetadata(StepFigures):
+    """The turn ended with this step."""
+
+    next: Literal["end"] = "end"
+
+
+def _tolerant(value: object, parse: ValidatorFunctionWrapHandler) -> "StepMetadata":
+    try:
+        return parse(value)
+    except ValidationError:
+        return ContinueMetadata()
+
+
+StepMetadata = Annotated[
+    ContinueMetadata | SuspendMetadata | EndMetadata, Field(discriminator="next"), WrapValidator(_tolerant)
+]
+"""The row's `metadata`, as it is read."""

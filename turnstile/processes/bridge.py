@@ -1,0 +1,157 @@
+"""What a bridge is made of: doorbells and claims, verbs, the safety net.
+
+The verbs begin when NATS is there. Turns need it less than they need the bridge: claims and safety net do not wait.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from turnstile.bridge.inbox.claim_queue import ClaimQueue
+from turnstile.bridge.inbox.doorbells import Doorbells
+from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
+from turnstile.bridge.inbox.served_targets import ServedTargets
+from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.bridge.pump.sending import PumpVerbs
+from turnstile.bridge.pump.thread_rules import ThreadRules
+from turnstile.bridge.pump.thread_wakes import ThreadTurns
+from turnstile.bridge.safety.reconciler import Reconciler
+from turnstile.bridge.safety.rules import Rules
+from turnstile.bridge.safety.watchdog import Watchdog
+from turnstile.bridge.verbs.durable_commands import DurableCommands
+from turnstile.bridge.verbs.handlers import Verbs
+from turnstile.bridge.verbs.instrumented import observed
+from turnstile.bridge.verbs.micro_service import VerbService
+from turnstile.bridge.verbs.rate_limits import Throttle, throttled
+from turnstile.bridge.verbs.ui_actions import UiActions
+from turnstile.embedded import Endpoints
+from turnstile.ledger.pool import Pool
+from turnstile.processes.connections import Servers, open_servers, watchdog_times
+from turnstile.processes.exclusive_targets import ExclusiveTarget
+from turnstile.processes.pump import thread_limits, thread_starter
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import split_targets
+from turnstile.settings import Settings
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.streams import declare_commands, declare_streams
+
+_LISTENS_SECONDS = 10.0
+"""How long a bridge that reached NATS waits until its verbs are answered before it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """Serves its targets: shared ones always, those that belong to one process while they are ours."""
+
+    servers: Servers
+    exclusive: ExclusiveTarget
+    served: ServedTargets
+    claims: ClaimQueue
+
+    async def start(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        """Run in tasks of the group until `stop`; returns when NATS hears the verbs, or is away."""
+        settings, pool, conn, client, telemetry = self.servers
+        # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
+        rules = safety_rules(self.servers, self.served, NatsPublisher(conn, give_up_seconds=0), self.claims)
+        publisher = LocalDoorbells(NatsPublisher(conn), self.claims, self.served)
+        depth, limits = settings.protocol.max_recursion_depth, settings.limits
+        throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
+        handlers = {
+            **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
+            **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
+        }
+        verbs = observed(throttled(handlers, throttle), telemetry)
+        service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
+        commands = DurableCommands(
+            conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
+        )
+        actions = UiActions(
+            *(conn, pool, publisher),
+            depth_limit=depth,
+            admission=limits.admission,
+            throttle=throttle,
+            telemetry=telemetry,
+        )
+        listens = asyncio.Event()
+        shared, exclusive = split_targets(settings.worker.worker_targets)
+        jobs = [
+            _serve(service, conn, listens, stop),
+            commands.run(stop),
+            self.claims.run(rules.starter, stop),
+            Watchdog(pool, rules).run(stop),
+            ThreadTurns(conn, pool, threads).run(stop),
+            *([actions.run(stop)] if settings.bridge.ui_actions else []),
+            *(Doorbells(conn, self.claims, each).run(stop) for each in shared),
+            *(self.exclusive.serve("bridge", each, stop, partial(self._serve_exclusive, each)) for each in exclusive),
+        ]
+        for job in jobs:
+            group.create_task(job)
+        if conn.connected.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(listens.wait(), _LISTENS_SECONDS)
+
+    async def _serve_exclusive(self, target: str, ending: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Doorbells(self.servers.conn, self.claims, target).run(ending))
+            with self.served.serving(target):
+                await ending.wait()
+
+
+async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Event, stop: asyncio.Event) -> None:
+    """Answer the verbs from when NATS is there until `stop`; `listens` is set once they and the streams are there."""
+
+    async def listen() -> None:
+        await conn.opened()
+        await service.start()
+        await await_server(f"NATS at {conn.shown}", partial(conn.verify, about="subscription"))
+        await await_server(f"JetStream at {conn.shown}", partial(declare_streams, conn))
+        listens.set()
+
+    await unless_told(stop, listen())
+    await stop.wait()
+    await service.stop(timeout=20)
+
+
+def safety_rules(
+    servers: Servers, served: ServedTargets, publisher: Publisher, queue: ClaimQueue | None = None
+) -> Rules:
+    """The rules of the safety net, as they are set. With a queue they leave claims to it, else they wait for each."""
+    settings, pool, _, client, telemetry = servers
+    starter = Starter(
+        *(pool, client, publisher, served),
+        heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
+        quick_steps=settings.worker.quick_step_ms > 0,
+        telemetry=telemetry,
+    )
+    times = watchdog_times(settings.bridge)
+    reconciler = Reconciler(pool, client, starter, publisher, served, telemetry)
+    threads = ThreadRules(
+        pool,
+        client,
+        publisher,
+        thread_starter(settings, client),
+        [settings.pump.worker_target],
+        times.pending_wakeup,
+        times.engine_interval,
+        telemetry,
+    )
+    return Rules(
+        *(pool, starter, publisher, served, times, telemetry), more=threads.all(), queue=queue, reconciler=reconciler
+    )
+
+
+@asynccontextmanager
+async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
+    """The rules on connections of their own, for a command that runs them; raises as `open_servers` does.
+
+    They leave targets that belong to one process to that process (protocol §8).
+    """
+    shared, _ = split_targets(settings.worker.worker_targets)
+    async with open_servers(settings, endpoints, "turnstile-watchdog") as (pool, conn, client):
+        servers = Servers(settings, pool, conn, client)
+        yield pool, safety_rules(servers, ServedTargets(shared), NatsPublisher(conn))

@@ -1,0 +1,137 @@
+"""What a worker is made of: its activities, and one Temporal worker for each of its targets.
+
+The SDK asks for the namespace when a worker begins, and gives up after 30 s; what a worker that has begun needs, it
+asks for as long as it takes. One that could not begin cannot be used again, nor another one on its client.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from temporalio.client import Client
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import Worker as TemporalWorker
+
+from turnstile.activities.prompt.model_attempts import StepLimits
+from turnstile.activities.turn.fast_models import FastModels
+from turnstile.activities.turn.settle import SettleActivities
+from turnstile.activities.turn.steps import StepActivities
+from turnstile.bridge.engine import ensure_engine
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import BoxCache
+from turnstile.processes.connections import Servers
+from turnstile.processes.exclusive_targets import ExclusiveTarget
+from turnstile.processes.models import real_model, route_models, warm_up
+from turnstile.processes.presence import sign_on
+from turnstile.processes.pump import pump_activities, served_targets
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import Telemetry
+from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import split_targets
+from turnstile.schema.pump.listeners import Registry
+from turnstile.settings import Settings
+from turnstile.temporal.plugin import turn_workers, turnstile_plugin
+from turnstile.temporal.versions import deployment_of
+
+log = logging.getLogger(__name__)
+_NOT_BEGUN = "Worker validation failed"
+
+
+class NotBegun(ServerUnavailable):
+    """Temporal went away as a worker began: on a new client another one can."""
+
+
+@asynccontextmanager
+async def open_activities(
+    settings: Settings, pool: Pool, publisher: Publisher, registry: Registry | None, telemetry: Telemetry
+) -> AsyncGenerator[SimplePlugin]:
+    """The Temporal plugin with a worker's activities; the models that they ask are closed at the end."""
+    real = real_model(settings.model)
+    model = route_models(settings.model, real)
+    warming = asyncio.create_task(warm_up(pool, real), name="warm-up")
+    limits = StepLimits(
+        max_steps=settings.worker.max_steps,
+        model_timeout_seconds=settings.model.timeout_seconds,
+        model_attempts=settings.model.model_attempts,
+        retry_initial_seconds=settings.model.retry_initial_seconds,
+        retry_max_seconds=settings.model.retry_max_seconds,
+        max_step_attempts=settings.worker.max_step_attempts,
+        suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
+    )
+    cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
+    fast_models = FastModels(settings.worker.quick_step_ms / 1000)
+    steps = StepActivities(pool, model, publisher, limits, cache, fast_models, telemetry)
+    settle = SettleActivities(pool, publisher, telemetry)
+    pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
+    try:
+        yield turnstile_plugin(steps, settle, pump)
+    finally:
+        warming.cancel()
+        await model.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Runs the turns of its targets: of shared ones always, of those that belong to one process while they are ours."""
+
+    servers: Servers
+    exclusive: ExclusiveTarget
+    registry: Registry | None
+    """The listeners of the message pump that this worker has."""
+
+    def start(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        """Run in tasks of the group until `stop`."""
+        shared, exclusive = split_targets(served_targets(self.servers.settings))
+        if shared:
+            group.create_task(self._serve(shared, stop))
+        for target in exclusive:
+            group.create_task(self.exclusive.serve("worker", target, stop, partial(self._serve, [target])))
+
+    async def _serve(self, targets: Sequence[str], stop: asyncio.Event) -> None:
+        """Run a Temporal worker for each target until `stop`.
+
+        Signs on before it takes its first message: others then know which listeners it has.
+        """
+        settings, client = self.servers.settings, self.servers.client
+        serves = None if self.registry is None else self.registry.serves(settings.pump.worker_target)
+        workers = turn_workers(
+            client,
+            targets,
+            max_concurrency=settings.worker.max_concurrency,
+            max_cached_turns=settings.worker.max_cached_turns,
+            handlers_target=settings.pump.worker_target,
+            deployment=deployment_of(settings.worker),
+        )
+        signed = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            reach = partial(ensure_engine, client)
+            pool = self.servers.pool
+            group.create_task(sign_on(pool, client.identity, targets, stop, serves=serves, signed=signed, reach=reach))
+            await unless_told(stop, signed.wait())
+            if serves is not None and serves.worker_target in targets:
+                log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
+            for each in workers:
+                group.create_task(_work(client, each, stop))
+
+
+async def _work(client: Client, worker: TemporalWorker, stop: asyncio.Event) -> None:
+    """Run the worker until `stop`, whose activities then have the worker's graceful timeout.
+
+    Raises `NotBegun`, or what ends a worker that has begun.
+    """
+
+    async def begin() -> None:
+        await await_server("Temporal", lambda: ensure_engine(client))
+        await worker.run()
+
+    try:
+        # A worker that is cancelled shuts down like one that is told to, and one that has not begun ends at once.
+        await unless_told(stop, begin())
+    except RuntimeError as error:
+        if not str(error).startswith(_NOT_BEGUN):
+            raise
+        raise NotBegun(f"Temporal: {error!s:.300}") from None
