@@ -1,12 +1,12 @@
-"""Why an activity was cancelled: because its turn is to stop, or for a reason that leaves the turn to another run.
+"""Finds out why an activity was cancelled: to stop its turn, or for a reason after which another run does the turn.
 
-A server that pushes cancellations tells of a terminated workflow in the words of a stop. But only an open workflow
-stops its turn, and it waits for the activity; so the engine is asked: one call, at a stop. If it does not answer, the
-turn is not ended here.
+A server that pushes cancellations reports a terminated workflow in the same way as a stop. But only an open workflow
+stops its turn, and then it waits for the activity. So `is_stopped` asks the engine whether the workflow is open, with
+one call; without an answer, the turn is not ended here.
 
-A local activity is never stopped. Our workflows cancel none; the SDK does, in the words of a request, whenever it drops
-a workflow from its cache: because the workflow task timed out, or for want of room. The workflow is open then, and its
-next task runs the activity again. A stop reaches the workflow as a signal, which ends the turn after that.
+A local activity is never stopped: the workflows here cancel none. The SDK cancels one, with `cancel_requested`, when it
+drops a workflow from its cache because the workflow task timed out or the cache is full. The workflow is open then, and
+its next task runs the activity again. A stop reaches the workflow as a signal, which ends the turn after that.
 """
 
 from datetime import timedelta
@@ -19,7 +19,7 @@ _RPC_TIMEOUT = timedelta(seconds=5)
 
 
 async def is_stopped() -> bool:
-    """Whether this activity was cancelled by its workflow; not by a worker's shutdown, nor because the run is gone."""
+    """Whether the workflow cancelled this activity; False for a worker's shutdown, or if the workflow is closed."""
     details = activity.cancellation_details()
     if details is None or not details.cancel_requested:
         return False
@@ -35,6 +35,6 @@ async def is_stopped() -> bool:
 
 
 def is_given_up() -> bool:
-    """Whether the engine waits for this run no longer, as after missed heartbeats; nobody has asked for its end."""
+    """Whether the engine has given up this run, as after missed heartbeats, without a request to stop."""
     details = activity.cancellation_details()
     return details is not None and (details.not_found or details.timed_out) and not details.worker_shutdown

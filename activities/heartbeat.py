@@ -1,7 +1,6 @@
-"""A sign of life from an activity's first line to its last, so that a dead worker is noticed within seconds.
+"""Heartbeats for the whole run of an activity, so that the engine notices a dead worker within seconds.
 
-It carries what a next run of the activity must know of this one; that is read back from
-`activity.info().heartbeat_details`.
+They carry details for the next run of the activity, which reads them from `activity.info().heartbeat_details`.
 """
 
 import asyncio
@@ -15,9 +14,9 @@ BEAT_SECONDS = 0.5
 
 @asynccontextmanager
 async def beating(details: Callable[[], object] | None = None) -> AsyncGenerator[None]:
-    """Heartbeat with `details` while the block runs, and once when it fails; the SDK throttles what is sent.
+    """Heartbeat with `details` while the block runs, and once when it fails; the SDK throttles heartbeats.
 
-    Its start is a sign of life as well, so a short block sends none: to the engine each is a write.
+    A short block sends none, because the activity's start counts as one and each is a write for the engine.
     """
 
     def beat() -> None:

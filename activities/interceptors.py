@@ -1,7 +1,7 @@
-"""What leaves an activity as an error: its type, never its message, which may hold content (protocol §7.9).
+"""Replaces the errors that leave an activity: only the type goes on, since a message may hold content (protocol §7.9).
 
-Deliberate errors keep their code. Everything is retried by the engine: a step that cannot be done is ended by the
-ledger's own count of attempts, not by an exception.
+A `TurnstileError` keeps its code. The engine retries every error; a step that cannot succeed is ended by the ledger's
+count of attempts, not by an exception.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ class _GuardedActivity(ActivityInboundInterceptor):
                 "%s of %s is no longer this worker's: its heartbeat came later than %g s, or its workflow has ended",
                 *(info.activity_type, info.workflow_id, late),
             )
-            # The engine hears this answer no more; the SDK would log what it takes for a failure with its frames.
+            # The engine ignores this answer. Without BENIGN the SDK would log it as a failure, with its traceback.
             raise ApplicationError("given up", type="GivenUp", category=ApplicationErrorCategory.BENIGN) from None
         except ApplicationError:
-            raise  # made with care, to say when to try again
+            raise  # holds no content, and says when to try again
         except TurnstileError as error:
             log.warning("%s: %s (%s)", activity.info().activity_type, error.code, type(error).__name__)
             raise ApplicationError(error.code, type=type(error).__name__) from None
-        except Exception as error:  # noqa: BLE001 -- the last stop before the engine's history
-            # The frames, not the message: that may quote a card.
+        except Exception as error:  # noqa: BLE001 -- no error may reach the engine's history as it is
+            # Log the frames, not the message, which may quote a card.
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.error("%s failed: %s\n%s", activity.info().activity_type, type(error).__name__, frames)
             raise ApplicationError("unexpected error, see the worker's log", type=type(error).__name__) from None

@@ -1,6 +1,6 @@
-"""Text from outside made fit for Postgres and NATS: neither stores NUL or half a surrogate pair, and models send both.
+"""Cleans text from outside: PostgreSQL and NATS store neither NUL nor half a surrogate pair, and models send both.
 
-Pure and total: it never raises, and it returns harmless text as it is.
+Pure. It never raises, and returns clean text unchanged.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A PostgreSQL address as `[database].url` names it: one host or several, as libpq and asyncpg read them.
+"""Parses the PostgreSQL address of `[database].url`: one host or several, as libpq and asyncpg read them.
 
-`postgresql://[user[:password]@]host[:port][,host[:port]…]/database[?target_session_attrs=read-write&…]`. With several
-hosts the first that takes a session, and is of the kind that `target_session_attrs` names, is used.
+`postgresql://[user[:password]@]host[:port][,host[:port]…]/database[?target_session_attrs=read-write&…]`. Of several
+hosts the first is used that accepts a session and fits `target_session_attrs`.
 """
 
 import re
@@ -17,18 +17,18 @@ _NO_HOST = "localhost"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A PostgreSQL address; `shown` has no user, password or option in it."""
+    """A PostgreSQL address; `shown` is the address without user, password and options, for logs."""
 
     url: str
     hosts: tuple[str, ...]
     shown: str
 
     def with_database(self, name: str) -> str:
-        """The same server, another database."""
+        """The same address with another database."""
         return urlsplit(self.url)._replace(path=f"/{name}").geturl()
 
     def each(self) -> list[str]:
-        """One address for each host, where the first host that will do is the answer."""
+        """One address per host, in the order in which to try them."""
         split = urlsplit(self.url)
         if len(self.hosts) == 1 or not split.netloc or "prefer-standby" in split.query:
             return [self.url]
@@ -37,7 +37,7 @@ class Address:
 
 
 def read_address(url: str) -> Address:
-    """The address; raises `ConfigError`, without the text itself, which may hold a password."""
+    """Parse the address; raises `ConfigError`, whose message leaves out the text because it may hold a password."""
     try:
         split = urlsplit(url)
         hosts = _hosts(split)
@@ -52,7 +52,7 @@ def read_address(url: str) -> Address:
 
 
 def _hosts(split: SplitResult) -> list[str]:
-    """With their ports, where they are named."""
+    """The hosts, with their ports where given."""
     if hosts := split.netloc.rpartition("@")[2]:
         return hosts.split(",")
     options = parse_qs(split.query)

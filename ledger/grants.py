@@ -1,7 +1,7 @@
-"""What bridges and workers may do in the ledger, where they log in as roles of their own (docs/security.md).
+"""Grants the rights of bridges and workers in the ledger, if they have database roles of their own (docs/security.md).
 
-`grants.sql` is the list. Granting is idempotent and takes away what a role held beyond it, in one transaction, so
-that running processes see the one or the other.
+`grants.sql` lists the rights. Granting is idempotent. It revokes all other rights of a role in the same transaction, so
+that running processes see either the old rights or the new ones.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from turnstile.schema.errors import ConfigError
 
 
 async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "") -> list[str]:
-    """Give the roles their rights, after `migrate` and as the owner of the tables; returns the roles.
+    """Grant the roles their rights, after `migrate` and as the owner of the tables; returns the roles.
 
-    An empty name is no role; one name for both gets the rights of both. Raises `ConfigError` for a role that is not
-    there, or that owns the tables: it has all rights, and would lose them. `ServerUnavailable`: as in `migrate`.
+    An empty name stands for no role; one name for both gets the rights of both. Raises `ConfigError` for a role that
+    does not exist, or that owns the tables and would lose its rights. Raises `ServerUnavailable` as `migrate` does.
     """
     roles = sorted({bridge_role, worker_role} - {""})
     if not roles:

@@ -1,18 +1,18 @@
--- What bridges and workers may do in the ledger, where they have roles of their own (docs/security.md). Neither changes a
--- card, what a box holds, a step or an edge; neither deletes, but for workers that have signed on for the last time.
+-- The rights of bridges and workers in the ledger, if they have roles of their own (docs/security.md). Neither may change
+-- a card, the contents of a box, a step or an edge; neither may delete rows, except those of workers that are gone.
 
 -- name: find_roles :many
--- Which of these roles are there, and which is the one that owns the ledger.
+-- Which of these roles exist, and whether one owns the ledger.
 SELECT wanted.role, EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = wanted.role) AS found,
        wanted.role = current_user AS is_owner
 FROM unnest(:roles::text[]) AS wanted (role);
 
 -- name: list_grants :many
--- The statements that give the roles what follows, and take away what they hold beyond it; a null is no role. A view that
--- is locked wants the right to update some column: the one that is named is computed, so that none can be.
+-- The statements that grant the roles the rights below and revoke all others; null stands for no role. Locking a view's
+-- rows needs the right to update some column: the column named here is computed, so that nothing can be updated.
 WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
-    ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- to lock one that is named
+    ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- UPDATE: to lock a row
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles', 'SELECT', 'SELECT'),
     ('resource.project_agents', 'SELECT', 'SELECT'),

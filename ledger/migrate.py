@@ -1,6 +1,7 @@
-"""Migrations `migrations/NNNN_verb_noun.sql`: forward only, once, under an advisory lock, each in its transaction.
+"""Applies `migrations/NNNN_verb_noun.sql`: forward only, each once, in a transaction, under an advisory lock.
 
-A table of applied ones keeps their checksums: one that was edited, or is missing here, is an error that names it.
+A table holds the applied ones with their checksums. A migration that was edited since, or that this version does not
+have, raises an error that names it.
 """
 
 import hashlib
@@ -13,14 +14,14 @@ from turnstile.schema.errors import TurnstileError
 
 
 class MigrationError(TurnstileError):
-    """The database and the migrations of this version do not fit."""
+    """The database's migrations are not those of this version."""
 
     code: str = "migration_mismatch"
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: its name without the ending, its text and the text's SHA-256."""
+    """One file: its name without the suffix, its text and the text's SHA-256."""
 
     name: str
     sql: str
@@ -35,9 +36,9 @@ def migrations() -> list[Migration]:
 
 
 async def migrate(pool: Pool) -> list[str]:
-    """Apply what is missing and return the names applied.
+    """Apply the missing migrations; returns their names.
 
-    Raises `MigrationError` where history differs, `ServerUnavailable` where the server is away, or goes.
+    Raises `MigrationError` if applied ones differ from this version's, `ServerUnavailable` if the server is down.
     """
     async with pool.connection() as conn:
         await query("lock_migrations").many(conn)
@@ -53,7 +54,7 @@ async def migrate(pool: Pool) -> list[str]:
 
 
 async def pending(pool: Pool) -> list[str]:
-    """Names of migrations that the database lacks; all of them where it was never migrated."""
+    """Names of the migrations that the database lacks: all of them if it was never migrated."""
     return [migration.name for migration in await pool.run(_missing)]
 
 

@@ -1,11 +1,11 @@
--- What `turnstile migrate` asks of the database.
+-- The statements of `turnstile migrate`.
 
 -- name: lock_migrations :exec
--- One migrator at a time, until unlock_migrations or the end of the session.
+-- Lets one migrator run at a time, until unlock_migrations or the end of the session.
 SELECT pg_advisory_lock(8391744893245368684);
 
 -- name: unlock_migrations :exec
--- The other migrators may go on.
+-- Releases the lock of lock_migrations.
 SELECT pg_advisory_unlock(8391744893245368684);
 
 -- name: has_migrations :one
@@ -13,14 +13,14 @@ SELECT pg_advisory_unlock(8391744893245368684);
 SELECT to_regclass('state.migrations') IS NOT NULL AS found;
 
 -- name: applied_migrations :many
--- What was applied, with the checksum it had then.
+-- The applied migrations with their checksums.
 SELECT name, checksum FROM state.migrations ORDER BY name;
 
 -- name: record_migration :exec
--- Belongs to the transaction that applied it.
+-- Records a migration, in the transaction that applies it.
 INSERT INTO state.migrations (name, checksum) VALUES (:name, :checksum);
 
 -- name: server_version :one
--- The server's version as a number and as people write it, and whether it takes no writes.
+-- The server's version as a number and as text, and whether the server is read-only.
 SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS text,
   current_setting('transaction_read_only')::bool AS read_only;

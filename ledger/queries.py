@@ -35,16 +35,16 @@ class Connection(Protocol):
 
 
 class Cursors(Protocol):
-    """The part of an asyncpg connection, in a transaction, that reads rows as they are wanted."""
+    """The part of an asyncpg connection that reads rows through a cursor; needs a transaction."""
 
     def cursor(self, query: str, *args: Any, prefetch: int, timeout: float) -> AsyncIterator[Any]:
-        """The rows, so many to a round trip."""
+        """Yields the rows, `prefetch` per round trip."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One named statement; `parameters` are in the order of their numbers."""
+    """A named statement; `parameters` are in the order of their numbers."""
 
     name: str
     mode: Mode
@@ -58,7 +58,7 @@ class Query:
         return cast("list[Row]", await conn.fetch(self.sql, *values))
 
     def stream(self, conn: Cursors, *, prefetch: int, timeout: float, **arguments: Any) -> AsyncIterator[Row]:
-        """The rows one by one, `prefetch` of them in memory; a round trip may take `timeout` seconds."""
+        """Yields the rows, `prefetch` per round trip, each of which may take `timeout` seconds."""
         return conn.cursor(self.sql, *self._values(arguments), prefetch=prefetch, timeout=timeout)
 
     def _values(self, arguments: dict[str, Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Fault points: named places after each commit and each publish, where a test can make a process fail once.
+"""Fault points: named lines after each commit and each publish, where a test can make a process fail once.
 
-Off unless the environment asks: `TURNSTILE_FAULTS="step.committed=kill,claim.taken=throw"` and, so that a fault strikes
-once even across restarts, `TURNSTILE_FAULTS_DIR`, where it leaves a file of its name. A production process never sets
-them; a point that is not armed costs a dictionary look-up.
+`TURNSTILE_FAULTS="step.committed=kill,claim.taken=throw"` arms points. `TURNSTILE_FAULTS_DIR` names a directory where
+each point that struck leaves a file, so that it strikes once even across restarts. Without these variables, as in
+production, `hit` does nothing and costs a dictionary look-up.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The ids that lines of a log are about, bound to the task at hand (docs/observability.md).
+"""The ids that log lines carry, bound to the current task (docs/observability.md).
 
-`about` binds them for a block and all that it awaits or starts; a formatter reads them with `bound`. Ids only: nothing
-that a card holds ever goes here. Costs a context variable's set and reset.
+`about` binds ids for a block and for all that the block awaits or starts; a log formatter reads them with `bound`. Only
+ids are bound, never the content of a card. Costs a context variable's set and reset.
 """
 
 from collections.abc import Generator, Mapping
@@ -11,14 +11,14 @@ from contextvars import ContextVar
 from turnstile.schema.turns import TurnRef
 
 _BOUND: ContextVar[Mapping[str, object] | None] = ContextVar("turnstile_log_ids", default=None)
-"""Values of the task at hand, not of the module."""
+"""Holds values of the current task, not of the module."""
 
 
 @contextmanager
 def about(of: TurnRef | None = None, /, **ids: object) -> Generator[None]:
-    """Lines logged in the block are about this turn and these ids, by their names in the protocol.
+    """Bind the ids of a turn, and `ids`, to all lines logged in the block.
 
-    project_id, agent_id, agent_turn_id, turn_epoch, step, tool_call_id, thread_id, message_id.
+    Names: project_id, agent_id, agent_turn_id, turn_epoch, step, tool_call_id, thread_id, message_id.
     """
     known: dict[str, object] = dict(_BOUND.get() or {})
     if of is not None:
@@ -33,5 +33,5 @@ def about(of: TurnRef | None = None, /, **ids: object) -> Generator[None]:
 
 
 def bound() -> Mapping[str, object]:
-    """The ids that the task at hand is about."""
+    """The ids bound to the current task."""
     return _BOUND.get() or {}

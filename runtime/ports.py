@@ -1,4 +1,4 @@
-"""What activities need of the world and do not own: a publisher and a model (wired in `turnstile`)."""
+"""Interfaces that activities use and others implement: a publisher and a model. `turnstile` connects the two sides."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ from turnstile.schema.wire.events import Message
 
 
 class Publisher(Protocol):
-    """Sends what a committed transition says. It never runs before the commit."""
+    """Publishes the messages of a committed transition. It is never called before the commit."""
 
     async def publish(self, messages: Sequence[Message]) -> None:
-        """Send in order and wait for the acknowledgements.
+        """Publish in order and wait for the acknowledgements.
 
-        Raises `ServerUnavailable` if a required message was not acknowledged; the loss of others is logged.
+        Raises `ServerUnavailable` if a required message was not acknowledged; the loss of any other is logged.
         """
         ...
 
     async def emit(self, message: Message) -> None:
-        """Send on core NATS without waiting; lost while disconnected."""
+        """Publish on core NATS without waiting; the message is lost while disconnected."""
         ...
 
 
 class ModelToolCall(Tolerant):
-    """A tool call in an assistant message, under the kernel's id."""
+    """A tool call in an assistant message. `id` is the kernel's, not the model's."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ class ModelMessage(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What a model is asked: one attempt of one step. `step` and `attempt` count from 1."""
+    """The request of one attempt of one step. `step` and `attempt` count from 1."""
 
     config: LlmConfig
     messages: tuple[ModelMessage, ...]
@@ -71,7 +71,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call: `index` tells calls apart; id and name come once, arguments in pieces."""
+    """A piece of a tool call: `index` says of which one; id and name come once, arguments in pieces."""
 
     index: int
     id: str | None = None
@@ -93,14 +93,14 @@ ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone
 
 
 class Model(Protocol):
-    """A way to ask models. One adapter serves every turn, and keeps nothing about any (ARCHITECTURE.md)."""
+    """Sends requests to models. One adapter serves all turns and keeps no state of any (ARCHITECTURE.md)."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """The answer as it comes, ended by `ModelDone`; raises `ModelError`, which says if a retry can help."""
+        """Yields the answer as it arrives, `ModelDone` last; raises `ModelError`, which says if a retry can help."""
         ...
 
     async def check(self, model: str) -> None:
-        """Raises `ModelError` with a code if `model` cannot be asked at all (unknown, no key)."""
+        """Raises `ModelError` with a code if no request to `model` can succeed (unknown model, no key)."""
         ...
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
-"""A program that serves until it is told to end, and then ends in bounded time, whatever strangers' code in it does.
+"""Runs a program until a signal ends it; the process then ends in bounded time, even if code in it blocks.
 
-The first SIGTERM, SIGINT or SIGHUP tells it, a second one ends the process at once. What still runs after the program's
-own end (a handler that does not hear that it is cancelled, a thread) is named and left behind. A thread that no handler
-can hold up ends a process whose event loop has not answered for `BLOCKED_SECONDS` after the signal, or that has not
-ended `END_SECONDS` after it, and says where it stands. Only native code that keeps the interpreter's lock escapes it.
+The first SIGTERM, SIGINT or SIGHUP asks the program to end, a second one ends the process at once. Tasks and threads
+that still run after the program's own end are logged and left behind. A watching thread ends the process by force, and
+logs the line at which it stands, if the event loop does not respond for `BLOCKED_SECONDS` after the signal or the
+process has not ended after `END_SECONDS`. Only native code that keeps the interpreter's lock can prevent that.
 """
 
 import asyncio
@@ -43,17 +43,17 @@ class Program:
         self._end_seconds = end_seconds
         self._left: list[str] = []
 
-    def run(self, main: Coroutine[Any, Any, T], told: Callable[["asyncio.Task[T]"], object]) -> T:
-        """What `main` returns or raises; `told` hears of the first signal, and has the task of `main` to cancel."""
+    def run(self, main: Coroutine[Any, Any, T], on_signal: Callable[["asyncio.Task[T]"], object]) -> T:
+        """Run `main`; returns or raises as it does. The first signal calls `on_signal` with the task of `main`."""
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         task = loop.create_task(main, name="program")
-        watch = _Watch(loop, lambda: told(task), self._end_seconds)
+        watch = _Watch(loop, lambda: on_signal(task), self._end_seconds)
         watch.start()
         try:
             return loop.run_until_complete(task)
         finally:
-            self._left = loop.run_until_complete(_left_behind())
+            self._left = loop.run_until_complete(_cancel_rest())
             if self._left:
                 log.error("left behind, as it does not end: %s", "; ".join(self._left))
             else:
@@ -62,15 +62,18 @@ class Program:
             watch.close()
 
     def leave(self, code: int) -> None:
-        """End the process with this code, at once if something was left behind; returns if it is 0 and nothing was."""
+        """End the process with this code, without waiting for what was left behind.
+
+        Returns if the code is 0 and nothing was left behind.
+        """
         if self._left:
             _exit(code)
         if code:
             raise SystemExit(code)
 
 
-async def _left_behind() -> list[str]:
-    """What does not end within a second, though it is cancelled: tasks and threads, with where they stand."""
+async def _cancel_rest() -> list[str]:
+    """Cancel all other tasks and wait a second for tasks and threads; returns those still running, with their lines."""
     loop, deadline = asyncio.get_running_loop(), time.monotonic() + _LEFT_SECONDS
     if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
@@ -85,7 +88,7 @@ async def _left_behind() -> list[str]:
 
 
 def _busy_threads() -> list[str]:
-    """Threads that the process would wait for, without those of executors that have nothing to do."""
+    """Threads that would keep the process from ending; idle threads of executors are left out."""
     found: list[str] = []
     for thread in threading.enumerate():
         frame = _frame_of(thread)
@@ -97,7 +100,7 @@ def _busy_threads() -> list[str]:
 
 
 def _where(awaited: Any) -> str:
-    """The innermost line of a suspended coroutine that is not asyncio's own."""
+    """The innermost line of a suspended coroutine, lines of asyncio left out."""
     found = "an unknown place"
     while awaited is not None:
         frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
@@ -116,21 +119,21 @@ def _place(frame: FrameType) -> str:
 
 
 def _exit(code: int) -> NoReturn:
-    """End now, without waiting for threads."""
+    """End the process now, without waiting for threads."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # its reader is gone
             stream.flush()
     os._exit(code)
 
 
 class _Watch(threading.Thread):
-    """Hears signals though the event loop be blocked: the interpreter's C code writes each to a pipe at once."""
+    """Notices signals even while the event loop is blocked: the interpreter's C code writes each to a pipe at once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[], object], end_seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], object], end_seconds: float) -> None:
         super().__init__(name="signals", daemon=True)
         self._loop = loop
-        self._told = told
+        self._on_signal = on_signal
         self._end_seconds = end_seconds
         self._answered = 0.0
         self._pipe, self._written = os.pipe()
@@ -140,7 +143,7 @@ class _Watch(threading.Thread):
         self._before = {number: signal.signal(number, _only_wake) for number in ours}
 
     def close(self) -> None:
-        """Signals are what they were before."""
+        """Restore the signal handlers that were there before, and end the thread."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._fd_before)
@@ -150,7 +153,7 @@ class _Watch(threading.Thread):
         os.close(self._written)
 
     def run(self) -> None:
-        """Until the program is over."""
+        """Wait for signals until `close`."""
         deadline: float | None = None
         while True:
             ready, _, _ = select.select([self._pipe], [], [], None if deadline is None else 0.5)
@@ -160,9 +163,9 @@ class _Watch(threading.Thread):
                 if number not in self._before:
                     continue
                 if deadline is not None:
-                    os._exit(INTERRUPTED)  # embedded servers end with us: their warden sees to it
+                    os._exit(INTERRUPTED)  # the warden of embedded servers ends them with this process
                 deadline, self._answered = time.monotonic() + self._end_seconds, time.monotonic()
-                self._ask(self._told)
+                self._ask(self._on_signal)
             if deadline is not None:
                 self._check(deadline)
 
@@ -184,11 +187,12 @@ class _Watch(threading.Thread):
     def _end(self, why: str) -> NoReturn:
         frame = _frame_of(threading.main_thread())
         where = "an unknown place" if frame is None else _place(frame)
-        turn_events = threading.Thread(target=log.critical, args=("ended by force: %s %s", why, where), daemon=True)
-        turn_events.start()  # a log that nobody reads may hold up whoever writes to it
-        turn_events.join(_LEFT_SECONDS)
+        # in a thread of its own: writing to a log whose reader has stopped can block
+        logging_thread = threading.Thread(target=log.critical, args=("ended by force: %s %s", why, where), daemon=True)
+        logging_thread.start()
+        logging_thread.join(_LEFT_SECONDS)
         os._exit(FORCED)
 
 
 def _only_wake(_number: int, _frame: FrameType | None) -> None:
-    """The pipe wakes."""
+    """Do nothing: the pipe that the signal writes to wakes `_Watch`."""

@@ -4,8 +4,8 @@ DISTRIBUTION = "turnstile-kernel"
 
 
 def release() -> str:
-    """The version of the installed distribution, or words for a source tree that was never installed."""
-    from importlib import metadata  # noqa: PLC0415 -- a third of what all the other imports of `--version` take
+    """The version of the installed distribution, or "(a source tree, not installed)"."""
+    from importlib import metadata  # noqa: PLC0415 -- slow: it would add a third to the imports of `--version`
 
     try:
         return metadata.version(DISTRIBUTION)

@@ -1,8 +1,8 @@
-"""What the kernel tells of itself, as ports: finished spans and figures (docs/observability.md).
+"""The telemetry interfaces: finished spans and metrics (docs/observability.md).
 
-Bridge, activities and tools tell; `turnstile` decides who hears it. Telling never waits and never raises, and with
-`SILENT` it does nothing. Ids, codes, counts, tokens and cost only, never content. Nothing is told in workflows, so a
-replay tells nothing twice; ids of spans are derived where a step or a call may be repeated.
+Bridge, activities and tools record; `turnstile` decides where the records go. Recording never waits and never raises;
+`SILENT` discards everything. Records hold ids, codes, counts, tokens and cost, never content. Workflows record nothing,
+so a replay records nothing twice. A step or a call that may be repeated has a derived span id.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ SpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
 class Metric(StrEnum):
-    """Every figure that is counted or observed; `turnstile.telemetry.metrics` says what each means."""
+    """Every metric; `turnstile.telemetry.metrics` says what each means."""
 
     CLAIMS = "claims"
     CLAIMS_RELEASED = "claims_released"
@@ -54,13 +54,13 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of work that is over. Times in nanoseconds since 1970."""
+    """A finished piece of work. Times are in nanoseconds since 1970."""
 
     name: str
     traceparent: str
-    """Its own place: trace, span id and flags."""
+    """Trace id, span id and flags of this span."""
     parent: str
-    """The span id of what it is part of; empty for none."""
+    """The span id of the parent; empty for none."""
     started: int
     ended: int
     attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
@@ -69,24 +69,24 @@ class Span:
 
 
 class Tracer(Protocol):
-    """Hears spans."""
+    """Takes finished spans."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody listens: what makes a span may be left undone if not."""
+        """False if spans are discarded: callers then need not make them."""
         ...
 
     def record(self, span: Span) -> None:
-        """Take it, soon or never; a malformed or unsampled place is left out."""
+        """Queue the span for export; one with a malformed or unsampled `traceparent` is dropped."""
         ...
 
 
 class Meter(Protocol):
-    """Hears figures."""
+    """Takes metrics."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody listens."""
+        """False if metrics are discarded."""
         ...
 
     def count(self, metric: Metric, amount: float = 1, **labels: str) -> None:
@@ -98,29 +98,29 @@ class Meter(Protocol):
         ...
 
 
-class _Nobody:
-    """Hears nothing."""
+class _Discard:
+    """Discards everything."""
 
     @property
     def enabled(self) -> bool:
         return False
 
     def record(self, span: Span) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def count(self, metric: Metric, amount: float = 1, **labels: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Whom a process tells."""
+    """The tracer and the meter of a process."""
 
-    tracer: Tracer = field(default_factory=_Nobody)
-    meter: Meter = field(default_factory=_Nobody)
+    tracer: Tracer = field(default_factory=_Discard)
+    meter: Meter = field(default_factory=_Discard)
 
     def turn_ended(
         self,
@@ -131,7 +131,10 @@ class Telemetry:
         stats: JsonObject,
         ended_at: datetime,
     ) -> None:
-        """Tell the end of a turn, once: by whoever's statement made it. `stats` are those of its `task` event (§5)."""
+        """Record the end of a turn. Only the process whose statement ended it calls this, so it is recorded once.
+
+        `stats` are those of its `task` event (§5).
+        """
         if self.meter.enabled:
             project, agent = turn.project_id, turn.agent_id
             code = error_code or "none"
@@ -142,9 +145,9 @@ class Telemetry:
         if self.tracer.enabled and (own := context.get(headers.TRACEPARENT)):
             lasted = stats.get("e2e_ms")
             began = ended_at - timedelta(milliseconds=lasted if isinstance(lasted, int | float) else 0)
-            told = ("steps", "queue_delay_ms", "e2e_ms")
-            figures = {f"turnstile.{name}": each for name in told if isinstance(each := stats.get(name), int | float)}
-            attributes = turn_attributes(turn) | {"turnstile.turn.status": status.value} | figures
+            names = ("steps", "queue_delay_ms", "e2e_ms")
+            numbers = {f"turnstile.{name}": each for name in names if isinstance(each := stats.get(name), int | float)}
+            attributes = turn_attributes(turn) | {"turnstile.turn.status": status.value} | numbers
             parent = headers.parent_span(context)
             self.tracer.record(
                 Span("turn", own, parent, nanoseconds(began), nanoseconds(ended_at), attributes, error_code)
@@ -152,11 +155,11 @@ class Telemetry:
 
 
 SILENT = Telemetry()
-"""Tells nobody."""
+"""Records nothing."""
 
 
 def turn_attributes(turn: TurnRef) -> dict[str, Attribute]:
-    """Which turn a span is about."""
+    """The span attributes that identify a turn."""
     return {
         "turnstile.project_id": turn.project_id,
         "turnstile.channel_id": turn.channel_id,
@@ -166,11 +169,11 @@ def turn_attributes(turn: TurnRef) -> dict[str, Attribute]:
     }
 
 
-def step_place(context: Mapping[str, str], step: StepId) -> str | None:
-    """Where a step stands in its turn's trace, as a `traceparent`; None if the turn has no valid one."""
+def step_traceparent(context: Mapping[str, str], step: StepId) -> str | None:
+    """The `traceparent` of a step's span in its turn's trace; None if the turn has no valid trace."""
     return headers.derived_span(context.get(headers.TRACEPARENT, ""), step)
 
 
 def nanoseconds(moment: datetime) -> int:
-    """A moment as spans count it."""
+    """Nanoseconds since 1970, to the microsecond."""
     return round(moment.timestamp() * 1_000_000) * 1000

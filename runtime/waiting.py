@@ -1,4 +1,4 @@
-"""Waiting for a server that is away, as long as it takes: told when it begins, now and then, and when it is over."""
+"""Waiting without limit for a server that is down. Logs when a wait begins, every `LOG_SECONDS`, and when it ends."""
 
 import asyncio
 import logging
@@ -9,13 +9,13 @@ from turnstile.schema.errors import ServerUnavailable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-TELL_SECONDS: Final = 30.0
-"""Between two lines of one wait."""
+LOG_SECONDS: Final = 30.0
+"""Between two log lines of one wait."""
 _PAUSE_SECONDS = 0.5
 
 
 async def await_server(name: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """What `attempt` returns once the server is there; until then it raises `ServerUnavailable`."""
+    """Repeat `attempt` while it raises `ServerUnavailable`; returns what it returns."""
     clock = asyncio.get_running_loop().time
     began, tell_at = clock(), 0.0
     while True:
@@ -24,7 +24,7 @@ async def await_server(name: str, attempt: Callable[[], Awaitable[T]]) -> T:
         except ServerUnavailable as error:
             if clock() >= tell_at:
                 log.warning("waiting for %s: %.300s", name, error)
-                tell_at = clock() + TELL_SECONDS
+                tell_at = clock() + LOG_SECONDS
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
             if tell_at:
@@ -33,12 +33,12 @@ async def await_server(name: str, attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 async def unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
-    """What `opening` returns; None if `stop` comes while it still waits for a server."""
-    task, told = asyncio.create_task(opening), asyncio.create_task(stop.wait())
+    """Await `opening` and return its result; cancels it and returns None if `stop` is set first."""
+    task, stopped = asyncio.create_task(opening), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        told.cancel()
+        stopped.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

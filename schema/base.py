@@ -1,16 +1,16 @@
-"""The two bases of all models on wires and rows: strict for what strangers write, tolerant between our own versions."""
+"""The two base classes of models: `Strict` for input from outside, `Tolerant` between versions of Turnstile."""
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 
 class Strict(BaseModel):
-    """Frozen, and refuses fields it does not know: for what clients and configuration files write."""
+    """Frozen; refuses unknown fields. For requests of clients and configuration files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Tolerant(BaseModel):
-    """Frozen, and ignores fields it does not know: where older and newer workers meet."""
+    """Frozen; ignores unknown fields. For data that older and newer workers exchange."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -1,7 +1,7 @@
 """Cards: immutable facts, and their content as a union by `__type__` (protocol §4).
 
-A card that is read may have been written by anyone, so it is kept raw and its content parsed where it is used:
-`content_of` raises `CardUnreadable`, and its caller decides whether that matters.
+Anyone may have written a card, so its content is kept raw and parsed where it is used: `content_of` raises
+`CardUnreadable`, and its caller decides whether that matters.
 """
 
 from enum import StrEnum
@@ -30,7 +30,7 @@ class CardType(StrEnum):
     MUST_END_WITH_REQUIRED = "sys.must_end_with_required"
     PARENT_POINTER = "meta.parent_pointer"
     MESSAGE = "pump.message"
-    """The payload of a message of the pump (protocol §9); in no box."""
+    """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 
 
 class Role(StrEnum):
@@ -43,13 +43,13 @@ class Role(StrEnum):
 
 
 class CardUnreadable(TurnstileError):
-    """The content of a card is not what its type promises."""
+    """The content of a card does not fit its type."""
 
     code: str = "card_unreadable"
 
 
 def _tagged(schema: JsonObject) -> None:
-    """The tag has a default for those who make content here; in JSON it must be there."""
+    """Make the tag required in the JSON Schema; in Python it has a default."""
     required = schema.get("required")
     schema["required"] = ["__type__", *(required if isinstance(required, list) else [])]
 
@@ -85,30 +85,30 @@ class ToolCallContent(_Content):
     arguments: JsonObject
     """Its arguments; of an env variable only the name: `{"$env": NAME}`."""
     status: Literal["called"] = "called"
-    """Always `called`: what came of it is another card."""
+    """Always `called`: the result is on another card."""
     target_subject: str | None = None
-    """Where its command went."""
+    """The subject of its command."""
 
 
 class ToolError(Tolerant):
     """Why a tool's result is a failure; `message` is for the model."""
 
     code: str
-    """A stable word."""
+    """A stable code."""
     message: str
-    """For the model: what to do differently."""
+    """A message for the model that says what to do differently."""
 
 
 class ToolResultContent(_Content):
-    """What a tool answered, or what the kernel answered for it."""
+    """The result of a call, made by its tool or by the kernel."""
 
     type_: Literal["ToolResultContent"] = Field(default="ToolResultContent", alias="__type__")
     status: TurnStatus
     """How the call ended."""
     after_execution: AfterExecution | None = None
-    """What it does to the turn; cards of before 0014 may lack it."""
+    """Whether it ends the turn; cards from before release 0014 may lack it."""
     result: JsonValue = None
-    """What the tool answered."""
+    """The tool's result."""
     error: ToolError | None = None
     """Why it failed."""
 
@@ -119,7 +119,7 @@ class ResultField(Tolerant):
     name: str = Field(min_length=1, max_length=128)
     """The field."""
     description: str = ""
-    """What is to be in it: the model reads this."""
+    """What it shall contain; the model reads this."""
 
 
 class FieldsSchemaContent(_Content):
@@ -127,7 +127,7 @@ class FieldsSchemaContent(_Content):
 
     type_: Literal["FieldsSchemaContent"] = Field(default="FieldsSchemaContent", alias="__type__")
     fields: list[ResultField]
-    """Each must be in the deliverable once."""
+    """The fields; each must be in the deliverable once."""
 
 
 class ToolContent(_Content):
@@ -153,22 +153,22 @@ class ThoughtCall(Tolerant):
     tool_name: str
     """The tool."""
     arguments: str
-    """The arguments as the model wrote them: JSON text, or what should have been."""
+    """The arguments as the model wrote them: JSON text, unless the model made an error."""
     provider_call_id: str | None = None
-    """The provider's own id of the call, for audit only (protocol §10)."""
+    """The provider's id of the call, for audit only (protocol §10)."""
 
 
 class CardMetadata(BaseModel):
-    """What a card says about itself; strangers may add more."""
+    """Metadata of a card; other writers may add fields."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     type: str = ""
-    """What the card is, such as `task.deliverable`."""
+    """The type of the card, such as `task.deliverable`."""
     role: str = ""
-    """The role it has for the model: system, user, assistant or tool."""
+    """The role of the card for the model: system, user, assistant or tool."""
     author_id: str | None = None
-    """Who wrote it: an agent's id, a service such as `tool.search`, or `system`."""
+    """The writer: an agent's id, a service such as `tool.search`, or `system`."""
     step_id: StepId | None = None
     """The step that made it."""
     agent_turn_id: AgentTurnId | None = None
@@ -178,33 +178,33 @@ class CardMetadata(BaseModel):
     parent_step_id: str | None = None
     """The step on whose behalf it was made."""
     function_name: str | None = None
-    """The tool, on results."""
+    """The tool, on cards of results."""
     partial: bool | None = None
     """True for a deliverable that the model did not finish."""
 
 
 class Card(Tolerant):
-    """A card as it is stored. `content` is raw JSON: `content_of` reads it."""
+    """A card as it is stored. `content` is raw JSON; `content_of` parses it."""
 
     card_id: CardId
     """Its id, unique in the project."""
     content: JsonValue
-    """A `CardContent`, unless a stranger made it."""
+    """A `CardContent`; cards of other writers may hold any JSON."""
     tool_calls: list[ThoughtCall] | None = None
-    """The calls of an `agent.thought`."""
+    """The calls, on `agent.thought`."""
     tool_call_id: ToolCallId | None = None
     """The call, on `tool.call` and `tool.result`."""
     metadata: CardMetadata
-    """What it says about itself."""
+    """The card's metadata."""
 
     @property
     def type(self) -> str:
-        """The card's type, a `CardType` unless a stranger made it."""
+        """The card's type: a `CardType`, or any text on a card of another writer."""
         return self.metadata.type
 
 
 def content_of(card: Card) -> CardContent:
-    """The card's content; raises `CardUnreadable` naming the card, never quoting it."""
+    """Parse the card's content; raises `CardUnreadable`, which names the card and does not quote it."""
     try:
         return _CONTENT.validate_python(card.content)
     except ValidationError:
@@ -229,7 +229,7 @@ def value_of(card: Card) -> JsonValue:
 
 
 def read_content(content: JsonObject) -> CardContent | None:
-    """The content of a card as a row holds it; None if it does not parse."""
+    """Parse the content of a card's row; None if it does not parse."""
     try:
         return _CONTENT.validate_python(content)
     except ValidationError:
@@ -272,12 +272,12 @@ def make_card(
 
 
 class FallbackDeliverable(Tolerant):
-    """`JsonContent.data` of a deliverable that the model did not make (protocol §4)."""
+    """`JsonContent.data` of a deliverable that the kernel made instead of the model (protocol §4)."""
 
     reason: str
-    """Why there is no better one."""
+    """Why the model made no deliverable."""
     last_thought: str | None
-    """What the model said last."""
+    """The last text of the model."""
     tool_results: list[JsonObject]
     """Contents of the turn's `tool.result` cards."""
     terminal_status: TurnStatus
@@ -292,7 +292,7 @@ class SubmittedField(Tolerant):
 
 
 def agent_author(agent: AgentId) -> str:
-    """`author_id` of what an agent writes: its id. (Cards of before 0014 have `agent.` in front of it.)"""
+    """`author_id` of an agent's cards: its id. (Cards from before release 0014 have `agent.` before it.)"""
     return agent
 
 

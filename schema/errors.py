@@ -1,6 +1,6 @@
-"""The error every part of Turnstile raises, and the codes a client may meet.
+"""The errors of all parts of Turnstile.
 
-Each leaf carries a stable `code`, which is what replies, outcomes and rejections repeat (protocol §6). Messages are
+Each class or instance has a stable `code`, which replies, outcomes and rejections repeat (protocol §6). Messages are
 for people: they say what was wrong and what to do, and never hold a key, a prompt or the content of a card.
 """
 
@@ -12,19 +12,19 @@ class TurnstileError(Exception):
 
 
 class BadRequest(TurnstileError):
-    """What was sent cannot be understood, or breaks a rule of the wire."""
+    """A message cannot be parsed, or breaks a rule of the wire format."""
 
     code: str = "bad_request"
 
 
 class StaleTurn(TurnstileError):
-    """The CAS gate is gone: another lease, a fence or an end took the turn. Stop, without a side effect (§2.2)."""
+    """The CAS gate is closed: another lease, a fence or an end took the turn. Stop, without a side effect (§2.2)."""
 
     code: str = "stale_turn"
 
 
 class Refused(TurnstileError):
-    """The ledger refused a request; `code` says which rule."""
+    """The ledger refused a request; `code` names the rule."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Limited(Refused):
     def __init__(self, code: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(code, message)
         self.retry_after = retry_after
-        """Seconds after which it is worth another try, where that is known."""
+        """Seconds after which to try again, if known."""
 
 
 class ModelError(TurnstileError):
@@ -48,7 +48,7 @@ class ModelError(TurnstileError):
         self.code = code
         self.retryable = retryable
         self.retry_after = retry_after
-        """Seconds the provider asked to wait, if it did."""
+        """Seconds that the provider asks to wait, if it does."""
 
 
 class ConfigError(TurnstileError):
@@ -58,12 +58,12 @@ class ConfigError(TurnstileError):
 
 
 class ServerUnavailable(TurnstileError):
-    """Postgres, NATS or Temporal does not answer, or says that it cannot do it now: the same may succeed later."""
+    """PostgreSQL, NATS or Temporal does not answer, or cannot serve the request now; it may succeed later."""
 
     code: str = "server_unavailable"
 
 
 class TargetHeld(TurnstileError):
-    """A worker target that belongs to one process is held by another (protocol §8)."""
+    """Another process holds an exclusive worker target (protocol §8)."""
 
     code: str = "target_held"

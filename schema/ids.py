@@ -1,7 +1,7 @@
-"""Identifiers: their types, how they are drawn and derived, and what may become a subject token.
+"""Identifiers: their types, how they are generated and derived, and which texts are valid subject tokens.
 
-Enqueue draws `agent_turn_id` and `inbox_id` (UUIDv7, so that they sort by time). Every other id of a turn is derived
-from these, so that a retried transition finds its own effect instead of making it twice (protocol §6, §10).
+Enqueue generates `agent_turn_id` and `inbox_id` (UUIDv7, so that they sort by time). All other ids of a turn are
+derived from these, so that a retried transition finds its own rows instead of writing them twice (protocol §6, §10).
 """
 
 import hashlib
@@ -29,7 +29,7 @@ BoxId = NewType("BoxId", str)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 EXCLUSIVE_PREFIX = "svc1_"
-"""A worker target that begins so belongs to one process (protocol §8)."""
+"""A worker target with this prefix is exclusive: one process serves it (protocol §8)."""
 
 
 def uuid7() -> str:
@@ -42,19 +42,19 @@ def uuid7() -> str:
 
 
 def first_id(moment: datetime) -> str:
-    """The least id that `uuid7` can draw at the moment."""
+    """The smallest id that `uuid7` can return at `moment`."""
     return str(uuid.UUID(int=(max(0, int(moment.timestamp() * 1000)) << 80)))
 
 
 def new_box_id() -> BoxId:
-    """A fresh box id."""
+    """A new box id."""
     return BoxId(uuid7())
 
 
 def forked_box_id(project: ProjectId, correlation_id: str) -> BoxId:
-    """The box of a fork that its caller has named (UUIDv8, RFC 9562).
+    """The id of a fork's box, derived from the caller's correlation id (UUIDv8, RFC 9562).
 
-    It sorts after all that `uuid7` draws, with strangers' ids: what walks along ids in time does not take it for old.
+    It sorts after all ids of `uuid7`, so a walk along ids by time does not take it for old.
     """
     digest = int.from_bytes(hashlib.sha256(f"fork/{project}/{correlation_id}".encode()).digest()[:16])
     value = (digest & ~(0xF << 76) & ~(0x3 << 62)) | (0x8 << 76) | (0x2 << 62) | (1 << 127)
@@ -62,25 +62,25 @@ def forked_box_id(project: ProjectId, correlation_id: str) -> BoxId:
 
 
 def token(value: str, name: str) -> str:
-    """`value`, if it may become a subject token (protocol §5); raises `BadRequest` naming the field otherwise."""
+    """Return `value` if it is a valid subject token (protocol §5); else raises `BadRequest`, which names the field."""
     if not _TOKEN.match(value):
         raise BadRequest(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -, got {value[:60]!r}")
     return value
 
 
 def is_exclusive(worker_target: str) -> bool:
-    """Whether one process at a time serves it."""
+    """Whether only one process at a time may serve the target."""
     return worker_target.startswith(EXCLUSIVE_PREFIX)
 
 
 def split_targets(worker_targets: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Those that any number of processes serve, and those that belong to one."""
+    """The shared targets and the exclusive ones."""
     targets = list(worker_targets)
     return [each for each in targets if not is_exclusive(each)], [each for each in targets if is_exclusive(each)]
 
 
 def box_id(value: str, name: str) -> BoxId:
-    """`value` as a box id; raises `BadRequest` naming the field if it is no uuid."""
+    """`value` as a box id; raises `BadRequest`, which names the field, if it is no uuid."""
     try:
         return BoxId(str(uuid.UUID(value)))
     except ValueError:

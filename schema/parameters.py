@@ -1,10 +1,10 @@
-"""JSON schemas of parameters that a stranger wrote: checked where they enter, used within bounds. Pure.
+"""JSON schemas of parameters from outside: validated on entry, and used within bounds. Pure.
 
-Whoever may enqueue can send a schema, and it must not hang the process that reads it: a few references to each other
-can mean billions of checks, a pattern can backtrack without end. So a check within bounds is given up after
-`MOST_LOOKS`, patterns are matched in linear time, and nothing is ever fetched. Left unchecked are `uniqueItems`,
-`patternProperties` (and `additionalProperties` beside it), `unevaluatedItems`, `unevaluatedProperties`, and patterns
-with look-around or references back. A look costs some 10 µs.
+Every client may send a schema, and it must not block the process that uses it: a few mutual references can cause
+billions of checks, and a pattern can backtrack without end. So a check is aborted after `MOST_LOOKS`, patterns are
+matched in linear time, and nothing is fetched. Not checked are `uniqueItems`, `patternProperties` (and
+`additionalProperties` beside it), `unevaluatedItems`, `unevaluatedProperties`, and patterns with look-around or
+backreferences. A look costs about 10 µs.
 """
 
 import json
@@ -26,12 +26,12 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import TurnstileError
 
 MOST_LOOKS = 50_000
-"""Keywords looked at in one check, each counted with the length of its value."""
+"""The most keywords evaluated in one check, each counted with the length of its value."""
 _LOOKS_OF_A_PATTERN = 1_000
 _UNCHECKED = {"patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"}
 
 Keyword = Callable[[Any, Any, Any, Any], Any]
-"""How jsonschema calls a keyword: validator, value, instance, schema; its stubs leave all of it open."""
+"""The function of a keyword in jsonschema: validator, value, instance, schema; the stubs do not type them."""
 
 
 class SchemaTooCostly(TurnstileError):
@@ -41,7 +41,7 @@ class SchemaTooCostly(TurnstileError):
 
 
 def object_schema(value: JsonObject) -> JsonObject:
-    """`value` if it is a JSON schema of type object; raises `ValueError`, which says where not and quotes nothing."""
+    """Return `value` if it is a JSON schema of type object; else raises `ValueError`, which says where it is not."""
     if value.get("type") != "object":
         raise ValueError("must be a JSON schema of type object")
     try:
@@ -55,15 +55,15 @@ def object_schema(value: JsonObject) -> JsonObject:
 
 
 def bounded(schema: JsonObject) -> Validator:
-    """A validator of arguments; its `iter_errors` raises `SchemaTooCostly` where the bounds are met."""
+    """A validator of arguments; its `iter_errors` raises `SchemaTooCostly` when the bounds are reached."""
     plain = cast("JsonObject", _without_dialects(schema))
     return _Bounded(plain, registry=Registry(), format_checker=_CheckBudget())
 
 
 def _flat_metaschema() -> JsonObject:
-    """The metaschema of draft 2020-12 in one piece: as jsonschema has it, in eight, a check takes eight times as long.
+    """The metaschema of draft 2020-12 as one schema: with jsonschema's eight parts a check takes eight times as long.
 
-    That the entries of a list differ is not asked: it takes the square of their number.
+    `uniqueItems` is left out: its cost grows with the square of the number of items.
     """
     root = cast("dict[str, Any]", Draft202012Validator.META_SCHEMA)  # schemas, of any shape
     pieces = [cast("dict[str, Any]", REGISTRY.contents(urljoin(root["$id"], each["$ref"]))) for each in root["allOf"]]
@@ -77,9 +77,9 @@ def _flat_metaschema() -> JsonObject:
 
 
 class _CheckBudget(FormatChecker):
-    """What a check may still look at, and the patterns it has met.
+    """The remaining looks of a check, and the patterns compiled so far.
 
-    It is a format checker because jsonschema hands that down, unchanged, to all that a check looks at.
+    It is a format checker because jsonschema passes that object unchanged to all parts of a check.
     """
 
     def __init__(self) -> None:
@@ -88,13 +88,13 @@ class _CheckBudget(FormatChecker):
         self._patterns: dict[str, SchemaValidator | None] = {}
 
     def spend(self, looks: int) -> None:
-        """Raises `SchemaTooCostly` once they are used up."""
+        """Count looks; raises `SchemaTooCostly` when none are left."""
         self._left -= looks
         if self._left < 0:
             raise SchemaTooCostly("checking the arguments takes too long")
 
     def fits(self, pattern: str, text: str) -> bool:
-        """Whether the pattern is in the text, or cannot be matched in linear time."""
+        """Whether the text matches the pattern; True if the pattern cannot be matched in linear time."""
         if pattern not in self._patterns:
             self.spend(_LOOKS_OF_A_PATTERN)
             self._patterns[pattern] = _linear(pattern)
@@ -130,7 +130,7 @@ def _additional(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
 
 
 def _without_dialects(schema: JsonValue) -> JsonValue:
-    """The schema without `$schema`, by which jsonschema would leave our keywords for those of another dialect."""
+    """The schema without `$schema`, which would make jsonschema use another dialect's keywords instead of ours."""
     match schema:
         case list():
             return [_without_dialects(each) for each in schema]

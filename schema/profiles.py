@@ -1,4 +1,4 @@
-"""Profiles: what an agent is, as written in YAML and pinned by every turn (protocol §7.1)."""
+"""Profiles: the configuration of an agent, written in YAML and pinned by every turn (protocol §7.1)."""
 
 import json
 import operator
@@ -18,58 +18,58 @@ _TARGET = r"^[A-Za-z0-9_-]{1,128}$"
 
 
 class LlmConfig(Strict):
-    """Which model is asked, and how. What is null is left to the provider."""
+    """The model and its parameters. For a null parameter the provider's default applies."""
 
     model: str = Field(min_length=1, max_length=256)
     """`provider/model`, such as `openai/gpt-4o` or `scripted/echo`."""
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """How random."""
+    """The sampling temperature."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """How random, by probability mass."""
+    """The probability mass of nucleus sampling."""
     max_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Tokens of one answer at most."""
+    """The most tokens of one answer."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=3600)
-    """Bounds one attempt; null takes the worker's `[model]` default."""
+    """The timeout of one attempt; null stands for the worker's `[model]` default."""
     stop: list[str] | None = Field(default=None, max_length=16)
     """Texts that end an answer."""
     seed: int | None = None
-    """For providers that can repeat an answer."""
+    """The sampling seed, for providers that have one."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
-    """As the provider names it, such as `low`."""
+    """The reasoning effort in the provider's terms, such as `low`."""
     params: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further parameters of one provider, passed on as they are."""
+    """Further parameters of the provider, passed on unchanged."""
 
 
 class Profile(Strict):
     """A profile as `turnstile profile put` reads it and a `sys.profile` card holds it."""
 
     name: str = Field(min_length=1, max_length=128)
-    """Unique in the project, whatever the case."""
+    """The profile's name, unique in the project, case-insensitively."""
     worker_target: str = Field(default=DEFAULT_WORKER_TARGET, pattern=_TARGET)
-    """Which workers run its agents."""
+    """The target of the workers that run its agents."""
     tags: list[str] = Field(default_factory=list)
-    """For people."""
+    """Tags for people."""
     system_prompt_template: str = Field(default="", max_length=_PROMPT_LIMIT)
     """The system prompt; `{agent_id}`, `{project_id}` and the like are filled in."""
     allowed_tools: list[str] = Field(default_factory=list)
-    """Tools of the project that its turns are offered."""
+    """Tools of the project that the model is offered."""
     must_end_with: list[str] = Field(default_factory=list)
-    """Tools of which one must end the turn; empty: text may."""
+    """Tools of which one must end the turn; if empty, text may end it."""
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
-    """Steps of one turn at most."""
+    """The most steps of one turn."""
     llm_config: LlmConfig
-    """Which model is asked, and how."""
+    """The model and its parameters."""
 
 
 STORED = {"stored": True}
-"""The context in which a row is validated: what was checked when it was written is not checked again."""
+"""The validation context of stored rows: it skips checks that were made when the row was written."""
 
 
 class Choice(Strict):
     """A tool that is built into one turn: calling it ends the turn, its arguments are the deliverable (§7.4)."""
 
     name: str = Field(pattern=FUNCTION_NAME)
-    """What the model calls it."""
+    """The name by which the model calls it."""
     description: str = Field(min_length=1, max_length=16_384)
     """When to choose it: the model reads this."""
     parameters: JsonObject = Field(default_factory=lambda: JsonObject(type="object", properties={}))
@@ -85,12 +85,12 @@ class Choice(Strict):
     @field_validator("parameters")
     @classmethod
     def _is_schema(cls, value: JsonObject, info: ValidationInfo) -> JsonObject:
-        # checking takes half a millisecond or more, so a step that reads the row passes STORED
+        # the check takes half a millisecond or more, so a step that reads the row passes STORED
         return value if info.context == STORED else object_schema(value)
 
 
 class RuntimeConfig(Strict):
-    """What one enqueue may override or add, and nothing else."""
+    """The settings that one enqueue may override or add."""
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
     """`provider/model`, instead of the profile's."""
@@ -103,12 +103,12 @@ class RuntimeConfig(Strict):
     max_steps: int | None = Field(default=None, ge=1, le=1000)
     """Lowers the profile's."""
     instructions: str | None = Field(default=None, min_length=1, max_length=_PROMPT_LIMIT)
-    """Follows the system prompt of the turn, as it is: its braces are not placeholders."""
-    # left out of rows and digests where there are none, so that nothing of a turn without them differs
+    """Text appended unchanged to the system prompt of the turn: its braces are not placeholders."""
+    # left out of rows and digests if empty, so that a turn without them has the same digest as before
     choices: list[Choice] = Field(default_factory=list[Choice], max_length=256, exclude_if=operator.not_)
-    """Tools of this turn alone: calling one ends it."""
+    """Tools of this turn only; a call of one ends the turn."""
     remember: bool = Field(default=False, exclude_if=operator.not_)
-    """The instruction goes into the output box too, so that later turns on it know what was asked (§7.3)."""
+    """Whether to put the instruction into the output box, too, so that later turns with that box read it (§7.3)."""
 
     @field_validator("choices")
     @classmethod
@@ -118,7 +118,7 @@ class RuntimeConfig(Strict):
         return value
 
     def texts(self) -> list[str]:
-        """What counts as text of the request (protocol §6)."""
+        """The texts that count towards the size of the request (protocol §6)."""
         schemas = (json.dumps(each.parameters, ensure_ascii=False) for each in self.choices)
         return [self.instructions or "", *(each.name + each.description for each in self.choices), *schemas]
 
@@ -130,14 +130,14 @@ PROMPT_PLACEHOLDERS = frozenset(
         *("trace_id", "context_box_id"),
     }
 )
-"""What is filled into a system prompt (protocol §7.3); a call's arguments also know `tool_call_id`."""
+"""The placeholders of a system prompt (protocol §7.3); a call's arguments have `tool_call_id`, too."""
 
 
 def placeholders(template: str) -> set[str]:
-    """The names in braces in it, known or not."""
+    """The names in braces in the template, known or not."""
     return set(_PLACEHOLDER.findall(template))
 
 
 def render(template: str, values: dict[str, str]) -> str:
-    """`template` with the placeholders named in `values` filled in (protocol §7.3); other braces stay as they are."""
+    """Replace the placeholders named in `values` (protocol §7.3); other braces are kept."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)

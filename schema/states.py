@@ -1,4 +1,4 @@
-"""The closed vocabularies of the protocol. Each state says what leads out of it."""
+"""The protocol's enumerations. A comment on a state lists the states that may follow it."""
 
 from enum import StrEnum
 
@@ -48,7 +48,7 @@ class StepStatus(StrEnum):
     """`state.agent_steps.status`."""
 
     RUNNING = "running"
-    TOOL_DISPATCHED = "tool_dispatched"  # a UI worker's (protocol §10.12); ours are written once, when they are over
+    TOOL_DISPATCHED = "tool_dispatched"  # only of a UI worker (protocol §10.12)
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELED = "canceled"
@@ -65,7 +65,7 @@ class WaitStatus(StrEnum):
 
 
 class AfterExecution(StrEnum):
-    """What a tool's result does to its turn (protocol §7.5)."""
+    """Whether a tool's result ends its turn (protocol §7.5)."""
 
     SUSPEND = "suspend"
     TERMINATE = "terminate"

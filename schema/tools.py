@@ -1,6 +1,6 @@
-"""Tools as `resource.tools` rows describe them, and what their `options` mean (protocol §4, §7.3).
+"""Rows of `resource.tools` and their `options` (protocol §4, §7.3).
 
-A row is kept as it was written, by whoever wrote it; `options_of` reads its options where they are used.
+Anyone may have written a row, so it is kept raw; `options_of` parses its options where they are used.
 """
 
 import re
@@ -26,10 +26,10 @@ from turnstile.schema.wire import subjects
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
 PMO_TOOLS = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
-"""Names of v1r4's orchestrator: a tool of this name is the one that is served at `cmd.sys.pmo.internal.{name}`."""
+"""Tools of v1r4's orchestrator; a tool of this name is served at `cmd.sys.pmo.internal.{name}`."""
 
 FUNCTION_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
-"""What every provider accepts as a function name."""
+"""The function names that every provider accepts."""
 _TARGET = re.compile(
     rf"cg\.{subjects.VERSION}\.(?:\{{project_id\}}|[A-Za-z0-9_-]+)\.(?:\{{channel_id\}}|[A-Za-z0-9_-]+)"
     r"\.cmd\.tool(\.[A-Za-z0-9_-]+){2,}\Z"
@@ -61,44 +61,44 @@ class ToolRow(Tolerant):
 
 
 class ToolArgOptions(Tolerant):
-    """`options.args`: `defaults` fill in what the model left out, `fixed` are forced and hidden from it."""
+    """`options.args`: default and fixed arguments."""
 
     defaults: NullableObject = Field(default_factory=JsonObject)
-    """Fill in what the model left out."""
+    """Values of arguments that the model left out."""
     fixed: NullableObject = Field(default_factory=JsonObject)
-    """Forced, and hidden from the model."""
+    """Values that replace the model's; these arguments are hidden from the model."""
 
 
 class ToolOptions(Tolerant):
-    """`options` of a tool. What is filled in from `args.fixed` or `envs` is hidden from the model."""
+    """`options` of a tool. Arguments in `args.fixed` or `envs` are hidden from the model."""
 
     args: ToolArgOptions = ToolArgOptions()
-    """Arguments that are filled in."""
+    """Default and fixed arguments."""
     envs: dict[str, str] = Field(default_factory=dict)
-    """Argument to env variable: only the variable's name is ever stored or sent."""
+    """Env variables by argument. Only the name of the variable is stored or sent."""
     ui_allowed: bool = False
     """Whether people may call it from a user interface."""
     suspend_timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
     """How long a turn waits for this tool, if longer than `[tools].suspend_timeout_seconds`."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
-    """How long the tool itself may take; the turn waits at least as long."""
+    """How long the tool may take; the turn waits at least as long."""
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Arguments the model neither sees nor sets."""
+        """Arguments that are hidden from the model."""
         return frozenset((*self.args.fixed, *self.envs))
 
 
 class DefinedArgs(ToolArgOptions):
-    """`options.args` of a tool that is put."""
+    """`options.args` in a tool definition."""
 
     model_config = Strict.model_config
 
 
 class DefinedOptions(ToolOptions):
-    """`options` of a tool that is put. What is filled in from `args.fixed` or `envs` is hidden from the model.
+    """`options` in a tool definition. Arguments in `args.fixed` or `envs` are hidden from the model.
 
-    An object under any other name is the tool service's own. Anything else there is more likely a slip.
+    An object under any other name is for the tool service. Other values under unknown names are refused.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -112,22 +112,22 @@ class DefinedOptions(ToolOptions):
 
 
 class ToolDefinition(Strict):
-    """A tool as `turnstile tool put` reads it (protocol §7.3): checked whole before it becomes a row."""
+    """A tool as `turnstile tool put` reads it (protocol §7.3), checked before it becomes a row."""
 
     tool_name: str = Field(pattern=FUNCTION_NAME)
-    """What the model calls it."""
+    """The name by which the model calls it."""
     description: str = Field(min_length=1, max_length=16_384)
-    """What it does: the model chooses by it."""
+    """What it does; the model reads this."""
     parameters: Annotated[JsonObject, AfterValidator(object_schema)] = Field(
         default_factory=lambda: JsonObject(type="object", properties={})
     )
     """A JSON Schema of type object: its arguments."""
     target_subject: str = Field(max_length=512)
-    """Where its commands go: `cg.v1r4.{project_id}.{channel_id}.cmd.tool.TARGET.SUFFIX`."""
+    """The subject of its commands: `cg.v1r4.{project_id}.{channel_id}.cmd.tool.TARGET.SUFFIX`."""
     after_execution: AfterExecution = AfterExecution.SUSPEND
-    """Whether its result ends the turn, if the report does not say otherwise."""
+    """Whether its result ends the turn, unless the report says otherwise."""
     options: DefinedOptions = DefinedOptions()
-    """How it is called."""
+    """Options of its calls."""
 
     @field_validator("tool_name")
     @classmethod
@@ -145,7 +145,7 @@ class ToolDefinition(Strict):
         return value
 
     @model_validator(mode="after")
-    def _orchestrators_are_served_as_such(self) -> Self:
+    def _orchestrator_subject(self) -> Self:
         found = _PMO_TARGET.match(self.target_subject)
         if (found[1] if found else None) != (self.tool_name if self.tool_name in PMO_TOOLS else None):
             form = f"cmd.sys.pmo.internal.{{{','.join(sorted(PMO_TOOLS))}}}"
@@ -154,7 +154,7 @@ class ToolDefinition(Strict):
 
     @model_validator(mode="after")
     def _defaults_name_parameters(self) -> Self:
-        """What is forced need not be named: the model never sees it."""
+        """Fixed arguments need not be in `parameters`, since the model does not see them."""
         properties = self.parameters.get("properties", {})
         known = set(properties) if isinstance(properties, dict) else set[str]()
         named = set(self.options.args.defaults)
@@ -164,27 +164,27 @@ class ToolDefinition(Strict):
 
 
 class ToolCommandPayload(Strict):
-    """Payload of `cmd.tool.*`: exactly these three, and never arguments; identity is in the headers (protocol §5)."""
+    """Payload of `cmd.tool.*`: these three fields, no arguments; the headers identify the call (protocol §5)."""
 
     tool_call_card_id: CardId
     """The `tool.call` card, which holds the arguments; `describe` reads it."""
     tool_name: str
     """The tool."""
     after_execution: AfterExecution
-    """What the result does to the turn, if the report does not say otherwise."""
+    """Whether the result ends the turn, unless the report says otherwise."""
 
 
 class ToolCallHolder(Tolerant):
-    """Who runs a call: the answer of one replica of a tool to another that asks."""
+    """The replica of a tool that runs a call, as it replies to another replica."""
 
     instance: str
-    """The replica's own name."""
+    """The name of the replica."""
     stream_seq: int
-    """The sequence in the command stream of the message that it runs the call for."""
+    """The sequence in the command stream of the message for which it runs the call."""
 
 
 class ToolCommand(Tolerant):
-    """A command to a tool as a step recorded it: enough to publish it, and to publish it again."""
+    """A command to a tool as a step records it, from which it can be published any number of times."""
 
     tool_call_id: ToolCallId
     tool_name: str
@@ -193,17 +193,17 @@ class ToolCommand(Tolerant):
     subject: str
 
     def payload(self) -> bytes:
-        """What goes out on `subject`."""
-        told = ToolCommandPayload(
+        """The payload of the message on `subject`."""
+        payload = ToolCommandPayload(
             tool_call_card_id=self.tool_call_card_id, tool_name=self.tool_name, after_execution=self.after_execution
         )
-        return told.model_dump_json().encode()
+        return payload.model_dump_json().encode()
 
 
 def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) -> str:
-    """The subject of a call: `{project_id}` and `{channel_id}` filled in; raises `BadRequest` if the result is none.
+    """Fill `{project_id}` and `{channel_id}` into a target subject; raises `BadRequest` if the result is invalid.
 
-    A row may name a fixed project only if it is the caller's own: a command never leaves its project.
+    A fixed project in the row must be the caller's: a command never leaves its project.
     """
     subject = target_subject.replace("{project_id}", token(project, "project_id")).replace(
         "{channel_id}", token(channel, "channel_id")
@@ -222,7 +222,7 @@ def expand_subject(target_subject: str, project: ProjectId, channel: ChannelId) 
 
 
 def options_of(row: ToolRow) -> ToolOptions:
-    """The row's options; raises `BadRequest` naming the tool and the option that cannot be read."""
+    """Parse the row's options; raises `BadRequest`, which names the tool and the faulty option."""
     try:
         return ToolOptions.model_validate(row.options)
     except ValidationError as error:

@@ -1,7 +1,6 @@
-"""A turn as Temporal sees it: ids, numbers and codes, never content (protocol §2, ARCHITECTURE.md).
+"""The workflow and activity payloads of a turn: ids, numbers and codes, never content (protocol §2, ARCHITECTURE.md).
 
-These models are workflow and activity payloads. Fields may be added with defaults; none may be renamed or removed
-while histories that hold them can still be replayed.
+Fields may be added with defaults; none may be renamed or removed while histories that hold them can still be replayed.
 """
 
 import operator
@@ -25,7 +24,7 @@ from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
 
 
 class TurnRef(Tolerant):
-    """The gate of one lease (`turn_epoch` + `agent_turn_id`) and the boxes it names."""
+    """The gate of one lease (`turn_epoch` + `agent_turn_id`) and the boxes of its turn."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -41,7 +40,7 @@ class TurnRef(Tolerant):
 
 
 class Ring(Tolerant):
-    """A pointer to an inbox row: what the `doorbell` signal carries (ARCHITECTURE.md)."""
+    """A pointer to an inbox row, as the `doorbell` signal carries it (ARCHITECTURE.md)."""
 
     inbox_id: InboxId
     message_type: MessageType
@@ -49,29 +48,29 @@ class Ring(Tolerant):
 
 
 class TurnInput(TurnRef):
-    """Input of the `AgentTurn` workflow: what it depends on rides here, so that a replay sees the same."""
+    """Input of the `AgentTurn` workflow, with all settings it depends on, so that a replay sees the same values."""
 
     heartbeat_timeout_seconds: float = 10.0
-    """How long `run_step` may be silent before it is run again elsewhere."""
+    """How long `run_step` may go without a heartbeat before the engine retries it."""
     quick_steps: bool = False
-    """Whether steps may be tried in the workflow's own task (`run_quick_step`)."""
+    """Whether steps may run as local activities (`run_quick_step`)."""
     rings: tuple[Ring, ...] = ()
-    """Doorbells that a run before this one had not settled (continue-as-new)."""
+    """Doorbells that the previous run of the workflow had not settled (continue-as-new)."""
 
     def ref(self) -> TurnRef:
-        """The turn alone, as activities take it."""
+        """The input of activities: the turn without the workflow's settings."""
         return TurnRef.model_validate(self.model_dump())
 
 
 class RunStepInput(Tolerant):
-    """Input of `run_step`. `step` counts from 1; 0 asks the ledger where the turn stands."""
+    """Input of `run_step`. `step` counts from 1; 0 stands for the next step by the ledger."""
 
     turn: TurnRef
     step: int
     reports: tuple[InboxId, ...] = ()
     """Inbox rows to apply before the model is asked."""
     attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
-    """What a quick step that gave up had asked for already: figures and codes."""
+    """Records of the attempts that a quick step made before it gave up: numbers and codes."""
 
 
 class ApplyInput(Tolerant):
@@ -82,7 +81,7 @@ class ApplyInput(Tolerant):
 
 
 class ReportsApplied(Tolerant):
-    """Answer of `apply_reports`: the calls that still wait, and until when; `stale` where the gate was gone."""
+    """Result of `apply_reports`: the calls that still wait, and the deadline; `stale` if the gate was closed."""
 
     waiting: tuple[ToolCallId, ...]
     deadline: datetime | None
@@ -90,7 +89,7 @@ class ReportsApplied(Tolerant):
 
 
 class Outcome(Tolerant):
-    """How a turn ended: the result of the workflow, and of the ledger's outcome row."""
+    """How a turn ended, as the ledger's outcome row has it."""
 
     agent_turn_id: AgentTurnId
     status: TurnStatus
@@ -106,25 +105,25 @@ class StepContinues(Tolerant):
     next: Literal["continue"] = "continue"
     step: int
     quick: bool = Field(default=False, exclude_if=operator.not_)
-    """Whether the model answers so fast that the next step may be tried as a quick one."""
+    """Whether the model answers so fast that the next step may run as a quick step."""
 
 
 class StepSuspends(Tolerant):
-    """The step is committed and its calls are out; the turn sleeps until reports or the deadline."""
+    """The step is committed and its calls are published; the turn is suspended until reports or the deadline."""
 
     next: Literal["suspend"] = "suspend"
     step: int
     waiting: tuple[ToolCallId, ...]
     tools: tuple[str, ...] = ()
-    """The names of the tools that are waited for, for people."""
+    """The names of the tools that the turn waits for; for display only."""
     deadline: datetime | None
-    """Null once the timeouts were injected: they are due now."""
+    """Null after the timeouts were injected, which are due at once."""
     quick: bool = Field(default=False, exclude_if=operator.not_)
     """As in `StepContinues`."""
 
 
 class StepEnds(Tolerant):
-    """The turn is over and delivered."""
+    """The turn is over and its deliverable is written."""
 
     next: Literal["end"] = "end"
     step: int
@@ -132,7 +131,7 @@ class StepEnds(Tolerant):
 
 
 class StepStale(Tolerant):
-    """The gate is gone: somebody else ended or took the turn; `head_status` is what stands there now."""
+    """The gate is closed: the turn was ended or taken elsewhere; `head_status` is the head's status now."""
 
     next: Literal["stale"] = "stale"
     step: int
@@ -140,15 +139,15 @@ class StepStale(Tolerant):
 
 
 class StepOutlasts(Tolerant):
-    """No answer yet: the model is not known to be fast, or was slower than that; `run_step` is to do this step."""
+    """The quick step has no answer: the model is not known to be fast, or was too slow. `run_step` does this step."""
 
     next: Literal["outlasts"] = "outlasts"
     attempts: tuple[JsonObject, ...] = Field(default=(), exclude_if=operator.not_)
-    """What was asked in vain."""
+    """Records of the attempts made."""
 
 
 class TurnStopped(Tolerant):
-    """Answer of `stop_turn`: the end it made, or none if the turn was over before."""
+    """Result of `stop_turn`: the outcome, or None if the turn was over before."""
 
     step: int
     outcome: Outcome | None
@@ -161,13 +160,13 @@ QuickStepResult = Annotated[
 
 
 class TurnResult(Tolerant):
-    """Result of the `AgentTurn` workflow. `outcome` is null where the turn was fenced: the ledger has it.
+    """Result of the `AgentTurn` workflow. `outcome` is null if the turn was ended elsewhere: the ledger has it.
 
-    Status and code come first, since the Web UI shows the result's beginning beside a badge that says *Completed*.
+    Status and code come first, since the Web UI shows the beginning of the result beside a badge *Completed*.
     """
 
     status: str = ""
-    """The outcome's, or `fenced`."""
+    """The outcome's status, or `fenced`."""
     error_code: str | None = None
     agent_turn_id: AgentTurnId
     turn_epoch: int

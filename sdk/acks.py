@@ -1,4 +1,4 @@
-"""Hearing what becomes of a UI action: its acks as they come (protocol §7.10)."""
+"""Waiting for the acks of a UI action (protocol §7.10)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,41 +20,42 @@ class ActionWaiter:
         self.action_id = action_id
         self._conn = conn
         self._turn: str | None = None
-        self._heard: list[ActionAck] = []
+        self._acks: list[ActionAck] = []
         self._changed = asyncio.Event()
 
     async def next(self, after: int = 0) -> ActionAck:
-        """The ack that follows so many; raises `ServerUnavailable` once the connection is closed."""
+        """Wait for the ack number `after`, from 0; raises `ServerUnavailable` once the connection is closed."""
         forget = self._conn.listen(self._changed.set)
         try:
-            while len(self._heard) <= after:
+            while len(self._acks) <= after:
                 if self._conn.closed.is_set():
                     raise ServerUnavailable(f"the connection to NATS at {self._conn.shown} is closed")
                 self._changed.clear()
                 await self._changed.wait()
         finally:
             forget()
-        return self._heard[after]
+        return self._acks[after]
 
     async def last(self, timeout: float) -> ActionAck:
-        """The ack after which none follows: `busy`, `rejected` or `done`; raises `TimeoutError` after `timeout` s."""
-        heard = 0
+        """Wait for the final ack: `busy`, `rejected` or `done`; raises `TimeoutError` after `timeout` seconds."""
+        received = 0
         async with asyncio.timeout(timeout):
-            while (ack := await self.next(heard)).status is ActionStatus.ACCEPTED:
-                heard += 1
+            while (ack := await self.next(received)).status is ActionStatus.ACCEPTED:
+                received += 1
         return ack
 
-    def take(self, payload: JsonObject, told: Mapping[str, str]) -> None:
-        """Used by `BridgeClient`: an ack of some action, and its headers.
+    def take(self, payload: JsonObject, ack_headers: Mapping[str, str]) -> None:
+        """Used by `BridgeClient`: take an ack and its headers; acks of other actions are ignored.
 
-        Once there is a turn, only acks of that turn count: others answer somebody who uses the same id for another.
+        Once an ack has named a turn, acks of other turns are ignored, too: they belong to a caller that used the same
+        `action_id` for an action of its own.
         """
         try:
             ack = ActionAck.model_validate(payload)
-        except ValidationError:  # not an ack: whoever waits runs into its timeout
+        except ValidationError:  # not an ack; ignored, so a waiter times out
             return
-        if ack.action_id != self.action_id or self._turn not in (None, told.get(headers.TURN_ID)):
+        if ack.action_id != self.action_id or self._turn not in (None, ack_headers.get(headers.TURN_ID)):
             return
-        self._turn = told.get(headers.TURN_ID)
-        self._heard.append(ack)
+        self._turn = ack_headers.get(headers.TURN_ID)
+        self._acks.append(ack)
         self._changed.set()

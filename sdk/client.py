@@ -1,8 +1,9 @@
-"""How a client of one project asks, commands and watches: core subscriptions only, no JetStream API (protocol §5).
+"""A client of one project: requests, durable commands, and watching events (protocol §5).
 
-What it hears is lossy while it is disconnected; the ledger, asked by `describe`, is the truth. A message sent twice is
-stored once but heard twice on core NATS, so a watch leaves out what has a message id it heard lately. It keeps no
-state but its subscriptions, and holds at most some thousand unread events of a slow watcher before NATS drops more.
+It uses core subscriptions only, no JetStream API. Events published while it is disconnected are lost; `describe` reads
+the truth from the ledger. A message published twice is stored once but arrives twice on core NATS, so a watch skips an
+event whose message id it has seen lately. It keeps no state but its subscriptions; of a slow watcher it holds about a
+thousand unread events before NATS drops more.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """Something that happened: `suffix` is the subject's last token (`state`, `task`, `chunk`, `enqueue_ack`, …)."""
+    """An event; `suffix` is the subject's last token (`state`, `task`, `chunk`, `enqueue_ack`, …)."""
 
     subject: str
     suffix: str
@@ -53,7 +54,7 @@ class TaskWaiter:
         self._changed = asyncio.Event()
 
     async def wait(self, agent_turn_id: AgentTurnId, timeout: float) -> TaskEvent:
-        """The turn's `task` event; raises `TimeoutError` after `timeout` seconds: then ask `describe`."""
+        """Wait for the turn's `task` event; raises `TimeoutError` after `timeout` seconds: then call `describe`."""
         forget = self._conn.listen(self._changed.set)
         try:
             async with asyncio.timeout(timeout):
@@ -69,7 +70,7 @@ class TaskWaiter:
         """Used by `BridgeClient`: take an event of the agent."""
         try:
             task = TaskEvent.model_validate(event.payload)
-        except ValidationError:  # not ours to judge: whoever waits runs into its timeout and asks `describe`
+        except ValidationError:  # not a `task` event; ignored, so a waiter times out and calls `describe`
             return
         self._seen[task.agent_turn_id] = task
         self._changed.set()
@@ -81,29 +82,29 @@ class ReplyInbox:
     def __init__(self, conn: NatsConnection, subject: str) -> None:
         self.subject = subject
         self._conn = conn
-        self._heard: dict[MessageId, ReplyEvent] = {}
+        self._replies: dict[MessageId, ReplyEvent] = {}
         self._changed = asyncio.Event()
 
     async def wait(self, message_id: MessageId, timeout: float) -> ReplyEvent:
-        """The answer to a message, once; raises `TimeoutError` after `timeout` seconds."""
+        """Wait for the answer to a message; each is returned once. Raises `TimeoutError` after `timeout` seconds."""
         forget = self._conn.listen(self._changed.set)
         try:
             async with asyncio.timeout(timeout):
-                while message_id not in self._heard:
+                while message_id not in self._replies:
                     _raise_if_closed(self._conn)
                     self._changed.clear()
                     await self._changed.wait()
         finally:
             forget()
-        return self._heard.pop(message_id)
+        return self._replies.pop(message_id)
 
     async def on_message(self, msg: Msg) -> None:
         """Used by `BridgeClient`: take an answer."""
         try:
-            heard = ReplyEvent.model_validate_json(msg.data)
-        except ValidationError:  # not an answer: whoever waits runs into its timeout
+            reply = ReplyEvent.model_validate_json(msg.data)
+        except ValidationError:  # not an answer; ignored, so a waiter times out
             return
-        self._heard[heard.message_id] = heard
+        self._replies[reply.message_id] = reply
         self._changed.set()
 
 
@@ -132,7 +133,7 @@ class BridgeClient:
         headers: Mapping[str, str] | None = None,
         timeout: float = 10.0,
     ) -> JsonObject:
-        """Ask a verb and return its reply, whatever its status; raises `ServerUnavailable` if nobody answers."""
+        """Request a verb and return the reply, whatever its status; raises `ServerUnavailable` if there is none."""
         subject = subjects.bridge_request(self._project, self._channel, verb)
         data = self._sized(encode(_object(payload)))
         try:
@@ -153,15 +154,15 @@ class BridgeClient:
         request_id: str,
         headers: Mapping[str, str] | None = None,
     ) -> bool:
-        """Store a durable command; its answer is the `{verb}_ack` event with this `request_id`.
+        """Publish a durable command; its answer is the `{verb}_ack` event with this `request_id`.
 
-        False if this request was stored before, within the stream's duplicate window: then nothing was stored.
-        Raises `ServerUnavailable` if the stream did not acknowledge it; the same call may then be repeated.
+        Returns False, and publishes nothing, if the stream already holds this request, within its duplicate window.
+        Raises `ServerUnavailable` if the stream did not acknowledge the command; the same call may then be repeated.
         """
         subject = subjects.bridge_command(self._project, self._channel, verb)
         data = self._sized(encode({**_object(payload), "request_id": request_id}))
         sent = self._headers(verb, headers)
-        # the duplicate window spans the whole stream, all projects and verbs
+        # the stream compares message ids across all projects and verbs
         sent[names.MSG_ID] = f"cmd-{self._project}-{self._channel}-{verb}-{token(request_id, 'request_id')}"
         try:
             ack = await self._conn.store(subject, data, headers=sent, timeout=5.0)
@@ -180,8 +181,9 @@ class BridgeClient:
     ) -> ReplyEvent:
         """Send a message to a listener and return its answer; `fields` are more arguments of `send`.
 
-        Raises `Refused` if it is not taken, `ServerUnavailable` if no bridge answers or a server of its own is away,
-        `TimeoutError` if nobody has answered in time: the answer is then still to come, as `evt.sys.pump.reply`.
+        Raises `Refused` if the bridge rejects the message, `ServerUnavailable` if no bridge replies or a server of its
+        own is down, `TimeoutError` if the listener has not answered in time: the answer then still follows as
+        `evt.sys.pump.reply`.
         """
         async with self.reply_inbox() as inbox:
             asked: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
@@ -193,9 +195,9 @@ class BridgeClient:
 
     @asynccontextmanager
     async def reply_inbox(self) -> AsyncGenerator[ReplyInbox]:
-        """An inbox for answers, subscribed on entry: its `subject` is the `reply_to` of what is sent inside.
+        """An inbox for answers, subscribed on entry: pass its `subject` as the `reply_to` of messages sent inside.
 
-        It hears no answer that was given before, such as that to the first of two equal messages.
+        It does not get answers that were published before, such as the answer to the first of two equal messages.
         """
         inbox = ReplyInbox(self._conn, self._conn.nc.new_inbox())
         subscription = await self._conn.subscribe(inbox.subject, inbox.on_message)
@@ -215,15 +217,15 @@ class BridgeClient:
         headers: Mapping[str, str] | None = None,
         **fields: JsonValue,
     ) -> AsyncGenerator[ActionWaiter]:
-        """Ask for a UI action and hear its acks inside; `fields` are more of the payload, such as `message_id`.
+        """Publish a UI action and collect its acks inside; `fields` are more of the payload, such as `message_id`.
 
-        The same `action_id` or `message_id` again is the same action. Raises `ServerUnavailable` if the stream did not
-        take it. Where no bridge serves UI actions, no ack comes.
+        A repeat with the same `action_id` or `message_id` is the same action. Raises `ServerUnavailable` if the stream
+        did not acknowledge it. If no bridge serves UI actions, no ack arrives.
         """
         waiter = ActionWaiter(self._conn, action_id or uuid7())
         asked: JsonObject = {"action_id": waiter.action_id, "agent_id": agent_id, "tool_name": tool_name, "args": args}
         data = self._sized(encode({**asked, **fields}))
-        # an id of its own for each time: a repeat that the stream swallowed would not be answered
+        # each publish has its own message id: the stream would drop a repeat, and nobody would answer it
         sent = {**self._headers("ui_action", headers), names.MSG_ID: uuid7()}
 
         async def take(event: WatchEvent) -> None:
@@ -239,7 +241,7 @@ class BridgeClient:
     async def watch(
         self, agent_id: AgentId | None = None, *, include_chunks: bool = False
     ) -> AsyncGenerator[WatchEvent]:
-        """Events of an agent, or of the channel, from the first step of the iteration on.
+        """Yields the events of an agent, or of the channel; it subscribes at the first step of the iteration.
 
         Raises `ServerUnavailable` once the connection is closed. Close the generator when done.
         """
@@ -251,7 +253,7 @@ class BridgeClient:
     async def watching(
         self, agent_id: AgentId | None = None, *, include_chunks: bool = False
     ) -> AsyncGenerator[AsyncIterator[WatchEvent]]:
-        """`watch`, subscribed on entry: what a request made inside sets off is not missed."""
+        """As `watch`, but subscribed on entry: no event that a request made inside causes is missed."""
         unread: asyncio.Queue[WatchEvent | None] = asyncio.Queue(_UNREAD)
         filters = [self._events(agent_id), *([self._chunks(agent_id)] if include_chunks else [])]
         async with self._subscribed(filters, unread.put):
@@ -263,7 +265,7 @@ class BridgeClient:
 
     @asynccontextmanager
     async def wait_task(self, agent_id: AgentId) -> AsyncGenerator[TaskWaiter]:
-        """A waiter subscribed on entry: enqueue inside, then `await waiter.wait(agent_turn_id, timeout)`."""
+        """A waiter, subscribed on entry: enqueue inside, then `await waiter.wait(agent_turn_id, timeout)`."""
         waiter = TaskWaiter(self._conn)
         async with self._subscribed(
             [subjects.agent_event(self._project, self._channel, agent_id, "task")], waiter.on_event
@@ -279,7 +281,7 @@ class BridgeClient:
         async def on_message(msg: Msg) -> None:
             try:
                 event = _event(msg)
-            except BadRequest:  # a stranger's message, which nobody could use
+            except BadRequest:  # not a message of the protocol; ignored
                 return
             if message_id := event.headers.get(names.MSG_ID):
                 if message_id in recent:
@@ -319,13 +321,13 @@ class BridgeClient:
         }
 
     def _sized(self, data: bytes) -> bytes:
-        if len(data) > self._conn.size_limit:  # sent, it would close the connection
+        if len(data) > self._conn.size_limit:  # publishing it would close the connection
             raise BadRequest(f"the request has {len(data)} bytes, at most {self._conn.size_limit} can be sent")
         return data
 
 
 def raise_unless_accepted(reply: Reply) -> None:
-    """Raises `ServerUnavailable` where the same request may be accepted later, else `Refused` with the reply's code."""
+    """Raises `ServerUnavailable` if the same request may be accepted later, else `Refused` with the reply's code."""
     if reply.status is ReplyStatus.ACCEPTED:
         return
     message = reply.error or f"the bridge answered {reply.status}"

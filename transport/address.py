@@ -1,8 +1,8 @@
-"""A NATS address as settings name it: servers, login, and what proves either side.
+"""Parses NATS addresses of settings: servers, login, TLS files.
 
 `nats://[user:password@|token@]host:port[?creds=/file]`, or `tls://` with
-`?tls_ca=/file&tls_cert=/file&tls_key=/file`; several of them separated by commas, the last word on each option counts.
-Answers come to inboxes under `?inbox_prefix=…`, else under `_INBOX_{user}`, or `_INBOX` for who has no user name.
+`?tls_ca=/file&tls_cert=/file&tls_key=/file`. Several servers are separated by commas; of an option given twice the last
+one counts. Replies arrive at inboxes under `?inbox_prefix=…`, else under `_INBOX_{user}`, or `_INBOX` without a user.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ _USER_TOKEN = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect, as whom, and where answers come; `shown` has no password in it."""
+    """Servers, login, inbox prefix and TLS; `shown` is the address without its password, for logs."""
 
     servers: list[str]
     shown: str
@@ -29,7 +29,7 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """The address; raises `ConfigError`, without the text itself, which may hold a password."""
+    """Parse `url`; raises `ConfigError`, whose message leaves out the text because it may hold a password."""
     servers: list[str] = []
     login: dict[str, str] = {}
     options: dict[str, str] = {}
@@ -53,7 +53,7 @@ def parse_address(url: str) -> Address:
 
 
 def _inbox_of(user: str) -> str:
-    """An inbox that permissions can keep from other users."""
+    """The default inbox prefix of a user; one per user, so that permissions can keep it from other users."""
     return f"_INBOX_{user}" if _USER_TOKEN.match(user) else "_INBOX"
 
 
@@ -70,7 +70,7 @@ def _server(text: str) -> tuple[SplitResult, str]:
 
 
 def _tls(servers: list[str], options: dict[str, str]) -> ssl.SSLContext | None:
-    """What `tls://` is checked with: the system's authorities unless `tls_ca` names others."""
+    """The TLS context of `tls://` servers: it trusts the system's authorities unless `tls_ca` names others."""
     encrypted = [server.startswith("tls://") for server in servers]
     if any(encrypted) and not all(encrypted):
         raise ConfigError("nats.servers: either all servers are tls:// or none")

@@ -1,10 +1,10 @@
-"""One connection to NATS, with the traps of nats-py closed off (docs: architecture, "NATS").
+"""One connection to NATS that works around the pitfalls of nats-py (docs: architecture, "NATS").
 
-It waits for a server that is down at start and says which, in the background where its user can do without it;
-afterwards it reconnects for ever. What ends it for good (an oversized message, revoked rights) sets `closed`: rebuild
-or exit. Nothing here raises inside a callback, because that kills the read loop, and no flush is ever cut short,
-because its late PONG does the same. `drain` and `close` are bounded and do not raise. Cost: one socket and three tasks
-of nats-py.
+It waits for a server that is down at start, logs which one, and can do so in the background; once connected it
+reconnects for ever. An oversized message or revoked rights end it for good and set `closed`: its user must then build a
+new connection or exit. Nothing here raises inside a callback, because that kills nats-py's read loop; no flush is ever
+cancelled, because its late PONG does the same. `drain` and `close` are bounded and do not raise. Cost: one socket and
+three tasks of nats-py.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from nats.js.api import PubAck
 from nats.js.client import JetStreamContext
 from nats.js.errors import APIError
 
-from turnstile.runtime.waiting import TELL_SECONDS
+from turnstile.runtime.waiting import LOG_SECONDS
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.transport.address import Address, parse_address
 from turnstile.transport.limited_log import LimitedLog
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def words_of(error: Exception) -> str:
-    """What went wrong on NATS, in the server's own words where it said some."""
+    """A message for an error of NATS: the server's own description where there is one."""
     match error:
         case APIError(description=str(said), err_code=code):
             return f"{said} (JetStream error {code})"
@@ -52,9 +52,10 @@ def words_of(error: Exception) -> str:
 
 
 class _Client(Client):
-    """nats-py's client, that takes `tls://` at its word: nats-py goes on in the clear where a server offers no TLS.
+    """nats-py's client with two changes.
 
-    With `locate` it asks before each attempt to connect where the server is by now.
+    It refuses to connect to a `tls://` server that offers no TLS; nats-py would continue unencrypted. It calls
+    `locate`, if set, before each attempt to connect, for the server's present address.
     """
 
     locate: Callable[[], str | None] | None = None
@@ -72,9 +73,9 @@ class _Client(Client):
 
 
 class NatsConnection:
-    """A client, its JetStream context, and what became of the connection. Made by `connect` or `start_connecting`.
+    """A client, its JetStream context, and the state of the connection. Made by `connect` or `start_connecting`.
 
-    Before it has connected, what is asked of it raises one of `NATS_TROUBLE`.
+    Until it has connected, each call raises one of `NATS_TROUBLE`.
     """
 
     def __init__(self, shown: str) -> None:
@@ -83,7 +84,7 @@ class NatsConnection:
         self.shown = shown
         self.connected = asyncio.Event()
         self.closed = asyncio.Event()
-        """Set when the connection is gone for good: rebuild or exit."""
+        """Set when the connection is gone for good: build a new one or exit."""
         self.reconnects = 0
         self.violations: deque[str] = deque(maxlen=16)
         self.last_error = "no answer yet"
@@ -103,7 +104,7 @@ class NatsConnection:
 
     @property
     def size_limit(self) -> int:
-        """Bytes a message may have, so that it never closes the connection."""
+        """Bytes of payload that a message may have; more could close the connection."""
         return self.nc.max_payload - _HEADROOM
 
     @property
@@ -117,14 +118,14 @@ class NatsConnection:
         return self.nc.stats["in_msgs"]
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after every connect, disconnect and close; returns what ends that."""
+        """Call `changed` after every connect, disconnect and close; returns a function that ends that."""
         self._listeners.add(changed)
         return lambda: self._listeners.discard(changed)
 
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
     ) -> Subscription:
-        """A core subscription; `callback` gets one message after the other."""
+        """Subscribe on core NATS; `callback` gets one message after the other."""
         self._must_have_opened()
         return await self.nc.subscribe(  # pyright: ignore[reportUnknownMemberType]  # its `future` is a bare Future
             subject, queue=queue, cb=callback
@@ -133,39 +134,39 @@ class NatsConnection:
     async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Core publish: returns when the message is in the buffer of the connection."""
+        """Publish on core NATS; returns when the message is in the connection's buffer."""
         self._must_have_opened()
         await self.nc.publish(subject, payload, reply=reply, headers=headers or None)
 
     async def request(
         self, subject: str, payload: bytes, *, timeout: float, headers: dict[str, str] | None = None
     ) -> Msg:
-        """One request and its first answer; raises one of `NATS_TROUBLE` after `timeout` seconds."""
+        """Publish a request and return its first reply; raises one of `NATS_TROUBLE` after `timeout` seconds."""
         self._must_have_opened()
         return await self.nc.request(subject, payload, timeout=timeout, headers=headers or None)
 
     async def store(
         self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 2.0
     ) -> PubAck:
-        """Publish into a stream and wait for its acknowledgement; `duplicate` in it is success."""
+        """Publish into a stream and wait for its acknowledgement; one that says `duplicate` is success, too."""
         self._must_have_opened()
         return await self.js.publish(subject, payload, timeout=timeout, headers=headers or None)
 
     async def verify(self, timeout: float = 10.0, *, about: str = "") -> None:
-        """One round trip; raises `ConfigError` if the server has refused a subject, `ServerUnavailable` on silence.
+        """One round trip; raises `ConfigError` if the server has refused a subject, `ServerUnavailable` on no answer.
 
-        With `about`, only for refusals that have this word: `subscription` or `publish`.
-        For the end of a start: refused subjects show nowhere else, and what subscribed to one waits for ever.
+        `about` (`subscription` or `publish`) limits that to refusals whose text contains it. Call it at the end of a
+        start: a refused subject shows nowhere else, and its subscriber would wait for ever.
         """
-        if not await self._patiently(self.nc.flush(timeout=3600), timeout):
+        if not await self._wait_uncancelled(self.nc.flush(timeout=3600), timeout):
             raise ServerUnavailable(f"NATS at {self.shown} does not answer")
         if refused := [each for each in self.violations if about in each.lower()]:
             raise ConfigError(f"NATS at {self.shown} refuses this user a subject: {refused[0]}")
 
     async def may_publish(self, subject: str) -> bool:
-        """Whether this user may publish there, asked by an empty message that wants no answer.
+        """Whether this user may publish to `subject`; finds out by publishing an empty message without a reply subject.
 
-        For a connection that only asks: its `violations` are forgotten. Raises `ServerUnavailable` on silence.
+        Clears `violations`, so use a connection that serves nothing else. Raises `ServerUnavailable` on no answer.
         """
         self.violations.clear()
         self._asking = True
@@ -180,13 +181,13 @@ class NatsConnection:
         return True
 
     async def drain_subscription(self, subscription: Subscription, timeout: float = 2.0) -> None:
-        """End a subscription after what was already sent to it has been handled; bounded, never raises."""
+        """End a subscription once the messages already sent to it have been handled; bounded, never raises."""
         if self.nc.is_closed:
             return
         if not self.connected.is_set():
             await self.unsubscribe(subscription)
             return
-        await self._patiently(subscription.drain(), timeout)
+        await self._wait_uncancelled(subscription.drain(), timeout)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription at once; never raises."""
@@ -194,33 +195,33 @@ class NatsConnection:
             await subscription.unsubscribe()
 
     async def drain(self) -> None:
-        """Send what is buffered, handle what has come, and close; at most some 9 seconds, never raises."""
+        """Send what is buffered, handle what has arrived, and close; takes at most about 9 seconds, never raises."""
         if self.connected.is_set() and not self.nc.is_closed:
-            await self._patiently(self.nc.drain(), _DRAIN_SECONDS + 2.0)
+            await self._wait_uncancelled(self.nc.drain(), _DRAIN_SECONDS + 2.0)
         await self.close()
 
     async def close(self) -> None:
-        """Close at once; at most some 2 seconds, never raises."""
+        """Close without draining; takes at most about 2 seconds, never raises."""
         while self._opening is not None and not self._opening.done():
             self._opening.cancel()  # Python 3.11's wait_for inside nats-py can swallow a cancellation
             await asyncio.wait({self._opening}, timeout=0.5)
         if self._begun:  # before that, nats-py has nothing to close and asserts
-            await self._patiently(self.nc.close(), _CLOSE_SECONDS)
+            await self._wait_uncancelled(self.nc.close(), _CLOSE_SECONDS)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
         await self._on_closed()
 
-    async def _patiently(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
-        """Wait for `work`, but not cut it short: a cancelled flush kills the read loop. True if it succeeded."""
-        task = asyncio.create_task(self._quietly(work))
+    async def _wait_uncancelled(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
+        """Wait for `work` without cancelling it: a cancelled flush kills the read loop. True if it succeeded."""
+        task = asyncio.create_task(self._log_trouble(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         done, _ = await asyncio.wait({task}, timeout=timeout)
         return bool(done) and task.result()
 
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def _log_trouble(self, work: Coroutine[Any, Any, None]) -> bool:
         try:
             await work
         except NATS_TROUBLE as error:  # reconnecting, reset or closed in the middle of a flush, drain or close
@@ -229,13 +230,13 @@ class NatsConnection:
         return True
 
     def start(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
-        """Used by `start_connecting`: try until connected."""
+        """Used by `start_connecting`: start a task that tries until connected."""
         self._opening = asyncio.create_task(self._open(address, name, inbox_prefix, on_wait), name="connect to NATS")
-        self._opening.add_done_callback(_retrieved)
+        self._opening.add_done_callback(_ignore_error)
 
     async def opened(self) -> None:
         """Returns once it has connected for the first time; raises `ConfigError` if the server refuses the login."""
-        assert self._opening is not None  # noqa: S101 -- who made it has started it
+        assert self._opening is not None  # noqa: S101 -- `start_connecting` has called `start`
         await asyncio.shield(self._opening)
 
     def _must_have_opened(self) -> None:
@@ -243,17 +244,17 @@ class NatsConnection:
             raise nats.errors.NoServersError
 
     async def _open(self, address: Address, name: str, inbox_prefix: str, on_wait: Callable[[str], None]) -> None:
-        """Wait for the server, saying so now and then."""
+        """Connect, however long that takes; `on_wait` gets a line now and then."""
         began = asyncio.get_running_loop().time()
         attempt = asyncio.create_task(self._attempt(address, name, inbox_prefix))
-        told = False
+        announced = False
         try:
             while not attempt.done() and not self._refused.done():
-                timeout = TELL_SECONDS if told else _FIRST_WAIT_SECONDS
+                timeout = LOG_SECONDS if announced else _FIRST_WAIT_SECONDS
                 waited = {attempt, self._refused}
                 if not (await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
                     on_wait(f"waiting for NATS at {self.shown}: {self.last_error}")
-                    told = True
+                    announced = True
             if not attempt.done():
                 raise ConfigError(f"NATS at {self.shown} refuses the login; check user and password in nats.servers")
             await attempt
@@ -261,7 +262,7 @@ class NatsConnection:
             while not attempt.done():  # as in `close`
                 attempt.cancel()
                 await asyncio.wait({attempt}, timeout=0.5)
-        if told:
+        if announced:
             logger.info("NATS at %s answers, after %.0f s", self.shown, asyncio.get_running_loop().time() - began)
 
     async def _attempt(self, address: Address, name: str, inbox_prefix: str) -> None:
@@ -293,7 +294,7 @@ class NatsConnection:
         """Used by `connect`: where a `turnstile up` announces the server now; None if it does not."""
         found = find_nats()
         if found is not None and found != self.shown:
-            logger.warning("NATS at %s: it is at %s now", self.shown, found)
+            logger.warning("NATS has moved from %s to %s", self.shown, found)
             self.shown = found
         return found
 
@@ -334,8 +335,8 @@ class NatsConnection:
             changed()
 
 
-def _retrieved(opening: asyncio.Task[None]) -> None:
-    """Whoever awaits `opened` hears of an error; where nobody does any more, nobody is to."""
+def _ignore_error(opening: asyncio.Task[None]) -> None:
+    """Keep asyncio from logging the task's error: `opened` raises it to whoever awaits it."""
     if not opening.cancelled():
         opening.exception()
 
@@ -343,9 +344,9 @@ def _retrieved(opening: asyncio.Task[None]) -> None:
 def start_connecting(
     url: str | None, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
 ) -> NatsConnection:
-    """A connection that is made in the background, as long as that takes; `opened` tells when.
+    """Connect in the background, however long that takes; `opened` returns when it has.
 
-    The rest is as in `connect`.
+    Otherwise as `connect`.
     """
     address = parse_address(url or find_nats() or DEFAULT_NATS)
     conn = NatsConnection(address.shown)
@@ -362,12 +363,12 @@ async def connect(
     inbox_prefix: str | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> NatsConnection:
-    """Connect, waiting as long as it takes for a server that is down.
+    """Connect, waiting without limit for a server that is down.
 
     `url` is an address as `turnstile.transport.address` reads it: logins, files, several servers separated by commas.
-    Without one it is that of a `turnstile up` in this directory or above, asked again at every reconnect, else port
-    4222 here. Answers come to inboxes under `inbox_prefix`, or where the address says. While it waits, `on_wait` (the
-    log if `None`) gets a line that names the server, never the password, now and then.
+    Without one it is the address that a `turnstile up` in this directory or above announces, looked up again at every
+    reconnect, else port 4222 of this machine. Replies arrive at inboxes under `inbox_prefix`, else under the address's.
+    While it waits, `on_wait` (by default the log) gets a line now and then that names the server, never the password.
     Raises `ConfigError` if the server refuses the login or the URL makes no sense.
     """
     conn = start_connecting(url, name=name, inbox_prefix=inbox_prefix, on_wait=on_wait)

@@ -1,6 +1,6 @@
-"""Commands of a durable consumer, each taken, answered and then settled, so many at a time.
+"""Runs the commands of a durable consumer, a bounded number at a time, and settles each after it was answered.
 
-A command that is not settled is delivered again; while a server is away that is so after 2 to 30 s.
+A command that is not settled is delivered again; while a server is down that happens after 2 to 30 s.
 """
 
 import asyncio
@@ -17,33 +17,33 @@ from turnstile.transport.limited_log import LimitedLog
 from turnstile.transport.pull import ContinuousPull
 
 _DELAY_SECONDS = (2, 30)
-_BATCH = 64  # what waits here longer than the consumer's ack_wait is delivered twice
+_BATCH = 64  # small: a command that waits here longer than the consumer's ack_wait is delivered twice
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Answered: acknowledge."""
+    """The command was answered: acknowledge it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """A server is away: deliver again after `delay` seconds, at least 2 (an undelayed nak spins)."""
+    """A server is down: deliver the command again after `delay` seconds, at least 2 (a nak without delay spins)."""
 
     delay: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Can never be understood: never deliver again."""
+    """The command can never be understood: do not deliver it again."""
 
 
 Disposition: TypeAlias = Done | Defer | Reject
 
 
 async def settle(msg: Msg, disposition: Disposition) -> None:
-    """Tell JetStream what becomes of a message."""
+    """Acknowledge, delay or terminate the message."""
     match disposition:
         case Done():
             await msg.ack()
@@ -56,19 +56,19 @@ async def settle(msg: Msg, disposition: Disposition) -> None:
 
 
 def deferred(deliveries: int) -> Defer:
-    """How long to wait after this many deliveries: 2, 4, 8, 16, then 30 seconds."""
+    """Defer by the number of deliveries so far: 2, 4, 8, 16, then 30 seconds."""
     shortest, longest = _DELAY_SECONDS
     return Defer(min(longest, shortest ** min(deliveries, longest)))
 
 
 def command_id(msg: Msg) -> str:
-    """The same for every delivery of a command, and of no other: its place and time in its stream."""
+    """An id that all deliveries of a command share and no other command has: its sequence and time in its stream."""
     place = msg.metadata
     return f"{place.sequence.stream}-{int(place.timestamp.timestamp() * 1_000_000)}"
 
 
 class CommandQueue:
-    """Takes the commands of a consumer; each is settled as `dispose` says, which raises nothing."""
+    """Takes the commands of a consumer and settles each as `dispose` returns; `dispose` must not raise."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class CommandQueue:
                 await asyncio.wait(set(self._tasks))
 
     async def _take(self, batch: list[Msg]) -> None:
-        """Start every command of a batch; a full house holds the pull back, a slow verb only itself."""
+        """Start every command of a batch; waits while `concurrency` commands run, which pauses the pull."""
         for msg in batch:
             await self._slots.acquire()
             task = asyncio.create_task(self._serve(msg))
@@ -107,5 +107,5 @@ class CommandQueue:
     async def _serve(self, msg: Msg) -> None:
         try:
             await settle(msg, await self._dispose(msg))
-        except NATS_TROUBLE as error:  # unsettled, it is delivered again after ack_wait
+        except NATS_TROUBLE as error:  # not settled, it is delivered again after ack_wait
             self._log.warning("settle", "a command could not be settled: %s", error)

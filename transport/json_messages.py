@@ -1,6 +1,6 @@
-"""JSON and headers as they cross NATS.
+"""Encodes and decodes the JSON and headers of NATS messages.
 
-JSON is objects only, read strictly, and written in ASCII so that no text can fail to encode.
+Payloads are JSON objects, read strictly, and written in ASCII so that no text can fail to encode.
 """
 
 import json
@@ -15,7 +15,7 @@ from turnstile.schema.errors import BadRequest
 
 
 def headers_of(msg: Msg) -> dict[str, str]:
-    """The message's headers as text that PostgreSQL and JSON can hold: the client library reads bytes as surrogates."""
+    """The headers as text that PostgreSQL and JSON can hold: nats-py decodes non-UTF-8 bytes as lone surrogates."""
     return {name: _text(value) for name, value in (msg.headers or {}).items()}
 
 
@@ -29,9 +29,9 @@ def encode(value: JsonObject) -> bytes:
 
 
 def decode_object(payload: bytes) -> JsonObject:
-    """The JSON object in `payload`; raises `BadRequest` if it is none, whatever it is instead."""
+    """The JSON object in `payload`; raises `BadRequest` for anything else."""
     try:
-        # pydantic's parser bounds nesting where json raises RecursionError, and refuses lone surrogates
+        # pydantic's parser bounds nesting and refuses lone surrogates; `json` would raise RecursionError
         value = cast("JsonValue", from_json(payload, allow_inf_nan=False))
     except ValueError:
         raise BadRequest("the payload is not valid JSON") from None

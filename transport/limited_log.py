@@ -1,6 +1,6 @@
-"""A log that trouble cannot flood: one line per kind and interval, saying how many were left out.
+"""A rate-limited log: one line per kind and interval, which says how many were left out.
 
-It never raises and keeps one entry per kind; kinds are words of the code, never input.
+It never raises. It keeps one entry per kind, so kinds must be constants of the code, never input.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""Where a `turnstile up` of this directory, or of one above, announces its NATS: for who was told no address.
+"""Finds the NATS of a `turnstile up` in this directory or one above, for programs that were given no address.
 
-What is announced counts only while the process that holds the data directory lives, whose lock the system drops when it
-dies. Standard library only. Costs a file or two to look at.
+An announced address counts only while the process that announced it lives: that process holds a file lock on the data
+directory, and the system drops the lock when it dies. Standard library only. Costs reading a file or two.
 """
 
 import fcntl
@@ -32,14 +32,14 @@ def is_held(data: Path) -> bool:
 
 
 def find_data(data: Path | None = None) -> Path | None:
-    """`data` if given, else the first `.turnstile` here or above, that has endpoints and a process that holds it."""
+    """The first of `data`, or else of `.turnstile` here and above, that has endpoints and a living process; or None."""
     here = Path.cwd()
     places = [data] if data is not None else [each / DEFAULT_DATA for each in (here, *here.parents)]
     return next((each for each in places if (each / ENDPOINTS).exists() and is_held(each)), None)
 
 
 def find_nats() -> str | None:
-    """The address of its NATS; None where none is announced, or this user may not read it."""
+    """The address of the NATS announced there; None if there is none, or this user may not read it."""
     try:
         data = find_data()
         announced: object = json.loads((data / ENDPOINTS).read_bytes()) if data is not None else None

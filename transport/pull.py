@@ -1,11 +1,11 @@
-"""A continuous pull from a durable consumer that survives whatever happens to its server.
+"""A continuous pull from a durable consumer, which survives failures of its server.
 
-One request for `batch` messages is outstanding at any time; what has arrived is handed over at once as one batch, and
-what arrives meanwhile is the next, so a single doorbell waits for no timer and many fold by themselves. A broken
-consumer, a missing stream, silence or a reconnect end the request: it is declared and asked for again, after 0.05 to
-1 s. Never more than two batches are held; with `room`, no more than the handler says it can start at once, so that a
-message waits in the consumer, where any replica can take it. A batch whose handler fails stays unacknowledged and comes
-again after the consumer's ack_wait. It does not acknowledge: the handler does.
+One request for `batch` messages is outstanding at any time. All messages that have arrived are handed over at once as
+one batch; those that arrive meanwhile form the next. So a single message waits for no timer, and many share a batch.
+A broken consumer, a missing stream, silence or a reconnect ends the request; stream and consumer are then declared and
+the request is sent again, after 0.05 to 1 s. At most two batches are held; with `room`, no more messages than the
+handler can start now, so that the others wait in the consumer, where any replica can take them. The handler
+acknowledges. A batch whose handler raises stays unacknowledged and is delivered again after the consumer's ack_wait.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Request:
-    """What is known of the outstanding request on one inbox."""
+    """The outstanding request of one inbox and the messages it has brought."""
 
     arrived: list[Msg]
     ready: asyncio.Event
-    turn: asyncio.Event
+    changed: asyncio.Event
     left: int = 0
     broken: str = ""
     healthy: bool = False
-    heard: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    last_message_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     async def on_message(self, msg: Msg) -> None:
-        """Take a message, or a status of the server, which has no acknowledgement address."""
-        self.heard = asyncio.get_running_loop().time()
+        """Take a message, or a status of the server, which has no acknowledgement subject."""
+        self.last_message_at = asyncio.get_running_loop().time()
         if msg.reply.startswith(_ACK_PREFIX):
             self.healthy = True
             self.left = max(0, self.left - 1)
@@ -53,29 +53,29 @@ class _Request:
         else:
             self._on_status(msg.headers or {})
         if self.left == 0 or self.broken:
-            self.turn.set()
+            self.changed.set()
 
     def _on_status(self, headers: dict[str, str]) -> None:
         match headers.get("Status", "none"):
             case "100":  # heartbeat
                 self.healthy = True
-            case "404" | "408":  # nothing there, or expired: ask again
+            case "404" | "408":  # no messages, or the request expired: send another
                 self.healthy = True
                 self.left = 0
             case status:
                 self.broken = f"{status} {headers.get('Description', '')}".strip()
 
 
-def _ask(batch: int) -> bytes:
+def _request_body(batch: int) -> bytes:
     return encode(
         {"batch": batch, "expires": _EXPIRES_SECONDS * _SECOND, "idle_heartbeat": _HEARTBEAT_SECONDS * _SECOND}
     )
 
 
 class ContinuousPull:
-    """Batches of one consumer's messages. `ensure` declares its stream and consumer, idempotently.
+    """Pulls one consumer's messages in batches. `ensure` declares its stream and consumer, idempotently.
 
-    `room` tells how many messages the handler can start now; where it was 0, call `wake` once it is not.
+    `room` returns how many messages the handler can start now. After it has returned 0, call `wake` when that changes.
     """
 
     def __init__(
@@ -98,45 +98,45 @@ class ContinuousPull:
         self._room = room
         self._arrived: list[Msg] = []
         self._ready = asyncio.Event()
-        self._turn = asyncio.Event()
+        self._changed = asyncio.Event()
         self._stopping = False
         self._log = LimitedLog(logger)
 
     async def run(self, handle: Callable[[list[Msg]], Awaitable[None]], stop: asyncio.Event) -> None:
         """Hand over batches until `stop` is set and the last one is handled.
 
-        Raises `ServerUnavailable` once the connection is closed for good. Call it once, and do not cancel it: a
-        cancelled nats-py call can leave the connection deaf.
+        Raises `ServerUnavailable` once the connection is closed for good. Call it once, and do not cancel it: after a
+        cancelled nats-py call the connection may receive nothing more.
         """
         self._stopping = False
         feeder = asyncio.create_task(self._feed())
-        watcher = asyncio.create_task(self._heed(stop))
+        watcher = asyncio.create_task(self._end_on(stop))
         feeder.add_done_callback(lambda _: self._ready.set())
-        forget = self._conn.listen(self._turn.set)
+        unlisten = self._conn.listen(self._changed.set)
         try:
             while batch := await self._next_batch(feeder):
                 await self._hand_over(handle, batch)
         finally:
             watcher.cancel()
             self._end()
-            forget()
+            unlisten()
             await asyncio.wait({feeder})
         await feeder
 
     def wake(self) -> None:
-        """There may be room again."""
-        self._turn.set()
+        """Call `room` again: it may return more than 0 now."""
+        self._changed.set()
 
-    async def _heed(self, stop: asyncio.Event) -> None:
+    async def _end_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._end()
 
     def _end(self) -> None:
         self._stopping = True
-        self._turn.set()
+        self._changed.set()
 
     async def _next_batch(self, feeder: asyncio.Task[None]) -> list[Msg]:
-        """What has arrived, at least one message; empty once the feeder has ended and all is handed over."""
+        """Wait for the next batch; returns an empty one once the feeder has ended and all messages are handed over."""
         while not self._arrived:
             if feeder.done():
                 return []
@@ -144,14 +144,14 @@ class ContinuousPull:
             await self._ready.wait()
         batch = self._arrived[: self._batch]
         del self._arrived[: self._batch]
-        self._turn.set()
+        self._changed.set()
         return batch
 
     async def _hand_over(self, handle: Callable[[list[Msg]], Awaitable[None]], batch: list[Msg]) -> None:
         self.delivered += len(batch)
         try:
             await handle(batch)
-        except Exception:  # the loop must outlive any batch; unacknowledged messages come again
+        except Exception:  # no batch may end the loop; unacknowledged messages are delivered again
             logger.exception("a batch of %d messages of %s failed", len(batch), self._consumer)
 
     async def _feed(self) -> None:
@@ -169,24 +169,24 @@ class ContinuousPull:
             if self._stopping:
                 return
             self.rebuilds += 1
-            self._log.warning("rebuild", "asking %s again: %s", self._consumer, why)
+            self._log.warning("rebuild", "pulling from %s again: %s", self._consumer, why)
             backoff = _BACKOFF_SECONDS[0] if healthy else min(backoff * 2, longest)
             await self._pause(backoff)
 
     async def _pull(self) -> _Request:
-        """Keep one request outstanding; returns why it has to be built again."""
-        request = _Request(self._arrived, self._ready, self._turn)
+        """Keep one request outstanding until it breaks; returns it, and `broken` says why."""
+        request = _Request(self._arrived, self._ready, self._changed)
         subscription = await self._conn.subscribe(self._conn.nc.new_inbox(), request.on_message)
         reconnects = self._conn.reconnects
         try:
             while not request.broken and not self._stopping:
-                self._turn.clear()
+                self._changed.clear()
                 if self._conn.reconnects != reconnects or self._conn.closed.is_set():
                     request.broken = "reconnected"
                 elif request.left == 0 and (wanted := self._wanted()) > 0:
                     request.left = wanted
-                    request.heard = asyncio.get_running_loop().time()
-                    await self._conn.send(self._subject, _ask(wanted), reply=subscription.subject)
+                    request.last_message_at = asyncio.get_running_loop().time()
+                    await self._conn.send(self._subject, _request_body(wanted), reply=subscription.subject)
                 else:
                     await self._watch(request)
         finally:
@@ -197,16 +197,16 @@ class ContinuousPull:
         return request
 
     def _wanted(self) -> int:
-        """How many messages to ask for now."""
+        """How many messages to request now."""
         if len(self._arrived) >= self._batch:
             return 0
         return self._batch if self._room is None else min(self._batch, self._room() - len(self._arrived))
 
     async def _watch(self, request: _Request) -> None:
-        """Wait until there is something to do; silence while a request is out breaks it."""
-        silence = request.heard + _SILENCE_SECONDS - asyncio.get_running_loop().time()
+        """Wait until there is something to do; marks the request broken if the server has been silent too long."""
+        silence = request.last_message_at + _SILENCE_SECONDS - asyncio.get_running_loop().time()
         if not request.left or not self._conn.connected.is_set():
-            await self._turn.wait()  # the handler takes a batch, or the connection changes
+            await self._changed.wait()  # the handler takes a batch, or the connection changes
         elif silence <= 0:
             request.broken = "silence"
         else:
@@ -216,18 +216,18 @@ class ContinuousPull:
         """Back off, then wait until connected; ends at once when stopping or closed."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not self._stopping and not self._conn.closed.is_set():
-            self._turn.clear()
+            self._changed.clear()
             left = deadline - asyncio.get_running_loop().time()
             if left > 0:
                 await self._sleep(left)
             elif self._conn.connected.is_set():
                 return
             else:
-                await self._turn.wait()
+                await self._changed.wait()
 
     async def _sleep(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._turn.wait()
+                await self._changed.wait()
         except TimeoutError:
             return

@@ -1,9 +1,9 @@
-"""Whether the streams take messages, and who waits for theirs (protocol §5): asked, never changed.
+"""Checks that the streams take messages, and which consumers have an open pull (protocol §5). It changes no definition.
 
-A probe stores one empty message in a stream and finds it again in the stream's state. Its subject is of this probe
-alone, of a project and a target that nobody has, so no consumer acts on it; the users of bridge and worker may publish
-it. It is removed where that is asked for, else the stream keeps it as long as any other. Costs two or three round trips
-a stream.
+A probe stores one empty message in a stream and looks for it in the stream's state. Its subject belongs to this probe
+alone, in a project and a target that do not exist, so no consumer acts on it; bridge and worker have the right to
+publish it. It is removed on request; otherwise the stream keeps it as long as any other. Costs two or three round trips
+per stream.
 """
 
 import asyncio
@@ -45,24 +45,24 @@ class _ConsumerConfig(Tolerant):
 
 
 class Consumer(Tolerant):
-    """A durable consumer, and whether somebody waits for its messages."""
+    """A durable consumer and its open pulls."""
 
     name: str
     config: _ConsumerConfig = _ConsumerConfig()
     num_waiting: int = 0
-    """Pulls that are open."""
+    """Open pulls."""
     num_ack_pending: int = 0
-    """Messages in somebody's hand."""
+    """Messages delivered and not yet acknowledged."""
     num_pending: int = 0
     push_bound: bool = False
 
     @property
     def listens(self) -> bool:
-        """Whether somebody asks for its messages now."""
+        """Whether a pull is open now."""
         return self.num_waiting > 0 or self.push_bound
 
     def takes(self, pattern: str) -> bool:
-        """Whether all that matches the pattern comes to it."""
+        """Whether it gets every message whose subject matches the pattern."""
         filters = self.config.filter_subjects or [self.config.filter_subject]
         return any(not each or covers(each, pattern) for each in filters)
 
@@ -75,7 +75,7 @@ class _ConsumerPage(Tolerant):
 async def probe_streams(
     conn: NatsConnection, *, timeout: float = 2.0, remove: bool = False
 ) -> dict[str, ServerUnavailable | ConfigError | None]:
-    """What is wrong with each stream, by its name: None where it stored a message and had it."""
+    """Probe each stream; returns the error by the stream's name, None where it stored and kept the message."""
     probe = uuid.uuid4().hex[:12]
     wanted = subjects.stream_probes(probe)
     found = await asyncio.gather(*(_trouble(conn, stream, wanted[stream], timeout, remove) for stream in wanted))
@@ -103,8 +103,8 @@ async def _probe(conn: NatsConnection, stream: str, subject: str, timeout: float
     except NATS_TROUBLE as error:
         if any(subject.lower() in each.lower() for each in conn.violations):
             raise ConfigError("this user may not store messages in it") from None
-        told = "it did not acknowledge a message" if isinstance(error, TimeoutError) else "it refuses messages"
-        raise ServerUnavailable(f"{told}: {words_of(error)}") from error
+        trouble = "it did not acknowledge a message" if isinstance(error, TimeoutError) else "it refuses messages"
+        raise ServerUnavailable(f"{trouble}: {words_of(error)}") from error
     if stored.stream != stream:
         raise ConfigError(f"its messages are taken by another stream, {stored.stream}")
     info = await call_api(conn, f"STREAM.INFO.{stream}", {"subjects_filter": subject})
@@ -132,7 +132,7 @@ async def list_consumers(conn: NatsConnection, stream: str = subjects.CMD_STREAM
 async def named_consumers(
     conn: NatsConnection, names: Iterable[str], stream: str = subjects.CMD_STREAM
 ) -> list[Consumer] | None:
-    """Those of the named consumers that are there; None if this user may not ask for them."""
+    """Those of the named consumers that exist; None if this user may not look them up."""
     found: list[Consumer] = []
     for name in names:
         subject = f"CONSUMER.INFO.{stream}.{name}"
@@ -152,7 +152,7 @@ async def _page(conn: NatsConnection, stream: str, offset: int) -> _ConsumerPage
 
 
 async def answers(conn: NatsConnection, subject: str, *, timeout: float = 2.0) -> bool | None:
-    """Whether somebody answers an empty request on the subject; None if this user may not ask."""
+    """Whether an empty request on the subject gets a reply; None if this user may not publish it."""
     try:
         await conn.request(subject, b"{}", timeout=timeout)
     except nats.errors.NoRespondersError:

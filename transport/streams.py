@@ -1,11 +1,12 @@
-"""The streams and durable consumers of protocol §5, declared idempotently over the JetStream API.
+"""Declares the streams and durable consumers of protocol §5, idempotently, over the JetStream API.
 
-An existing definition is widened, never narrowed, and keeps every field this module does not know: the raw JSON is
-changed and sent back, which nats-py's own classes would not do. A consumer that cannot be updated is made anew behind
-the last message it had acknowledged in full. Declaring what is there costs one round trip each and writes nothing.
+An existing definition is widened, never narrowed, and keeps every field that this module does not know: it changes and
+returns the raw JSON, which nats-py's own classes would not do. A consumer that cannot be updated is deleted and created
+again, starting after its acknowledgement floor. Declaring a definition that exists costs one round trip and writes
+nothing.
 
-A stream that vanished is made again a moment later only: nats-server 2.15 forgets a stream before it moves its files
-away, so one that is made in between loses its files, and takes and acknowledges nothing until the server restarts.
+A stream that has vanished is created again only after `GONE_SECONDS`: nats-server 2.15 forgets a stream before it moves
+its files away. A stream created in between loses its files, and acknowledges nothing until the server restarts.
 """
 
 import asyncio
@@ -26,16 +27,16 @@ UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
 THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
 _SECOND = 1_000_000_000
 _UI_ACTION_SECONDS = 5
-"""Somebody looks at a button: what a bridge took and did not answer goes to another one soon."""
+"""Short, since a user waits: an action that a bridge took and did not answer goes to another bridge after this."""
 _HOUR = 3600 * _SECOND
 _TIMEOUT_SECONDS = 3.0
 GONE_SECONDS: Final = 1.0
-"""How long a stream must have been gone before it is made again."""
+"""How long a stream must have been gone before it is created again."""
 _NOT_FOUND = 404
 _UNAVAILABLE = 503
 _CONSUMER_CREATE = 10012
 _NO_STORAGE = 10047
-"""Its disk is full, or what it may use of it."""
+"""The server's disk, or its share of the disk, is full."""
 _PUSH_FIELDS = ("deliver_subject", "deliver_group")
 
 _STREAMS: Final[tuple[JsonObject, ...]] = tuple(
@@ -101,14 +102,14 @@ class _Purged(Tolerant):
 
 
 def wakeup_consumer(worker_target: str) -> str:
-    """The consumer that hears one target's doorbells; raises `BadRequest` if the target is no token."""
+    """The name of the consumer of one target's doorbells; raises `BadRequest` if the target is no token."""
     return f"turnstile_wakeup_{token(worker_target, 'worker_target')}"
 
 
 async def declare_streams(conn: NatsConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
-    """Make or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
+    """Create or widen both streams; raises `ServerUnavailable`, or `JetStreamError` if JetStream refuses.
 
-    One that is missing must be missing still after `gone_seconds`; 0 is for an installation that is new.
+    A missing stream is created only if it is still missing after `gone_seconds`; 0 suits a new installation.
     """
     missing = [wanted for wanted in _STREAMS if not await _widen(conn, wanted)]
     if missing and gone_seconds:
@@ -119,7 +120,7 @@ async def declare_streams(conn: NatsConnection, *, gone_seconds: float = GONE_SE
 
 
 async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
-    """Whether the stream is there; then it has at least what `wanted` asks."""
+    """Widen the stream to at least `wanted`; returns False if it does not exist."""
     name = wanted["name"]
     try:
         info = await call_api(conn, f"STREAM.INFO.{name}", {})
@@ -134,7 +135,7 @@ async def _widen(conn: NatsConnection, wanted: JsonObject) -> bool:
 
 
 def widened(config: JsonObject, wanted: JsonObject) -> JsonObject:
-    """`config` with at least what `wanted` asks: subjects united, ages and duplicate window the longer ones."""
+    """`config` widened to `wanted`: all subjects of both, the longer age and duplicate window."""
     have, want = _StreamFields.model_validate(config), _StreamFields.model_validate(wanted)
     missing = [new for new in want.subjects if not any(covers(old, new) for old in have.subjects)]
     kept = [old for old in have.subjects if not any(covers(new, old) for new in missing)]
@@ -170,9 +171,9 @@ async def declare_consumer(
     max_waiting: int = 512,
     deliver_policy: Literal["all", "new"] = "all",
 ) -> None:
-    """Make or update a durable pull consumer with explicit ack and endless redelivery.
+    """Create or update a durable pull consumer with explicit ack and unlimited redelivery.
 
-    One that vanished starts with all the stream still holds, unless `deliver_policy` says otherwise. Raises as
+    A new one starts with the oldest message that the stream still holds, unless `deliver_policy` is `new`. Raises as
     `declare_streams` does.
     """
     wanted: JsonObject = {
@@ -204,19 +205,22 @@ async def declare_consumer(
 
 
 async def declare_wakeups(conn: NatsConnection, worker_target: str) -> None:
-    """Streams, and the consumer of one target's doorbells: what its `ContinuousPull` ensures."""
+    """Declare the streams and the consumer of one target's doorbells."""
     await declare_streams(conn)
     await declare_consumer(conn, wakeup_consumer(worker_target), subjects.wakeup_filter(worker_target))
 
 
 async def declare_commands(conn: NatsConnection) -> None:
-    """Streams, and the consumer of the durable verbs."""
+    """Declare the streams and the consumer of the durable verbs."""
     await declare_streams(conn)
     await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
 
 
 async def declare_ui_actions(conn: NatsConnection) -> None:
-    """Streams, and the consumer of UI actions: what was pressed before anybody served them is not done hours later."""
+    """Declare the streams and the consumer of UI actions.
+
+    A new consumer skips older actions: what a user pressed before there was a bridge is not done hours later.
+    """
     await declare_streams(conn)
     await declare_consumer(
         conn,
@@ -228,7 +232,10 @@ async def declare_ui_actions(conn: NatsConnection) -> None:
 
 
 async def declare_thread_turns(conn: NatsConnection) -> None:
-    """Streams, and the consumer of the ends of turns that work for threads: the safety net knows of older ones."""
+    """Declare the streams and the consumer of `task` events of turns that work for threads.
+
+    A new consumer skips older events: the safety net finds the turns they are about.
+    """
     await declare_streams(conn)
     await declare_consumer(
         conn, THREAD_TURNS_CONSUMER, subjects.TASK_EVENTS, stream=subjects.EVT_STREAM, deliver_policy="new"
@@ -293,5 +300,5 @@ async def call_api(conn: NatsConnection, subject: str, body: JsonObject) -> Json
         return response
     if error.code == _UNAVAILABLE or error.err_code == _NO_STORAGE:
         raise ServerUnavailable(f"JetStream at {conn.shown}: {error.description} (error {error.err_code})")
-    told = f"JetStream refuses {subject}: {error.description} (error {error.err_code})"
-    raise JetStreamError(told, error.code, error.err_code)
+    refusal = f"JetStream refuses {subject}: {error.description} (error {error.err_code})"
+    raise JetStreamError(refusal, error.code, error.err_code)

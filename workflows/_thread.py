@@ -1,8 +1,9 @@
 """The reducer of `MessageThread`: `(state, event) -> (state, actions)`, pure, so that every order can be tested.
 
-It knows message ids and codes only. Where a message goes is decided by its handling and kept in the ledger; here is
-only what to run: every message that is due is advanced by one activity, what waits for an agent's turn is left alone
-until that is over or its deadline passes, and a handler whose message was canceled is let go.
+It knows message ids and codes only. The handling of a message decides where it goes next, and the ledger records that;
+the reducer decides only what to run. One activity advances each message that is due. A message that waits for an
+agent's turn is left alone until the turn is over or its deadline passes. A handler whose message was canceled is
+cancelled.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +15,10 @@ from turnstile.schema.pump.threads import MessageId, OpenMessage, ThreadAdvanced
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """What is open, as of a version; what is being advanced here, and which of that must be looked at once more."""
+    """The thread's open messages, as of a version, and what runs here.
+
+    `running` are the messages being advanced; those in `again` are advanced once more after that.
+    """
 
     version: int = -1
     open: tuple[OpenMessage, ...] = ()
@@ -25,35 +29,35 @@ class ThreadState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is in flight."""
+        """Whether no message is open and none is being advanced."""
         return not self.open and not self.running
 
     @property
     def deadline(self) -> datetime | None:
-        """When the next of the turns that are waited for is due; None if none is."""
+        """The earliest deadline of the agents' turns that messages wait for; None if there is none."""
         idle = (each for each in self.open if each.message_id not in self.running)
         return min((each.deadline for each in idle if each.deadline is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesWoken:
-    """Something may have happened to these messages; none are named where it may be any."""
+    """Something may have happened to these messages, or to any message if the tuple is empty."""
 
     messages: tuple[MessageId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """An activity answered; `message` is the one it advanced, None for a look."""
+    """An activity returned; `message` is the one it advanced, None after `Look`."""
 
     message: MessageId | None
     answer: ThreadAdvanced | None
-    """None where it was let go."""
+    """None if the activity was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The time of the next deadline has come."""
+    """The next deadline has passed."""
 
     now: datetime
 
@@ -70,21 +74,21 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class CancelHandler:
-    """The message was canceled: whoever handles it may stop."""
+    """The message was canceled: cancel the activity that handles it."""
 
     message: MessageId
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """See what is open."""
+    """Read the thread's open messages from the ledger."""
 
 
 Action = Advance | CancelHandler | Look
 
 
 def reduce(state: ThreadState, event: Event) -> tuple[ThreadState, tuple[Action, ...]]:
-    """The next state, and what to do."""
+    """The next state and the actions to carry out."""
     match event:
         case MessagesWoken(()):
             return state, (Look(),)
@@ -100,18 +104,18 @@ def reduce(state: ThreadState, event: Event) -> tuple[ThreadState, tuple[Action,
 
 
 def put_back(state: ThreadState, message: MessageId) -> ThreadState:
-    """A message that is not advanced after all: a later run does it."""
+    """Take back the start of a message: a later run of the workflow advances it."""
     return replace(state, running=state.running - {message})
 
 
 def _advanced(
     state: ThreadState, message: MessageId | None, answer: ThreadAdvanced | None
 ) -> tuple[ThreadState, tuple[Action, ...]]:
-    let_go: list[Action] = []
+    cancels: list[Action] = []
     if message is not None:
         state = replace(state, running=state.running - {message})
     if answer is not None:
-        let_go = [CancelHandler(each) for each in answer.canceled if each in state.running]
+        cancels = [CancelHandler(each) for each in answer.canceled if each in state.running]
         if answer.version >= state.version:
             state = replace(
                 state,
@@ -125,7 +129,7 @@ def _advanced(
         state = replace(state, again=state.again - {message})
         due.append(message)
     state, actions = _start(state, due)
-    return state, (*let_go, *actions)
+    return state, (*cancels, *actions)
 
 
 def _start(

@@ -1,7 +1,8 @@
 """The reducer of `AgentTurn`: `(state, event) -> (state, action)`, pure, so that every order of events can be tested.
 
-A turn steps, settles reports, waits, or has ended. Reports that arrive while something is being done are kept for what
-follows (greedy batch, protocol §7.5). It knows ids and counts only; whether a report counts is decided by the ledger.
+A turn runs a step, settles reports, waits, or has ended. Reports that arrive while an activity runs are kept and then
+applied together (greedy batch, protocol §7.5). The reducer knows ids and counts only; the ledger decides whether a
+report counts.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from turnstile.schema.turns import (
 
 
 class Phase(StrEnum):
-    """Where the workflow is in its turn."""
+    """What the workflow is doing."""
 
     BUSY = "running"  # an activity runs
     WAITING = "suspended"  # calls are out
@@ -34,7 +35,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """All that the workflow knows. `step` is the last one the ledger told of; `rings` are reports not yet settled."""
+    """The workflow's whole state. `step` is the last one an activity returned; `rings` are reports not yet settled."""
 
     phase: Phase = Phase.BUSY
     step: int = 0
@@ -48,19 +49,19 @@ class TurnState:
 
 @dataclass(frozen=True, slots=True)
 class DoorbellRang:
-    """A doorbell: pointers to inbox rows."""
+    """A doorbell came, with pointers to inbox rows."""
 
     rings: tuple[Ring, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the turn to end: a stop row, or a cancellation of the workflow."""
+    """The turn shall end: a stop row came, or the workflow was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReturned:
-    """`run_step` answered."""
+    """`run_step` or `run_quick_step` returned."""
 
     result: StepResult
 
@@ -72,26 +73,26 @@ class StepGaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`apply_reports` answered."""
+    """`apply_reports` returned."""
 
     result: ReportsApplied
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The timer of the wait has fired."""
+    """The timer of `Wait` has fired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """`inject_timeouts` answered: pointers to what is due now."""
+    """`inject_timeouts` returned pointers to the rows that are due now."""
 
     rings: tuple[Ring, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """`stop_turn` answered."""
+    """`stop_turn` returned."""
 
     result: TurnStopped
 
@@ -101,7 +102,7 @@ Event = DoorbellRang | StopAsked | StepReturned | StepGaveUp | Settled | Deadlin
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run this step (0: whichever is next), after applying these reports."""
+    """Apply these reports, then run this step; 0 stands for the next step by the ledger."""
 
     step: int
     reports: tuple[InboxId, ...] = ()
@@ -116,7 +117,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Inject the timeouts."""
+    """Inject timeouts for the calls that still wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +127,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Sleep until a doorbell or the deadline (None: it is over)."""
+    """Sleep until a doorbell or the deadline; None means that the deadline has passed."""
 
     deadline: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The turn is over; None where it was ended elsewhere."""
+    """The turn is over; the outcome is None if it was ended elsewhere."""
 
     outcome: Outcome | None
 
@@ -142,12 +143,12 @@ Action = RunStep | Settle | Expire | Stop | Wait | Return
 
 
 def begin(rings: tuple[Ring, ...] = ()) -> tuple[TurnState, Action]:
-    """A fresh, restarted or continued workflow: the ledger says where the turn stands."""
+    """The first state and action of a new, restarted or continued workflow: run the step that is next by the ledger."""
     return TurnState(rings=_reports(rings)), RunStep(0)
 
 
 def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
-    """The next state, and what to do; None while something is still being done, or the turn is over."""
+    """The next state and action; the action is None while another is carried out, or once the turn is over."""
     if state.phase is Phase.ENDED:
         return state, None
     match event:
@@ -165,15 +166,15 @@ def reduce(state: TurnState, event: Event) -> tuple[TurnState, Action | None]:
             return replace(state, stopping=True), Stop()
         case Settled(result):
             if result.stale:
-                return _ask(state)
+                return _follow_ledger(state)
             return _next(replace(state, phase=Phase.WAITING, waiting=result.waiting, deadline=result.deadline))
         case DeadlinePassed():
             if state.phase is not Phase.WAITING:
                 return state, None  # a doorbell came first
             return replace(state, phase=Phase.BUSY), Expire()
         case Expired(rings):
-            if not rings:  # the ledger knows better: the deadline moved, or the turn is over
-                return _ask(state)
+            if not rings:  # the deadline moved, or the turn is over
+                return _follow_ledger(state)
             return _next(replace(state, phase=Phase.WAITING, rings=_merged(state.rings, rings)))
         case _:
             assert_never(event)
@@ -195,7 +196,7 @@ def _returned(state: TurnState, result: StepResult) -> tuple[TurnState, Action]:
 
 
 def _next(state: TurnState) -> tuple[TurnState, Action]:
-    """A suspended turn: stop it, resume it once every call has rung, settle what came, or sleep."""
+    """The action of a suspended turn: stop, resume if every call has a report, settle the reports so far, or sleep."""
     if state.stopping:
         return replace(state, phase=Phase.BUSY), Stop()
     reports = tuple(ring.inbox_id for ring in state.rings)
@@ -206,8 +207,8 @@ def _next(state: TurnState) -> tuple[TurnState, Action]:
     return state, Wait(state.deadline)
 
 
-def _ask(state: TurnState) -> tuple[TurnState, Action]:
-    """Where the turn stands, the ledger must say."""
+def _follow_ledger(state: TurnState) -> tuple[TurnState, Action]:
+    """Run the step that is next by the ledger, or stop."""
     return replace(state, phase=Phase.BUSY), Stop() if state.stopping else RunStep(0)
 
 

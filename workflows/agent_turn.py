@@ -1,8 +1,8 @@
 """`AgentTurn`: one turn as a workflow (protocol §7; ARCHITECTURE.md).
 
-It holds ids only and decides nothing: the ledger does, and `_turn` says what comes next. Its history grows by a
-constant number of bytes per step whatever the model says. Business ends (failed, canceled, timeout) return; only bugs
-raise, and fail the workflow instead of hanging it. The Web UI shows its summary and details.
+It holds ids only. The ledger decides, and `_turn` derives the next action. The history grows by a constant number of
+bytes per step, however long the model's answer. The turn's ends (failed, canceled, timeout) are returned; only bugs
+raise, which fails the workflow instead of blocking it. The Web UI shows the workflow's summary and details.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ class AgentTurn:
 
     @workflow.signal
     def doorbell(self, rings: list[Ring]) -> None:
-        """Inbox rows for this turn are due."""
+        """Take pointers to inbox rows of this turn that are due."""
         self._events.append(_turn.DoorbellRang(tuple(rings)))
         if any(purpose_of(ring.message_type) is Purpose.STOP for ring in rings):
             self._ask_stop()
 
     @workflow.run
     async def run(self, turn: TurnInput) -> TurnResult:
-        """Drive the turn to its end; returns its outcome, or none if it was ended elsewhere."""
+        """Run the turn to its end; returns its outcome, which is None if it was ended elsewhere."""
         state, action = _turn.begin(turn.rings)
         while not isinstance(action, _turn.Return):
             self._show(state)
@@ -80,32 +80,32 @@ class AgentTurn:
         )
 
     def _may_continue_as_new(self, action: _turn.Action) -> bool:
-        """A long history starts anew between two actions, when nothing is under way that the input could not carry."""
+        """Whether to continue as new: the history is long, and the next run's input can hold the whole state."""
         idle = isinstance(action, _turn.Wait) or (isinstance(action, _turn.RunStep) and not action.reports)
         return idle and not self._events and workflow.info().is_continue_as_new_suggested()
 
     def _decide(self, state: _turn.TurnState) -> tuple[_turn.TurnState, _turn.Action]:
-        """Take in what happened, in order, until something is to be done."""
+        """Reduce the events, in order, until one yields an action."""
         while self._events:
             state, action = _turn.reduce(state, self._events.popleft())
             if action is not None:
                 return state, action
-        raise RuntimeError("something ended and nothing follows")
+        raise RuntimeError("an action ended and no action follows")
 
     async def _do(self, action: _turn.Action) -> None:
-        """Carry out the action and note what came of it."""
+        """Carry out the action and append the event that follows from it."""
         match action:
             case _turn.RunStep():
                 self._events.append(await self._run_step(action))
             case _turn.Settle(reports):
                 given = ApplyInput(turn=self._turn, reports=reports)
-                applied = await self._locally("apply_reports", given, ReportsApplied)
+                applied = await self._run_locally("apply_reports", given, ReportsApplied)
                 self._events.append(_turn.Settled(applied))
             case _turn.Expire():
-                rings = await self._locally("inject_timeouts", self._turn, list[Ring])
+                rings = await self._run_locally("inject_timeouts", self._turn, list[Ring])
                 self._events.append(_turn.Expired(tuple(rings)))
             case _turn.Stop():
-                self._events.append(_turn.Stopped(await self._locally("stop_turn", self._turn, TurnStopped)))
+                self._events.append(_turn.Stopped(await self._run_locally("stop_turn", self._turn, TurnStopped)))
             case _turn.Wait():
                 await self._wait(action)
             case _turn.Return():
@@ -140,17 +140,17 @@ class AgentTurn:
         if self._stop and not handle.done():
             handle.cancel()
         try:
-            return self._returned(await self._unbroken(handle))
+            return self._returned(await self._shielded(handle))
         except asyncio.CancelledError:
             return _turn.StepGaveUp()
         except ActivityError as error:
-            # One that was asked to stop is not run again, even where its worker died: the turn ends without it.
+            # A step that was asked to stop is not run again, even if its worker died: `stop_turn` ends the turn.
             if self._stop or isinstance(error.cause, ActivityCancelledError):
                 return _turn.StepGaveUp()
             raise
 
     async def _try_step(self, given: RunStepInput) -> QuickStepResult:
-        """The step in this workflow task, where the worker knows its model to be fast: half of an activity's cost."""
+        """Run the step as a local activity, if the worker knows its model to be fast; costs half of an activity."""
         handle = workflow.start_local_activity(
             "run_quick_step",
             given,
@@ -160,17 +160,17 @@ class AgentTurn:
             summary=f"step {given.step or 'next'}",
         )
         try:
-            return await self._unbroken(handle)
+            return await self._shielded(handle)
         except ActivityError:
             return StepOutlasts()
 
     def _returned(self, result: StepResult) -> _turn.StepReturned:
-        """What the step came to; whether the next is tried as a quick one, whoever did this one says."""
+        """The event of a finished step. Its result says whether the next step may run as a local activity."""
         next_is_quick = isinstance(result, StepContinues | StepSuspends) and result.quick
         self._quick = self._input.quick_steps and next_is_quick
         return _turn.StepReturned(result)
 
-    async def _locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
+    async def _run_locally(self, name: str, given: TurnRef | ApplyInput, answer: type[Answer]) -> Answer:
         handle = workflow.start_local_activity(
             name,
             given,
@@ -179,10 +179,10 @@ class AgentTurn:
             retry_policy=options.SETTLE_RETRY,
             summary=name.replace("_", " "),
         )
-        return await self._unbroken(handle)
+        return await self._shielded(handle)
 
-    async def _unbroken(self, handle: workflow.ActivityHandle[Answer]) -> Answer:
-        """What it answers. A cancellation of the workflow meanwhile asks for a stop, which follows."""
+    async def _shielded(self, handle: workflow.ActivityHandle[Answer]) -> Answer:
+        """Await the activity; a cancellation of the workflow does not cancel it but asks for a stop afterwards."""
         try:
             return await asyncio.shield(handle)
         except asyncio.CancelledError:
@@ -192,7 +192,7 @@ class AgentTurn:
             return await handle
 
     async def _wait(self, action: _turn.Wait) -> None:
-        """Until something rings or the deadline; with the deadline over, look again soon."""
+        """Sleep until an event or the deadline; with the deadline past, for `OVERDUE_LOOK`."""
         self._set_status(_turn.Phase.WAITING.value)
         left = options.OVERDUE_LOOK if action.deadline is None else action.deadline - workflow.now()
         try:
@@ -210,7 +210,7 @@ class AgentTurn:
             self._events.append(_turn.StopAsked())
 
     def _set_status(self, status: str) -> None:
-        """Each upsert is a write in the engine: only where it changed."""
+        """Set the search attribute, only if it changed: each upsert is a write in the engine."""
         if status != self._status:
             self._status = status
             workflow.upsert_search_attributes(  # pyright: ignore[reportUnknownMemberType] -- a type variable left open
@@ -226,7 +226,7 @@ def _details(turn: TurnRef, state: _turn.TurnState) -> str:
     lines = [
         *_headline(state),
         f"**{turn.agent_id}** in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}: {state.phase.value}",
-        "",  # else the Web UI takes what follows for more of the sentence
+        "",  # without it, the Web UI would join the list to the sentence
         f"- step {state.step or 'next'}",
     ]
     if state.waiting:
@@ -240,7 +240,7 @@ def _details(turn: TurnRef, state: _turn.TurnState) -> str:
 
 
 def _headline(state: _turn.TurnState) -> list[str]:
-    """How the turn ended, to be seen at a glance: the workflow itself is completed whatever its turn came to."""
+    """How the turn ended. The engine shows every workflow as completed, whatever the turn's status."""
     if state.outcome is None:
         return []
     status, code = state.outcome.status, state.outcome.error_code

@@ -1,7 +1,7 @@
 """`MessageThread`: one conversation of the message pump as a workflow (protocol §9; ARCHITECTURE.md).
 
-It holds ids only and decides nothing: the ledger keeps the chain, and `_thread` says which message to advance. It ends
-when nothing is in flight; the next message from outside starts it again under the same id. The Web UI shows its chains.
+It holds ids only. The ledger keeps the chain, and `_thread` decides which message to advance. It ends when no message
+is open; the next message from outside starts it again under the same id. The Web UI shows its chains.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from turnstile.workflows import _thread, options
 
 @workflow.defn(name="MessageThread")
 class MessageThread:
-    """A root thread: one message from outside in, exactly one answer out, however many hops lie between."""
+    """A root thread: each message from outside gets exactly one answer, however many hops lie between."""
 
     @workflow.init
     def __init__(self, thread: ThreadInput) -> None:
@@ -35,29 +35,29 @@ class MessageThread:
         self._events: deque[_thread.Event] = deque()
         self._state = _thread.ThreadState()
         self._running: dict[MessageId, asyncio.Task[ThreadAdvanced | None]] = {}
-        self._broken: BaseException | None = None
-        self._looks = True
-        self._leaves = False
-        self._late_at = datetime.min.replace(tzinfo=UTC)
+        self._failure: BaseException | None = None
+        self._must_look = True
+        self._starts_no_more = False
+        self._asked_at = datetime.min.replace(tzinfo=UTC)
 
     @workflow.signal
     def wake(self, messages: list[MessageId]) -> None:
-        """These messages are new, or what they wait for has happened."""
+        """Advance these messages: each is new, or what it waited for has happened."""
         self._events.append(_thread.MessagesWoken(tuple(messages)))
 
     @workflow.run
     async def run(self, thread: ThreadInput) -> ThreadEnded:
-        """Advance messages until none is in flight."""
+        """Advance messages until none is open."""
         while True:
-            self._take()
-            if self._looks:
-                self._looks = False
+            self._reduce_events()
+            if self._must_look:
+                self._must_look = False
                 self._events.append(_thread.Advanced(None, await self._look()))
                 continue
             if not self._running:
-                if self._broken is not None:
-                    raise self._broken
-                if self._leaves or (self._is_long() and not self._state.is_over):
+                if self._failure is not None:
+                    raise self._failure
+                if self._starts_no_more or (self._is_long() and not self._state.is_over):
                     workflow.continue_as_new(self._input)
             if self._state.is_over:
                 break
@@ -66,8 +66,8 @@ class MessageThread:
         self._show()
         return ThreadEnded(thread_id=thread.thread_id, version=self._state.version)
 
-    def _take(self) -> None:
-        """Take in what happened, in order."""
+    def _reduce_events(self) -> None:
+        """Reduce the events, in order, and start the actions."""
         while self._events:
             self._state, actions = _thread.reduce(self._state, self._events.popleft())
             for action in actions:
@@ -78,30 +78,30 @@ class MessageThread:
                         if (task := self._running.get(message)) is not None:
                             task.cancel()
                     case _thread.Look():
-                        self._looks = True
+                        self._must_look = True
 
     def _advance(self, message: MessageId) -> None:
-        """Start it; a long history, and one that is broken, starts nothing more and is left once nothing runs."""
-        if self._is_long() or self._broken is not None:
+        """Start the activity, unless the history is long or an activity has failed: then start no more."""
+        if self._is_long() or self._failure is not None:
             self._state = _thread.put_back(self._state, message)
-            self._leaves = True
+            self._starts_no_more = True
         else:
             self._running[message] = task = asyncio.create_task(self._advancing(message))
-            task.add_done_callback(partial(self._advanced, message))  # one that is let go may never have begun
+            task.add_done_callback(partial(self._advanced, message))  # called even if the task is cancelled at once
 
     def _advanced(self, message: MessageId, task: asyncio.Task[ThreadAdvanced | None]) -> None:
         del self._running[message]
         answer = None
         if not task.cancelled():
-            self._broken = task.exception() or self._broken
-            answer = None if self._broken else task.result()
+            self._failure = task.exception() or self._failure
+            answer = None if self._failure else task.result()
         self._events.append(_thread.Advanced(message, answer))
 
     def _is_long(self) -> bool:
         return workflow.info().is_continue_as_new_suggested()
 
     async def _advancing(self, message: MessageId) -> ThreadAdvanced | None:
-        """What the activity answers; None where it was let go."""
+        """Run the activity; returns None if it was cancelled."""
         try:
             return await workflow.execute_activity(
                 "advance_message",
@@ -128,9 +128,9 @@ class MessageThread:
         )
 
     async def _wait(self) -> None:
-        """Until something happens, or a turn that is waited for is late: the next run sees to that by itself."""
-        deadline = None if self._leaves else self._state.deadline
-        left = None if deadline is None else max(deadline, self._late_at + options.DEADLINE_LOOK) - workflow.now()
+        """Sleep until an event, or until the deadline of a turn that a message waits for."""
+        deadline = None if self._starts_no_more else self._state.deadline
+        left = None if deadline is None else max(deadline, self._asked_at + options.DEADLINE_LOOK) - workflow.now()
         if left is None or left > timedelta():
             try:
                 await workflow.wait_condition(
@@ -140,8 +140,8 @@ class MessageThread:
                 pass
             else:
                 return
-        self._late_at = workflow.now()
-        self._events.append(_thread.DeadlinePassed(self._late_at))
+        self._asked_at = workflow.now()
+        self._events.append(_thread.DeadlinePassed(self._asked_at))
 
     def _summary(self, message: MessageId) -> str:
         return next((each.listener for each in self._state.open if each.message_id == message), "a message")
@@ -153,7 +153,7 @@ class MessageThread:
 def _details(thread: ThreadRef, state: _thread.ThreadState) -> str:
     """The thread in Markdown: chains, ids and codes, no content."""
     lines = [f"**{thread.thread_id}** in {thread.project_id}/{thread.channel_id}: {state.open_count} in flight"]
-    lines.append("")  # else the Web UI takes the list for more of the sentence
+    lines.append("")  # without it, the Web UI would join the list to the sentence
     lines.extend(f"- {chain}" for chain in state.chains)
     lines.extend(f"- {each.listener}: {each.status.value}" for each in state.open)
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Every id policy, timeout and retry policy of our workflows and activities, written out in one place.
+"""Every id policy, timeout and retry policy of the workflows and activities.
 
-None is left to a default: a change here is a change of behaviour and belongs in the changelog. Limits that a running
-workflow depends on ride in its input, never here (replays must not see another value).
+None is left to a default. A change here is a change of behaviour and belongs in the changelog. Limits that a running
+workflow depends on are in its input, not here, since a replay must see the same value.
 """
 
 import hashlib
@@ -14,29 +14,29 @@ from turnstile.schema.ids import AgentTurnId, ProjectId
 from turnstile.schema.ids import workflow_id as _workflow_id
 
 TURN_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
-"""A lost run can be started again; a completed one cannot."""
+"""A failed run can be started again; a completed one cannot."""
 TURN_ID_RESTART = WorkflowIDReusePolicy.ALLOW_DUPLICATE
-"""The safety net's: it has made sure that the ledger still has the turn in hand."""
+"""Used by the safety net, which has checked that the turn is still active in the ledger."""
 TURN_ID_CONFLICT = WorkflowIDConflictPolicy.USE_EXISTING
-"""A second claim of a running turn finds it."""
+"""A second claim of a running turn finds the running workflow."""
 WORKFLOW_TASK_TIMEOUT = timedelta(seconds=3)
 """A workflow task lost with its worker runs again after this."""
 
 STEP_START_TO_CLOSE = timedelta(hours=24)
-"""A bound for the absurd only: a model call has its own deadline, a dead worker is noticed by its heartbeat."""
+"""Never reached normally: a model call has its own deadline, and a dead worker misses its heartbeats."""
 STEP_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),
     backoff_coefficient=2.0,
     maximum_interval=timedelta(seconds=10),
     maximum_attempts=0,
 )
-"""Unlimited: crashes, restarts and servers that are away. Model errors are counted in the ledger instead."""
+"""Unlimited, for crashes, restarts and servers that are down. Model errors are counted in the ledger instead."""
 STEP_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
-"""A stopped step ends its turn itself; the workflow must not close before it."""
+"""A stopped step ends its turn itself; the workflow must not close before that."""
 
 QUICK_START_TO_CLOSE = timedelta(seconds=10)
 QUICK_RETRY = RetryPolicy(maximum_attempts=1)
-"""A quick step is tried once: whatever keeps it from its end is left to `run_step`."""
+"""A quick step is tried once; if it fails, `run_step` does the step."""
 
 SETTLE_START_TO_CLOSE = timedelta(seconds=30)
 SETTLE_RETRY = RetryPolicy(
@@ -45,11 +45,11 @@ SETTLE_RETRY = RetryPolicy(
     maximum_interval=timedelta(seconds=5),
     maximum_attempts=0,
 )
-"""Local activities of one or two round trips, tried until the ledger answers."""
+"""For local activities of one or two round trips, retried until the ledger answers."""
 DEADLINE_LOOK = timedelta(milliseconds=200)
-"""A thread looks no sooner than this again for a turn that is late: the ledger's clock decides."""
+"""The least time until a thread asks again about a turn past its deadline: the ledger's clock decides."""
 OVERDUE_LOOK = timedelta(seconds=5)
-"""How soon a suspended turn looks again once its timeouts were injected."""
+"""How soon a suspended turn asks the ledger again after its timeouts were injected."""
 
 THREAD_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE
 """A thread whose messages are all settled has ended; the next message starts it again."""
@@ -71,9 +71,9 @@ def task_queue(worker_target: str) -> str:
 
 
 def priority(project: ProjectId) -> Priority:
-    """Projects take turns at the workers of a task queue; activities and later runs have their workflow's.
+    """The fairness key by which projects share the workers of a task queue; activities and later runs inherit it.
 
-    An engine that knows no fairness ignores it. It takes keys of at most 64 bytes.
+    An engine without fairness ignores it. The engine takes keys of at most 64 bytes.
     """
     key = project if len(project) <= _FAIRNESS_KEY_LIMIT else hashlib.sha256(project.encode()).hexdigest()
     return Priority(fairness_key=key)
@@ -85,5 +85,5 @@ def turn_workflow_id(turn: AgentTurnId) -> str:
 
 
 def turn_of(workflow: str) -> AgentTurnId:
-    """The turn of a workflow id of ours."""
+    """The turn of a workflow id made by `turn_workflow_id`."""
     return AgentTurnId(workflow.removeprefix(_workflow_id(AgentTurnId(""))))

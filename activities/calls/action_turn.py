@@ -1,7 +1,7 @@
-"""A UI action's turn: one call of the tool it names, and an end made of the result, without a model (§7.10). Pure.
+"""A UI action's turn: it calls the named tool and ends with the result, without a model (§7.10). Pure.
 
-`action_call` is asked twice: by the bridge before there is a turn, so that what can be known is refused at once, and by
-the turn's step, for which the tool's row may have changed.
+`action_call` runs twice: in the bridge before there is a turn, so that a faulty action is refused at once, and in the
+turn's step, since the tool's row may have changed.
 """
 
 import json
@@ -26,14 +26,14 @@ NO_RESULT = "no_result"
 
 
 class ActionCall(Tolerant):
-    """What an action's instruction card holds: the tool and the arguments that were given."""
+    """The content of an action's instruction card: the tool and its arguments."""
 
     tool_name: str
     arguments: JsonObject
 
 
 def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
-    """The one call of an action, by the project's tool rows; its result ends the turn whatever the row says.
+    """The call of an action, by the project's tool rows; its result ends the turn, whatever the row says.
 
     Raises `Refused`: `unknown_tool`, `ui_not_allowed`, `invalid_tool`, `invalid_arguments`.
     """
@@ -58,7 +58,7 @@ def _ui_allowed(row: ToolRow) -> bool:
 
 
 def wanted_call(turn: TurnRef, context: Sequence[Card]) -> ActionCall:
-    """What the turn was asked; raises `Refused` (`bad_request`) where L0 did not write it."""
+    """The action in the turn's context box; raises `Refused` (`bad_request`) if L0 did not write it."""
     for card in context:
         if card.type == CardType.INSTRUCTION and card.metadata.agent_turn_id == turn.agent_turn_id:
             content = content_of(card)
@@ -70,7 +70,7 @@ def wanted_call(turn: TurnRef, context: Sequence[Card]) -> ActionCall:
 
 
 def action_ended(turn: TurnRef, head: StepHead, output: Sequence[Card]) -> Termination | None:
-    """How the turn ends once its call waits no more; None before the call was sent."""
+    """How the turn ends after its call was answered; None before the call was sent."""
     if head.step_count == 0:
         return None
     cards = {card.card_id: card for card in output}

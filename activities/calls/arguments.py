@@ -1,7 +1,7 @@
-"""A tool call made ready to be sent: its arguments filled and checked (protocol §7.3, §7.4). Pure.
+"""Fills and checks the arguments of a tool call before it is sent (protocol §7.3, §7.4). Pure.
 
-What the model left out is filled from `options.args.defaults`, what is forced from `fixed` and `envs`; of an env
-variable only the name is put on the card. A call that breaks its schema is never sent: the model hears what is wrong.
+`options.args.defaults` fill missing arguments, `fixed` and `envs` replace arguments; the card holds only the name of an
+env variable. A call that breaks its schema is not sent: the model gets a sentence that says what is wrong.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ ENV_KEY = "$env"
 
 @dataclass(frozen=True, slots=True)
 class ReadyCall:
-    """A call that may be sent: its arguments as the card has them, and how long the turn waits for it at least."""
+    """A call that may be sent: its arguments for the card, and how long the turn waits for it at least."""
 
     arguments: JsonObject
     wait_seconds: float
@@ -35,7 +35,7 @@ class ReadyCall:
 def ready(
     row: ToolRow, arguments_text: str, values: dict[str, str], suspend_seconds: float, *, quotes: bool = True
 ) -> ReadyCall | str:
-    """The call, or what is wrong with it as a sentence: for the model, or without a word of the arguments."""
+    """The call, or a sentence that says what is wrong with it; `quotes`: whether the sentence may quote arguments."""
     given = parse_arguments(arguments_text)
     if given is None:
         return f"The arguments of {row.tool_name} are not a JSON object."
@@ -55,7 +55,7 @@ def ready(
 
 
 def _fill(given: JsonObject, options: ToolOptions, values: dict[str, str]) -> JsonObject:
-    """Defaults where the model gave nothing (an explicit null counts as given), forced ones over whatever it gave."""
+    """Add defaults for missing arguments (an explicit null is not missing) and replace forced ones."""
     visible = {name: value for name, value in given.items() if name not in options.hidden}
     defaults = {name: _rendered(value, values) for name, value in options.args.defaults.items()}
     fixed = {name: _rendered(value, values) for name, value in options.args.fixed.items()}
@@ -75,7 +75,7 @@ def _rendered(value: JsonValue, values: dict[str, str]) -> JsonValue:
 
 
 def _schema(row: ToolRow, options: ToolOptions) -> JsonObject:
-    """The row's schema without its env arguments, which are the tool service's to fill."""
+    """The row's schema without its env arguments, which the tool service fills."""
     schema = dict(row.parameters) or {"type": "object"}
     required = schema.get("required")
     if isinstance(required, list):
@@ -84,7 +84,7 @@ def _schema(row: ToolRow, options: ToolOptions) -> JsonObject:
 
 
 def _names(schema: JsonObject, name: str) -> bool:
-    """Whether the schema says something of this argument: what is forced beyond it is between operator and tool."""
+    """Whether the schema has this argument; forced arguments that it does not have are not checked."""
     properties, required = schema.get("properties"), schema.get("required")
     return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
 
@@ -101,12 +101,12 @@ def violation(
     *,
     quotes: bool = True,
 ) -> str | None:
-    """How the arguments of the tool break the schema, as a sentence; None if they do not. `quotes`: for the model."""
+    """A sentence that says how the arguments break the schema; None if they fit. `quotes`: it may quote them."""
     try:
         error = cast("ValidationError | None", best_match(make(schema).iter_errors(arguments)))  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
     except (SchemaError, UnknownType, RecursionError):
         return f"The tool {name} cannot be called: its parameters are no JSON schema."
-    except Exception as trouble:  # noqa: BLE001 -- a schema by a stranger may refer anywhere; nothing is fetched
+    except Exception as trouble:  # noqa: BLE001 -- a row's schema may hold any reference; nothing is fetched
         return f"The tool {name} cannot be called: its schema cannot be used ({type(trouble).__name__})."
     return None if error is None else _worded(name, error, quotes=quotes)
 

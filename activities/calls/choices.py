@@ -1,7 +1,7 @@
-"""Calls that end a turn: `submit_result`, and the choices its enqueue gave it (protocol §7.4). Pure.
+"""Calls that end a turn: `submit_result`, and the choices of its enqueue (protocol §7.4). Pure.
 
-Such a call is alone in its step. One that is not, or whose arguments are not as they should be, is refused in words for
-the model, and nothing of its step is done.
+Such a call must be the only one of its step. If it is not, or its arguments are invalid, all calls of the step are
+refused with a sentence for the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,9 +40,9 @@ class Refusal:
 def ending(
     calls: Sequence[AnsweredCall], choices: Mapping[str, JsonObject], wanted: Sequence[ResultField]
 ) -> Accepted | Refusal | None:
-    """What the calls of a step come to if one of them would end the turn; None if none would.
+    """Accept or refuse the calls of a step if one of them would end the turn; None if none would.
 
-    `choices` are the parameters of each choice by its name. A choice is no submission: `wanted` fields are not its own.
+    `choices` are the parameters of each choice by its name. `wanted` fields are required of `submit_result` only.
     """
     names = dict.fromkeys(call.name for call in calls if call.name == SUBMIT_RESULT or call.name in choices)
     if not names:
@@ -57,7 +57,7 @@ def ending(
 
 
 def chosen(deliverable: JsonValue) -> tuple[str, JsonObject] | None:
-    """The choice and the arguments that a deliverable was made of; None if it was made of something else."""
+    """The choice and the arguments in a deliverable; None if the deliverable holds something else."""
     match deliverable:
         case {"choice": str(name), "arguments": dict(arguments)} if len(deliverable) == 2:
             return name, arguments
@@ -66,10 +66,10 @@ def chosen(deliverable: JsonValue) -> tuple[str, JsonObject] | None:
 
 
 def _not_alone(names: Sequence[str]) -> str:
-    told, rule = "nothing of this step was done", "must be the only call of its step"
+    effect, rule = "nothing of this step was done", "must be the only call of its step"
     if len(names) == 1:
-        return f"{names[0]} {rule}: {told}. Call it alone."
-    return f"Each of {', '.join(names)} {rule}: {told}. Call one of them alone."
+        return f"{names[0]} {rule}: {effect}. Call it alone."
+    return f"Each of {', '.join(names)} {rule}: {effect}. Call one of them alone."
 
 
 def _submission(call: AnsweredCall, wanted: Sequence[ResultField]) -> Accepted | Refusal:

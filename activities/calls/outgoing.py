@@ -1,4 +1,4 @@
-"""A call as it goes out: its `tool.call` card and the command that points to it (protocol §6, command_intent). Pure."""
+"""Makes a call's `tool.call` card and the command that points to it (protocol §6, command_intent). Pure."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from turnstile.schema.turns import TurnRef
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a call is made: the turn and its step, the step above, and how long the turn waits at least."""
+    """The origin of a call: the turn and its step, the parent step, and how long the turn waits at least."""
 
     turn: TurnRef
     step_id: StepId
@@ -31,7 +31,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Unsendable:
-    """Why a call may not be sent: a code, and a sentence for whoever made it."""
+    """Why a call may not be sent: a code, and a sentence for the model or user that made it."""
 
     code: str
     message: str
@@ -40,9 +40,9 @@ class Unsendable:
 def outgoing(
     place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, *, quotes: bool = True
 ) -> Outgoing | Unsendable:
-    """The call of this tool with these arguments, filled, forced and checked (protocol §7.3).
+    """Fill and check the arguments, and make the card and the command (protocol §7.3).
 
-    Where they do not fit, the sentence quotes them, unless `quotes` is False: for one that others hear, too.
+    If the arguments do not fit, the sentence quotes them, unless `quotes` is False: then others may read it, too.
     """
     turn = place.turn
     found = ready(row, arguments_text, _values(place, call), place.suspend_seconds, quotes=quotes)

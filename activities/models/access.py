@@ -1,8 +1,8 @@
-"""Where a model is reached and with which key: the operator's settings, and nothing a profile says.
+"""The base URL and the API key of a model, from the operator's settings only.
 
-A profile names a model; it cannot name an address, a key or a file, so whoever may write profiles cannot send a key
+A profile names a model; it cannot name an address, a key or a file, so who may write profiles cannot send a key
 elsewhere. Entries are keyed by a provider or by the beginning of a model id (`openai`, `openai/qwen`); the longest
-that fits holds. A key file is read at every call, so that a rotated key needs no restart. Keys are never logged.
+matching entry applies. A key file is read at every call, so that a rotated key needs no restart. Keys are never logged.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from pathlib import Path
 from turnstile.schema.errors import ModelError
 
 NO_KEY = "no-key"
-"""Sent to the operator's own server where no key is set: clients insist on sending something."""
+"""Sent to the operator's own server if no key is set, because clients require one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ModelAccess:
         return None if entry is None else self.api_bases[entry]
 
     def api_key(self, model: str) -> str | None:
-        """The key of the longest entry of a key file that fits; None leaves it to the environment.
+        """The key in the file of the longest matching entry; None if no entry matches: the environment applies then.
 
         Raises `ModelError` (`model_key_missing`) for a key file that holds none.
         """
@@ -36,7 +36,7 @@ class ModelAccess:
         return None if file is None else _read(file, self.key_files[file])
 
     def needs_no_key(self, model: str) -> bool:
-        """Whether the model has a server of the operator's own, set for some models of its provider only."""
+        """Whether an own server is set for the model, by an entry that names more than its provider."""
         base = _longest(self.api_bases, model)
         return base is not None and "/" in base
 

@@ -1,9 +1,9 @@
-"""A model's answer, folded from its stream; the draft belongs to the caller and survives a cancellation.
+"""Builds a model's answer from its stream. The caller owns the draft, so it survives a cancellation.
 
-`collect` bounds the whole stream and, if asked, the silence between two events, and closes the stream however it ends.
-An answer takes at most `ANSWER_LIMIT_BYTES` as JSON: what is beyond is neither kept nor read, so that every card made
-of it can be fetched over NATS. It never judges an answer: what the calls mean is decided where the step is committed
-(protocol §7.4). Text is made storable here, so that nothing a model writes can break a card.
+`collect` bounds the duration of the stream and, if asked, the wait for each event, and always closes the stream. An
+answer has at most `ANSWER_LIMIT_BYTES` as JSON, so that every card made of it can be fetched over NATS; the rest of the
+stream is not read. This module does not interpret an answer: `decide` does (protocol §7.4). It cleans the text, so that
+nothing a model writes can break a card.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from turnstile.schema.errors import ModelError
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 ANSWER_LIMIT_BYTES: Final = 524_288
-"""Of an answer's text and calls, as JSON."""
+"""Limit of an answer's text and calls together, as JSON."""
 TOO_LARGE: Final = "answer_too_large"
 """`finish_reason` of an answer that was stopped at the limit."""
 _CUT_OFF: Final = frozenset({"length", TOO_LARGE})
@@ -29,7 +29,7 @@ _CUT_OFF: Final = frozenset({"length", TOO_LARGE})
 
 @dataclass(frozen=True, slots=True)
 class AnsweredCall:
-    """A tool call as the model made it; `arguments_text` is what should be a JSON object."""
+    """A tool call as the model made it; `arguments_text` should be a JSON object."""
 
     provider_call_id: str | None
     name: str
@@ -48,13 +48,13 @@ class ModelAnswer:
     response_cost: float | None
     usage_kind: Literal["exact", "estimated", "unknown"]
     first_token_seconds: float | None
-    """From the question to the first delta; None if the answer is empty."""
+    """From the request to the first delta; None if the answer is empty."""
     nameless_calls: int = 0
-    """Calls that were left out because the model gave them no name: worth a warning."""
+    """Calls that were dropped because the model gave them no name."""
 
     @property
     def truncated(self) -> str | None:
-        """Why the answer is cut off: `length` (the model's own limit) or `answer_too_large`; None if it is whole."""
+        """Why the answer is truncated: `length` (the model's own limit) or `answer_too_large`; None if it is whole."""
         return self.finish_reason if self.finish_reason in _CUT_OFF else None
 
 
@@ -66,7 +66,7 @@ class _CallDraft:
 
 
 class AnswerDraft:
-    """What has come of an answer so far. Made by the caller, filled by `collect`, readable at any time."""
+    """The part of an answer received so far. The caller makes it, `collect` fills it; it can be read at any time."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -78,11 +78,11 @@ class AnswerDraft:
 
     @property
     def is_full(self) -> bool:
-        """Whether something did not fit."""
+        """Whether the limit was reached."""
         return self._room < 0
 
     def fitting(self, delta: Delta) -> Delta:
-        """The delta, or as much of it as fits; to be added, once."""
+        """The delta, or the part of it that fits. Call it once per delta, before `add`."""
         match delta:
             case ContentDelta(text):
                 return delta if self._takes(text) else ContentDelta(self._rest(text))
@@ -98,13 +98,13 @@ class AnswerDraft:
         return self._room >= 0
 
     def _rest(self, text: str) -> str:
-        """The longest beginning of a text that did not fit which does."""
+        """The longest beginning of the text that fits."""
         room = self._room + _size(text)
         text = text[:room]
         return text[: bisect_right(range(len(text) + 1), room, key=lambda end: _size(text[:end])) - 1]
 
     def add(self, event: ModelEvent) -> None:
-        """Take in one event; pieces of a call are merged by index, its first id and name hold."""
+        """Add one event; pieces of a call are merged by index, and its first id and name are kept."""
         match event:
             case ContentDelta(text):
                 self._text.append(text)
@@ -138,7 +138,7 @@ class AnswerDraft:
         )
 
     def answer(self) -> ModelAnswer:
-        """The complete answer; raises `ModelError` (`model_stream_broken`) if the stream has not said its end."""
+        """The complete answer; raises `ModelError` (`model_stream_broken`) if no `ModelDone` has come."""
         if self.done is None:
             raise ModelError("model_stream_broken", "the model's stream broke off before its end", retryable=True)
         calls = self.calls
@@ -163,11 +163,11 @@ async def collect(
     idle_seconds: float | None = None,
     on_delta: Callable[[Delta], None] | None = None,
 ) -> ModelAnswer:
-    """The complete answer of a stream, each delta handed to `on_delta` as it comes; the stream is closed at the end.
+    """Read a stream to its end and return the answer; `on_delta` gets each delta as it arrives. Closes the stream.
 
-    `timeout_seconds` bounds the whole (`ModelRequest.timeout_seconds`), `idle_seconds` the wait for each event.
-    Raises `ModelError`: `model_timeout` or `model_stream_broken`, both retryable, or what the stream raises. When it
-    raises or is cancelled, `draft` holds what had come.
+    `timeout_seconds` bounds the whole stream (`ModelRequest.timeout_seconds`), `idle_seconds` the wait for each event.
+    Raises `ModelError`: `model_timeout` or `model_stream_broken`, both retryable, or the stream's own. After an error
+    or a cancellation `draft` holds the events received so far.
     """
     clock = asyncio.get_running_loop().time
     start = clock()

@@ -1,11 +1,11 @@
-"""A request in the form litellm takes, valid for the provider it goes to. Pure; what it returns shares nothing.
+"""Converts a request to litellm's arguments, valid for its provider. Pure; the result shares no object with its input.
 
-`llm_config.params` may hold what shapes the answer; what would move the request elsewhere, read a file or change how
-it is retried is refused (see `turnstile.activities.models.access`). Two providers need more than litellm does:
+`llm_config.params` may hold parameters that shape the answer. Parameters that would redirect the request, read a file
+or change retries are refused (see `turnstile.activities.models.access`). Two providers need more than litellm does:
 
-- Gemini has no schema for "any JSON value": litellm would make it an object, so it is spelled out as a choice.
-- Anthropic refuses thinking where the calls of a history have no signed thoughts, which no card keeps: reasoning is
-  left out from the first call of a conversation on.
+- Gemini has no schema for "any JSON value", and litellm would make it an object, so it is written as a choice of types.
+- Anthropic refuses thinking if calls in the history have no signed thoughts. Cards keep no such thoughts, so reasoning
+  is left out once a conversation has a call.
 """
 
 import copy
@@ -26,7 +26,7 @@ PARAMS = frozenset(
         *("verbosity", "web_search_options"),
     }
 )
-"""What `llm_config.params` may hold."""
+"""The parameters that `llm_config.params` may hold."""
 
 _REASONING = ("reasoning_effort", "thinking")
 _SIGNED = ("anthropic", "bedrock", "vertex_ai", "azure_ai", "databricks")
@@ -79,7 +79,7 @@ def _call(call: ModelToolCall) -> JsonObject:
 
 
 def _tool(tool: JsonObject, provider: str) -> JsonObject:
-    """A copy: litellm rewrites schemas in place."""
+    """A copy of the tool, since litellm changes schemas in place."""
     copied = copy.deepcopy(tool)
     function = copied.get("function")
     if provider in ("gemini", "vertex_ai") and isinstance(function, dict):
@@ -90,7 +90,7 @@ def _tool(tool: JsonObject, provider: str) -> JsonObject:
 
 
 def _gemini_schema(schema: JsonValue) -> JsonValue:
-    """The schema with every "any value" spelled out."""
+    """The schema with every "any value" written as a choice of types."""
     if not isinstance(schema, dict):
         return {"anyOf": copy.deepcopy(_CHOICE)}
     spelled = dict(schema)

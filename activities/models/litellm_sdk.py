@@ -1,9 +1,9 @@
-"""The only place that touches litellm: loads it, sets it up, and turns what it streams into our own types.
+"""The only module that uses litellm: loads it, configures it, and converts its stream to this project's types.
 
-Loading takes seconds and some 160 MB, so it is done once, in a thread, when the first real model is asked. It opens no
-connection: prices are those of the package. litellm retries nothing, keeps no cache, calls nobody back and logs
-nothing (its loggers print prompts). It is pinned to one version; what is used here of its inside is tested against
-servers of ours (tests/models), so that an upgrade that changes it fails there.
+Loading takes seconds and about 160 MB, so it happens once, in a thread, at the first request to a real model. It opens
+no connection: prices are those of the package. litellm is configured to retry nothing, cache nothing, run no callbacks
+and log nothing (its loggers print prompts). It is pinned to one version, since this module uses internals of it; tests
+against local servers (tests/models) fail if an upgrade changes them.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class ToolCallFragment:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event of a stream adds."""
+    """The content of one event of a stream."""
 
     text: str
     reasoning: str
@@ -58,23 +58,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a stream ended. `finish_reason` is None if the provider gave none: it broke off."""
+    """The end of a stream. `finish_reason` is None if the provider gave none: the stream broke off."""
 
     finish_reason: str | None
     usage: JsonObject
     usage_reported: bool
-    """Whether the counts are the provider's; else litellm counted them."""
+    """True if the provider sent the counts, False if litellm counted."""
     cost: float | None
 
 
 class LitellmSdk:
-    """litellm, loaded and set up."""
+    """litellm, loaded and configured."""
 
     def __init__(self, module: Any) -> None:
         self._litellm = module
 
     def provider(self, model: str) -> str | None:
-        """litellm's name of the provider of a model id; None if it knows none."""
+        """litellm's name for the provider of a model id; None if it knows none."""
         try:
             provider: object = self._litellm.get_llm_provider(model)[1]
         except Exception:  # noqa: BLE001 -- it raises several kinds for the same thing
@@ -82,12 +82,12 @@ class LitellmSdk:
         return provider if isinstance(provider, str) else None
 
     def missing_variables(self, model: str) -> list[str]:
-        """The environment variables that a model needs and that are not set."""
+        """The environment variables that a model needs and that are unset."""
         found: dict[str, Any] = self._litellm.validate_environment(model=model)
         return [str(name) for name in found["missing_keys"]]
 
     async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[Piece | End, None]:
-        """The events of one call, `End` last; raises whatever litellm raises."""
+        """Yields the events of one request, `End` last; raises what litellm raises."""
         wrapper: Any = await self._litellm.acompletion(
             **form,
             **options,
@@ -102,7 +102,7 @@ class LitellmSdk:
         try:
             finish: str | None = None
             usage: Any = None
-            # litellm adds up usage at the very end; going on would only feed its logging.
+            # litellm has summed up usage here; reading on would only feed its logging.
             while usage is None and (chunk := await anext(wrapper, None)) is not None:
                 choice: Any = chunk.choices[0] if chunk.choices else None
                 usage = getattr(chunk, "usage", None)
@@ -114,10 +114,10 @@ class LitellmSdk:
             await wrapper.aclose()
 
     async def close(self) -> None:
-        """Close every cached client; the next call makes new ones."""
+        """Close every cached client; the next request creates new ones."""
         cache: Any = self._litellm.in_memory_llm_clients_cache
         clients: list[Any] = list(cache.cache_dict.values())
-        # Made at its first use, and made again once it is gone.
+        # litellm creates this client at its first use, and again after it was closed.
         attributes: dict[str, Any] = self._litellm.__dict__
         clients.append(attributes.pop("module_level_aclient", None))
         await self._litellm.close_litellm_async_clients()
@@ -131,9 +131,9 @@ class LitellmSdk:
 
 
 def load_litellm() -> LitellmSdk:
-    """litellm, ready to be asked; raises `ModelError` (`model_library_missing`) if it is not installed."""
+    """Import and configure litellm; raises `ModelError` (`model_library_missing`) if it is not installed."""
     os.environ.update(_ENVIRONMENT)
-    # It builds models as it goes, and pydantic remarks on their types.
+    # litellm builds pydantic models at import, and pydantic warns about their types.
     warnings.filterwarnings("ignore", r"Item .* on TypedDict class .* is using the `ReadOnly` qualifier", UserWarning)
     try:
         module: Any = importlib.import_module("litellm")
@@ -145,9 +145,9 @@ def load_litellm() -> LitellmSdk:
     module.set_verbose = False
     module.drop_params = False
     module.cache = None
-    # Else an answer with 100 equal pieces (a table, a row of dashes) is stopped as an HTTP 500 that nobody sent.
+    # Without this, litellm stops an answer with 100 equal pieces (a row of dashes) and raises an HTTP 500 of its own.
     module.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
-    module.disable_aiohttp_transport = True  # its aiohttp clients outlive their place in the cache unclosed
+    module.disable_aiohttp_transport = True  # its aiohttp clients are evicted from the cache without being closed
     for name in _SILENCED:
         logging.getLogger(name).disabled = True
         logging.getLogger(name).handlers.clear()
@@ -165,7 +165,7 @@ def _piece(delta: Any) -> Piece:
 
 
 def _end(wrapper: Any, finish: str | None, usage: Any) -> End:
-    # Where the provider said no finish reason litellm says "stop", which would hide a stream that broke off.
+    # Without a finish reason of the provider litellm says "stop", which would hide a stream that broke off.
     said = getattr(wrapper, "received_finish_reason", None) or getattr(wrapper, "intermittent_finish_reason", None)
     reported = any(_total(getattr(chunk, "usage", None)) for chunk in wrapper.chunks)
     counts = _counts(usage)

@@ -1,7 +1,7 @@
-"""Every model that litellm reaches, as a `turnstile.runtime.ports.Model`.
+"""The models that litellm supports, as a `turnstile.runtime.ports.Model`.
 
-One adapter serves all providers and all turns, and keeps nothing of any. litellm is loaded by the first call (or by
-`warm_up`), in a thread. A stream is retried by nobody here: the step does that, and counts it (protocol §7.9).
+One adapter serves all providers and all turns and keeps no state of a turn. The first request (or `warm_up`) loads
+litellm in a thread. Nothing is retried here: the step retries and counts its attempts (protocol §7.9).
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from turnstile.runtime.ports import (
 from turnstile.schema.errors import ModelError
 
 _GRACE_SECONDS = 5.0
-"""litellm's own limit comes after ours, which is the one that is told."""
+"""litellm's timeout is longer than ours by this, so that ours is the one that is reported."""
 _EITHER = ("gemini",)
-"""Providers for which one of the missing variables is enough."""
+"""Providers that need only one of the variables that litellm reports as missing."""
 _LOCAL = ("ollama", "ollama_chat")
-"""Providers whose variable only moves a default address."""
+"""Providers that need no key: their variable only replaces a default address."""
 
 
 class LitellmModel:
@@ -40,7 +40,7 @@ class LitellmModel:
         self._loading = asyncio.Lock()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """The answer as it comes; raises `ModelError` by the table of `turnstile.activities.models.provider_errors`."""
+        """Yields the answer as it arrives; raises the `ModelError` that `provider_errors` derives from an error."""
         model = request.config.model
         sdk = await self.warm_up()
         provider = self._provider(sdk, model)
@@ -65,25 +65,25 @@ class LitellmModel:
                     yield ContentDelta(piece.text)
                 for call in piece.calls:
                     yield calls.delta(call)
-        except Exception as error:  # noqa: BLE001 -- litellm raises its own kinds and any other
+        except Exception as error:  # noqa: BLE001 -- litellm raises its own classes and any other
             raise model_error(error, model, streaming=streaming) from None
         finally:
             await pieces.aclose()
 
     async def check(self, model: str) -> None:
-        """Raises `ModelError`: `model_unknown`, or `model_key_missing` naming the variable. Asks no provider."""
+        """Raises `ModelError`: `model_unknown`, or `model_key_missing` naming the variable. Contacts no provider."""
         sdk = await self.warm_up()
         self._key(sdk, model, self._provider(sdk, model))
 
     async def warm_up(self) -> LitellmSdk:
-        """Load litellm, once: seconds of CPU and some 160 MB."""
+        """Load litellm, once: takes seconds of CPU and about 160 MB."""
         async with self._loading:
             if self._sdk is None:
                 self._sdk = await asyncio.to_thread(load_litellm)
         return self._sdk
 
     async def close(self) -> None:
-        """Close litellm's clients, if it was ever loaded."""
+        """Close litellm's clients, if it was loaded."""
         if self._sdk is not None:
             await self._sdk.close()
 
@@ -95,7 +95,7 @@ class LitellmModel:
         return provider
 
     def _key(self, sdk: LitellmSdk, model: str, provider: str) -> str | None:
-        """The key to send; None leaves it to the environment. Raises `ModelError` (`model_key_missing`)."""
+        """The key to send; None: litellm takes it from the environment. Raises `ModelError` (`model_key_missing`)."""
         key = self._access.api_key(model)
         if key is not None or provider in _LOCAL:
             return key
@@ -118,7 +118,7 @@ def _done(end: End, model: str) -> ModelDone:
 
 @dataclass(slots=True)
 class _Started:
-    """A call that has begun."""
+    """A tool call of which at least one piece has come."""
 
     index: int
     id: str
@@ -127,13 +127,13 @@ class _Started:
 
 @dataclass(slots=True)
 class _Calls:
-    """Tells calls apart where a provider gives several one index: another id, or a name after complete arguments."""
+    """Separates calls that a provider gave the same index: a new id, or a name after complete arguments, begins one."""
 
     count: int = 0
     by_index: dict[int, _Started] = field(default_factory=dict[int, _Started])
 
     def delta(self, piece: ToolCallFragment) -> ToolCallDelta:
-        """The piece under an index of its call alone."""
+        """The piece as a delta whose index belongs to its call alone."""
         call = self.by_index.get(piece.index)
         if call is None or _begins_another(call, piece):
             call = self.by_index[piece.index] = _Started(self.count, piece.id or "")

@@ -1,7 +1,7 @@
-"""What goes wrong at a provider, told apart: one table from errors to `error_code`, and whether a retry can help.
+"""One table from a provider's errors to an `error_code`, and whether a retry can help.
 
-Pure, and without an import of litellm: errors are known by the names of their classes and by their HTTP status. What
-is raised names the model, the code and the kinds of error behind it; never a prompt, a key or the body of a response.
+Pure, and without importing litellm: errors are recognised by the names of their classes and by their HTTP status. The
+resulting message names the model, the code and the error classes, never a prompt, a key or the body of a response.
 """
 
 import math
@@ -22,8 +22,8 @@ CONTENT_FILTERED = "content_filtered"
 class ErrorRule:
     """One kind of failure: its code, whether a retry can help, and how it is recognised.
 
-    `classes` are names of exception classes (any in the MRO counts), `statuses` HTTP codes, `phrases` what the
-    provider says where litellm leaves only its text; a phrase wins over a class, a class over a status.
+    `classes` are names of exception classes (any in the MRO counts), `statuses` HTTP codes, `phrases` parts of the
+    provider's text where litellm keeps nothing else. A phrase takes precedence over a class, a class over a status.
     """
 
     code: str
@@ -133,7 +133,7 @@ ERROR_RULES = (
         statuses=(400, 405, 415, 422),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules, in the order in which they are tried."""
 
 _OTHER_REFUSAL = _rule("model_bad_request", "the provider refused the request")
 _OTHER_FAILURE = _rule("model_server_error", "the provider failed", retryable=True)
@@ -143,16 +143,16 @@ _UNREADABLE = _rule(STREAM_BROKEN, "the stream is not JSON in UTF-8", retryable=
 _MISSHAPEN = _rule("model_response_invalid", "the provider's answer does not parse", retryable=True)
 
 _VAGUE = frozenset({"BadRequestError", "InternalServerError", "APIConnectionError"})
-"""What litellm raises for any status: there the status says more than the name."""
+"""Classes that litellm raises for any status: for these the status decides before the name."""
 _BREAKS = frozenset({"model_connection", "model_response_invalid", "model_server_error", "model_failed"})
-"""What a failure in the middle of a stream is called broken instead of."""
+"""Codes that become `model_stream_broken` if the failure comes in the middle of a stream."""
 
 _RETRY_DELAY = re.compile(r'"retryDelay":\s*\\?"(\d+(?:\.\d+)?)s')
-"""Where Gemini says how long to wait: in the body."""
+"""Gemini says in the body how long to wait."""
 
 
 def model_error(error: Exception, model: str, *, streaming: bool) -> ModelError:
-    """The `ModelError` for what a call to `model` raised; `streaming` if parts of the answer had come."""
+    """The `ModelError` for an error of a request to `model`; `streaming` if parts of the answer had come."""
     if isinstance(error, ModelError):
         return error
     original = getattr(error, "original_exception", None)  # of litellm's MidStreamFallbackError
@@ -167,7 +167,7 @@ def model_error(error: Exception, model: str, *, streaming: bool) -> ModelError:
 
 
 def rule_of(error: Exception) -> ErrorRule:
-    """The row of the table for an error."""
+    """The rule that matches an error."""
     words = " ".join(f"{each} {getattr(each, 'code', '')}" for each in _chain(error)).lower()
     for rule in ERROR_RULES:
         if any(phrase in words for phrase in rule.phrases):
@@ -187,7 +187,7 @@ def rule_of(error: Exception) -> ErrorRule:
 
 
 def retry_after(error: Exception) -> float | None:
-    """Seconds the provider asked to wait, from its headers (seconds or an HTTP date) or Gemini's `retryDelay`."""
+    """Seconds that the provider asks to wait, from its headers (seconds or an HTTP date) or Gemini's `retryDelay`."""
     for headers in _headers(error):
         if (millis := _number(headers.get("retry-after-ms"))) is not None:
             return millis / 1000
@@ -228,7 +228,7 @@ def _headers(error: Exception) -> Iterator[Mapping[str, str]]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status the provider sent. litellm's own may be another, or a 500 for an error of the connection."""
+    """The HTTP status that the provider sent; litellm may set another, such as 500 for a connection error."""
     for each in _chain(error):
         if type(each).__name__ in ("HTTPStatusError", "MaskedHTTPStatusError"):
             sent = getattr(getattr(each, "response", None), "status_code", None)
@@ -240,7 +240,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _network_names(error: Exception) -> set[str]:
-    """The classes of the httpx error at the root of it, if that is where it came from."""
+    """The class names of the httpx error that caused the error, if one did."""
     for each in _chain(error):
         names = {name.__name__ for name in type(each).__mro__}
         if "TransportError" in names:
@@ -249,7 +249,7 @@ def _network_names(error: Exception) -> set[str]:
 
 
 def _unread(error: Exception) -> ErrorRule | None:
-    """The rule for an answer that came and could not be read, which litellm calls an error of the connection."""
+    """The rule for an answer that could not be parsed, which litellm reports as a connection error."""
     if type(error).__name__ != "APIConnectionError" or _network_names(error):
         return None
     *_, root = _chain(error)
@@ -259,7 +259,7 @@ def _unread(error: Exception) -> ErrorRule | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and those it came of, closest first."""
+    """The error and its causes, closest first."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

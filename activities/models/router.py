@@ -1,7 +1,7 @@
-"""One model out of many: picks an adapter by the part of the model id before its first `/`.
+"""Picks the adapter of a model by the part of the model id before its first `/`.
 
-It keeps nothing about any turn and adds nothing to a stream: what it hands out is the adapter's own iterator. Which
-adapters there are, and which of them serves every other id, is wired in `turnstile`.
+It keeps no state of a turn and returns the adapter's own iterator. `turnstile` decides which adapters there are, and
+which one serves all other ids.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -11,18 +11,18 @@ from turnstile.schema.errors import ModelError
 
 
 class ModelRouter:
-    """A `Model` made of others: `adapters` by prefix, and `default` for every id without one of these prefixes."""
+    """A `Model` that delegates to others: `adapters` by prefix, `default` for every other id."""
 
     def __init__(self, adapters: Mapping[str, Model], default: Model | None = None) -> None:
         self._adapters = dict(adapters)
         self._default = default
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """The chosen adapter's answer; raises `ModelError` (`model_unknown`) at once if no adapter serves the id."""
+        """The stream of the model's adapter; raises `ModelError` (`model_unknown`) at once if no adapter serves it."""
         return self._adapter(request.config.model).stream(request)
 
     async def check(self, model: str) -> None:
-        """Raises `ModelError` if no adapter serves `model`, or the one that does cannot ask it."""
+        """Raises `ModelError` if no adapter serves `model`, or its adapter's `check` raises."""
         await self._adapter(model).check(model)
 
     async def close(self) -> None:

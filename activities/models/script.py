@@ -1,9 +1,8 @@
-"""Scripts of scripted models: what a model answers, by step of the turn and by attempt of the step.
+"""Scripts of scripted models: the answer for each step of a turn and each attempt of a step.
 
-A script is any function from a request to a line (or, in Python, to a stream of its own), so that it decides from the
-request alone and repeats itself exactly. In YAML it is a list of steps; a step is one line, or `attempts: [line, …]`
-where the last line serves all further attempts. The form is strict: an unknown key is an error that says what is
-allowed.
+A script is a function from a request to a line (or, in Python, to a stream), so equal requests get equal answers. In
+YAML it is a list of steps; a step is one line, or `attempts: [line, …]`, of which the last line serves all further
+attempts. An unknown key is an error that lists the allowed ones.
 """
 
 import difflib
@@ -18,7 +17,7 @@ from turnstile.schema.errors import ModelError
 
 
 class _Keyed(Strict):
-    """Refuses an unknown key by naming the keys there are, closest first."""
+    """Refuses an unknown key with an error that lists the allowed keys, closest first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -33,16 +32,16 @@ class _Keyed(Strict):
 
 
 class ScriptCall(_Keyed):
-    """A tool call. `arguments` is an object, or text that is sent as it is (malformed JSON, say)."""
+    """A tool call. `arguments` is an object, or text that is sent unchanged, such as malformed JSON."""
 
     name: str
     arguments: JsonObject | str = Field(default_factory=JsonObject)
     id: str | None = None
-    """The provider's id of the call; `call_{index}` if not given, repeated at every step as providers do."""
+    """The provider's id of the call; by default `call_{index}`, the same at every step, as with real providers."""
 
 
 class ScriptError(_Keyed):
-    """A `ModelError` in place of the end of the answer, after `after_chunks` of its pieces."""
+    """A `ModelError` that is raised after `after_chunks` pieces of the answer."""
 
     code: str = Field(min_length=1)
     message: str = "the script says so"
@@ -55,7 +54,7 @@ class ScriptLine(_Keyed):
     """One answer. Its pieces are the reasoning, the text in `chunks` parts, then each tool call.
 
     `{instruction}` in the text or in an argument object stands for the last user message, `{tool_result}` in the text
-    for what the last tool answered, if one did.
+    for the last tool result, if there is one.
     """
 
     text: str | None = None
@@ -63,7 +62,7 @@ class ScriptLine(_Keyed):
     tool_calls: tuple[ScriptCall, ...] = ()
     chunks: int = Field(default=1, ge=1, le=10_000)
     delay_seconds: float = Field(default=0, ge=0, le=3600)
-    """Waited before each piece, and before an error or the end of an answer without pieces."""
+    """Delay before each piece, and before an error or the end of an answer without pieces."""
     usage: JsonObject | None = None
     """Token counts; counted in words if not given."""
     response_cost: float | None = None
@@ -95,14 +94,14 @@ ScriptStep = Annotated[
 
 
 class ScriptSteps(_Keyed):
-    """A script as a list of steps; `repeat` says what is answered beyond the last one."""
+    """A script as a list of steps; `repeat` says how steps beyond the last one are answered."""
 
     name: str | None = None
     steps: tuple[ScriptStep, ...] = Field(min_length=1)
     repeat: Literal["last", "cycle", "error"] = "last"
 
     def __call__(self, request: ModelRequest) -> ScriptLine:
-        """The line for a step and attempt; raises `ModelError` (`script_exhausted`) where `repeat` is error."""
+        """The line for a step and attempt; past the end `repeat` counts, or it raises `script_exhausted`."""
         index, count = request.step - 1, len(self.steps)
         if index >= count and self.repeat == "error":
             message = f"{request.config.model} has {count} steps and was asked for step {request.step}"
@@ -117,6 +116,6 @@ Script = Callable[[ModelRequest], ScriptLine | AsyncIterator[ModelEvent]]
 
 
 def closest_first(word: str, known: list[str]) -> list[str]:
-    """`known` with the words most like `word` in front, the others in their order."""
+    """`known` with the words most like `word` first, the others in their order."""
     close = difflib.get_close_matches(word, known, n=3)
     return [*close, *(each for each in known if each not in close)]

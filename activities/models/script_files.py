@@ -1,8 +1,8 @@
-"""Scripts from files: the built-in ones (`echo`, `demo`, `instant`, `slow`), YAML files, and Python modules.
+"""Loads scripts: the built-in ones (`echo`, `demo`, `instant`, `slow`), YAML files, and Python modules.
 
-A Python module lists its scripts in `SCRIPTS: dict[str, Script]`; it runs with the rights of the worker, so only the
-operator's settings name one. Files are read once, at start; whatever is wrong with one is a `ConfigError` that names
-the file, the key and what is allowed.
+A Python module lists its scripts in `SCRIPTS: dict[str, Script]`. It runs with the rights of the worker, so only the
+operator's settings can name one. Files are read once, at start; a faulty one raises a `ConfigError` that names the
+file, the key and what is allowed.
 """
 
 import importlib.util
@@ -66,7 +66,7 @@ def _read_yaml(file: Path) -> tuple[Path, str, Script]:
 
 
 def _problem(location: tuple[int | str, ...], message: str) -> str:
-    """`steps[0].error.code: …`: pydantic's location without the tag of the step's kind."""
+    """`steps[0].error.code: …`: pydantic's location without the discriminator of the step."""
     if location[:1] == ("steps",) and len(location) > 2:
         location = (*location[:2], *location[3:])
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")

@@ -1,7 +1,7 @@
 """The scripted model: deterministic answers without a key or a network, for demos, tests and benchmarks.
 
-It implements `turnstile.runtime.ports.Model` for ids `scripted/{name}` (or the bare name). It keeps nothing between
-calls: the same request always streams the same events. What it costs is the delays its script asks for.
+It implements `turnstile.runtime.ports.Model` for ids `scripted/{name}` (or just the name). It keeps no state between
+requests: equal requests stream equal events. It takes as long as the delays of its script.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ScriptedModel:
         self._scripts = dict(scripts)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """What the script says, ended by `ModelDone`; raises the `ModelError` it asks for, or `model_unknown`."""
+        """Yields the script's events, `ModelDone` last; raises the script's `ModelError`, or `model_unknown`."""
         answer = self._script(request.config.model)(request)
         events = _play(answer, request) if isinstance(answer, ScriptLine) else answer
         try:
@@ -43,11 +43,11 @@ class ScriptedModel:
                 await events.aclose()
 
     async def check(self, model: str) -> None:
-        """Raises `ModelError` (`model_unknown`), naming the scripts there are, if `model` is none of them."""
+        """Raises `ModelError` (`model_unknown`), which lists the scripts, if `model` is none of them."""
         self._script(model)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _script(self, model: str) -> Script:
         name = model.removeprefix(f"{PREFIX}/")
@@ -109,7 +109,7 @@ def _split(text: str, parts: int) -> list[str]:
 
 
 def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | ToolCallDelta]) -> JsonObject:
-    """Usage in words, so that it is the same every time."""
+    """Usage, counted in words, so that it is the same every time."""
     prompt = sum(len(message.content.split()) for message in request.messages)
     text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))

@@ -1,8 +1,8 @@
-"""Chunks: what a model streams, sent on as it comes (protocol §5), for people to watch; nothing decides by them.
+"""Publishes a model's stream as chunks while it arrives (protocol §5). They are for people; no code decides by them.
 
-The first delta goes out at once, later ones are gathered for 50 ms into one message per kind, by a task of its own, so
-that a slow or dead NATS never slows the model's stream. A chunk that cannot be sent is lost and counted, never raised.
-Costs at most some 20 messages a second and stream, each below 64 KiB.
+The first delta is published at once. Later ones are gathered for 50 ms into one message per kind, by a separate task,
+so that a slow or dead NATS never slows the model's stream. A chunk that cannot be published is counted as lost; no
+error is raised. Costs at most about 20 messages a second per stream, each below 64 KiB.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbouring deltas of one kind, on their way into one message."""
+    """Consecutive deltas of one kind, gathered for one message."""
 
     chunk_type: ChunkType
     call_index: int | None
@@ -40,10 +40,10 @@ class _Run:
 
 
 class ChunkWriter:
-    """Sends one attempt of one step as `start`, content, reasoning and tool_call chunks, and `end`.
+    """Publishes one attempt of one step as `start`, content, reasoning and tool_call chunks, and `end`.
 
-    An async context manager: entering sends `start`; `add` takes the deltas; `end` sends the rest and the `end` chunk.
-    Leaving without `end` drops what is still gathered and sends nothing more.
+    An async context manager: entering publishes `start`, `add` takes deltas, `end` publishes the rest and `end`.
+    Leaving without `end` drops the gathered deltas and publishes nothing more.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ChunkWriter:
         self._ending = asyncio.Event()
         self._sender: asyncio.Task[None] | None = None
         self.lost = 0
-        """Chunks that could not be sent."""
+        """Chunks that could not be published."""
 
     async def __aenter__(self) -> Self:
         await self._emit(ChunkType.START)
@@ -85,7 +85,7 @@ class ChunkWriter:
             _log.warning("%d of %d chunks of step %s were lost", self.lost, self._index, self._step)
 
     def add(self, delta: Delta) -> None:
-        """Take a delta; it is sent at once if none was within the last 50 ms, else gathered with its neighbours."""
+        """Take a delta; publish it at once if none came within the last 50 ms, else gather it with the next ones."""
         run = _run_of(delta)
         if not run.texts[0] and run.tool_name is None:
             return
@@ -105,15 +105,15 @@ class ChunkWriter:
         error_code: str | None = None,
         truncated: str | None = None,
     ) -> None:
-        """Send what is gathered and the `end` chunk, with the answer's usage and cost, or why there is no answer."""
+        """Publish the gathered deltas and the `end` chunk: usage and cost of the answer, or why there is none."""
         if self._ending.is_set():
             return
         self._ending.set()
         self._filled.set()
         if self._sender is not None:
             await self._sender
-        told = {"error_code": error_code, "truncated": truncated}
-        metadata: JsonObject = {name: code for name, code in told.items() if code is not None}
+        codes = {"error_code": error_code, "truncated": truncated}
+        metadata: JsonObject = {name: code for name, code in codes.items() if code is not None}
         await self._emit(ChunkType.END, metadata=metadata, usage=usage, response_cost=response_cost)
 
     async def _send_gathered(self) -> None:
@@ -164,8 +164,8 @@ class ChunkWriter:
             if len(message.payload) <= CHUNK_LIMIT_BYTES:
                 await self._publisher.emit(message)
                 return
-        except Exception as error:  # noqa: BLE001 - a picture of the answer must never cost the answer, whoever fails
-            # Only the kind: the text of an error may quote what the model said (protocol §7.9).
+        except Exception as error:  # noqa: BLE001 -- no failure to publish a chunk may end the attempt
+            # Log only the type: the text of an error may quote the model's answer (protocol §7.9).
             _log.debug("could not send a chunk of step %s: %s", self._step, type(error).__name__)
         self.lost += 1
 

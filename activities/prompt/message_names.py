@@ -1,8 +1,7 @@
-"""Names and ids in a request as every provider takes them: letters, digits, `_` and `-`, of bounded length. Pure.
+"""Makes names and ids that every provider accepts: letters, digits, `_` and `-`, of bounded length. Pure.
 
-A name starts with a letter or `_` (Gemini refuses others), an id with anything.
-
-The kernel's own ids pass unchanged (protocol §10); only cards of strangers are ever altered.
+A name starts with a letter or `_` (Gemini refuses others), an id with any of these characters. The kernel's own ids
+are never changed (protocol §10), only those on cards that others wrote.
 """
 
 import re
@@ -19,13 +18,13 @@ def function_name(name: str) -> str:
 
 
 class CallNames:
-    """Call ids of one request: each comes out plain, and none twice."""
+    """The call ids of one request: makes each acceptable and unique."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
 
     def new_id(self, given: str) -> str:
-        """`given` if it is plain and unused, else something close to it."""
+        """`given` if it is acceptable and unused, else a similar id."""
         plain = _OTHER.sub("_", given)[:_ID_LENGTH] or "call"
         unique, number = plain, 1
         while unique in self._used:

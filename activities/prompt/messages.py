@@ -1,24 +1,25 @@
-"""Cards rendered as the messages a model is asked with (protocol §7.3). Pure.
+"""Renders cards as the messages of a model request (protocol §7.3). Pure.
 
-Whatever the boxes hold, what comes out is valid for every provider: after the system prompt a user message comes
-first and a user or tool message last; neighbouring texts of one role are one message; no content is blank, except
-beside tool calls (an adapter may send null); ids and names are plain and no call id repeats; every call is followed at
-once by its result, in the order of the calls.
+For any content of the boxes the result is valid for every provider. After the system prompt, the first message is a
+user's and the last a user's or a tool's. Consecutive texts of one role are one message. Content is blank only beside
+tool calls (an adapter may send null). Ids and names have plain characters, and no call id repeats. Every call is
+followed at once by its result, in the order of the calls.
 
-Where a box says more than a model may hear:
+Rules for what is rendered:
 
-- A card that several boxes name, or one box twice, is rendered once, where it stands last.
-- A result belongs to the nearest call of its id before it, and only the first one does; a result without a call is
-  left out. A call without a result, the memory of a dead turn, gets `{"status":"canceled"}`.
-- A deliverable is left out if an `agent.thought` of the same `agent_turn_id` says it: a text one if it has the same
-  text, that of a choice if it made the call. Every other JSON one (of `submit_result`, of a terminating tool, a
-  fallback) is rendered as JSON text.
-- `task.result_fields` and `sys.must_end_with_required` are user messages: a system message amid a conversation is
-  refused by some providers and moved out of its place by others.
-- Images are left out, with a note in their place: models are asked with text alone. They are known as data URIs in a
-  text or result, as parts of an OpenAI-style content list, and as contents of a type named for them.
-- Memory holds no instructions but of turns that remember (the others' are in their context boxes), so it may begin with
-  the agent's own words: then a fixed user message opens it. Where a request ends with them, a fixed one asks it on.
+- A card that several boxes hold, or one box twice, is rendered once, at its last position.
+- A result belongs to the nearest earlier call with its id; only the first result of a call counts. A result without a
+  call is left out. A call without a result, as of a turn that was ended, gets `{"status":"canceled"}`.
+- A deliverable is left out if an `agent.thought` of the same `agent_turn_id` has its content: the same text, or the
+  call of the same choice. Every other JSON deliverable (of `submit_result`, of a terminating tool, a fallback) is
+  rendered as JSON text.
+- `task.result_fields` and `sys.must_end_with_required` become user messages: some providers refuse a system message
+  within a conversation, others move it.
+- Images are replaced by a note, since requests hold text only. Recognised are data URIs in a text or result, parts of
+  an OpenAI-style content list, and contents of an image type.
+- Memory holds instructions only of turns that remember; the instructions of others are in their context boxes. So it
+  may begin with an assistant message: then a fixed user message is put before it. If a request would end with an
+  assistant message, a fixed user message is appended.
 """
 
 import json
@@ -61,7 +62,7 @@ _CANCELED = '{"status":"canceled"}'
 
 @dataclass(slots=True)
 class _Answered:
-    """A call of a thought, and the result card that was found for it."""
+    """A call of a thought and its result card, if there is one."""
 
     call: ThoughtCall
     result: Card | None = None
@@ -69,7 +70,7 @@ class _Answered:
 
 @dataclass(slots=True)
 class _Pairs:
-    """Which result answers which call: calls by the card that made them."""
+    """Pairs calls with their results; holds the pairs by the card that made the call."""
 
     by_card: dict[CardId, list[_Answered]] = field(default_factory=dict[CardId, list[_Answered]])
     open: dict[ToolCallId, _Answered] = field(default_factory=dict[ToolCallId, _Answered])
@@ -87,7 +88,7 @@ class _Pairs:
 
 @dataclass(slots=True)
 class _Thoughts:
-    """What thoughts say: texts by turn, and arguments by turn and name of the call."""
+    """The contents of thoughts: texts by turn, and arguments by turn and name of the call."""
 
     texts: set[tuple[AgentTurnId | None, str]] = field(default_factory=set[tuple[AgentTurnId | None, str]])
     calls: dict[tuple[AgentTurnId | None, str], list[str]] = field(
@@ -102,7 +103,7 @@ class _Thoughts:
                 self.calls.setdefault((turn, call.tool_name), []).append(call.arguments)
 
     def has(self, deliverable: Card) -> bool:
-        """Whether a thought of the deliverable's turn says it."""
+        """Whether a thought of the deliverable's turn has its content."""
         turn, content = deliverable.metadata.agent_turn_id, content_of(deliverable)
         if turn is None:
             return False
@@ -121,9 +122,9 @@ def build_messages(
 ) -> tuple[ModelMessage, ...]:
     """The messages of one request: the system prompt (if any), then the cards of the three sources in this order.
 
-    `memory` is the output box's cards of earlier turns, `context` the context box, `current` the output box's cards of
-    this turn. Raises `CardUnreadable` for a rendered card whose content is not what its type promises (a
-    `task.result_fields` is skipped instead), and `ModelError` (`model_request_invalid`) if no card asks anything.
+    `memory` are the output box's cards of earlier turns, `context` those of the context box, `current` the output box's
+    cards of this turn. Raises `CardUnreadable` for a rendered card whose content does not fit its type (a
+    `task.result_fields` is skipped instead), and `ModelError` (`model_request_invalid`) if there is no user message.
     """
     named = (*memory, *context, *current)
     pairs = _Pairs()
@@ -163,7 +164,7 @@ def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Ite
             if not said.has(card):
                 yield ModelMessage(role="assistant", content=_text(card))
         case _:
-            pass  # results come with their calls; the other types, and those of strangers, are not for the model
+            pass  # results are rendered with their calls; other and unknown types are not for the model
 
 
 def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Iterable[ModelMessage]:
@@ -180,13 +181,13 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
 
 
 def _args(call: ThoughtCall) -> str:
-    """The arguments as a JSON object whatever the model wrote: providers refuse a history that holds anything else."""
+    """The arguments as a JSON object, `{}` if the model wrote none: providers refuse anything else in a history."""
     arguments = parse_arguments(call.arguments)
     return _json({"malformed_arguments": call.arguments} if arguments is None else arguments)
 
 
 def _result_text(card: Card) -> str:
-    """Status, and result or error, as JSON; what `__cg_control` told the kernel is left out (protocol §7.5)."""
+    """Status, and result or error, as JSON; `__cg_control`, which is for the kernel, is left out (protocol §7.5)."""
     content = content_of(card)
     if not isinstance(content, ToolResultContent):
         raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
@@ -215,7 +216,7 @@ def _text(card: Card) -> str:
 
 
 def _json_text(data: JsonValue) -> str:
-    """The value as JSON, or the text of what is an OpenAI-style list of content parts."""
+    """The value as JSON, or the text of an OpenAI-style list of content parts."""
     parts = [_part(each) for each in data] if isinstance(data, list) else []
     texts = [text for text in parts if text is not None]
     return "\n".join(texts) if texts and len(texts) == len(parts) else _json(data)
@@ -233,7 +234,7 @@ def _part(value: JsonValue) -> str | None:
 
 
 def fields_text(fields: Sequence[ResultField]) -> str:
-    """The wanted fields, worded for the model."""
+    """A sentence that asks the model for the wanted fields."""
     lines = [f"- {each.name}: {each.description}" if each.description else f"- {each.name}" for each in fields]
     return "\n".join(["The result must have each of these fields once (deliver them with submit_result):", *lines])
 
@@ -247,7 +248,7 @@ def _json(value: JsonValue) -> str:
 
 
 def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
-    """Neighbours of one role as one message: user texts, and an assistant text with whatever it says next."""
+    """Merge consecutive user messages, and an assistant's text with the assistant message that follows it."""
     merged: list[ModelMessage] = []
     for message in messages:
         last = merged[-1] if merged else None
@@ -260,7 +261,7 @@ def _merge(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
 
 
 def _filled(message: ModelMessage) -> ModelMessage:
-    """The message with a placeholder for blank content; beside tool calls there is none, and needs none."""
+    """The message with a placeholder for blank content; content beside tool calls may stay blank."""
     if message.content.strip():
         return message
     return message.model_copy(update={"content": "" if message.tool_calls else EMPTY})

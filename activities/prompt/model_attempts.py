@@ -1,8 +1,8 @@
-"""Asking the model, again where that can help, with every attempt recorded (protocol §7.9).
+"""Sends a step's request to the model, with retries, and records every attempt (protocol §7.9).
 
-The ledger counts the failures of a step, so that neither a restart of the worker nor of the engine gives a model more
-attempts than `StepLimits.model_attempts`. Waiting between attempts holds no connection. The attempts themselves, and
-what an unfinished one has said so far, are the caller's: see `Attempts`.
+The ledger counts the failures of a step, so that a restart of worker or engine allows no more attempts than
+`StepLimits.model_attempts`. No database connection is held between attempts. The caller owns the records, and the draft
+of an unfinished attempt: see `Attempts`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
 from turnstile.activities.prompt.chunks import ChunkWriter
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
-from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_place
+from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_traceparent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, StepId
@@ -25,12 +25,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Address
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
-_TOLD_RECORDS = 24
-"""How many attempts a heartbeat tells: each takes some 250 bytes of the 16 KiB that Temporal is given."""
+_HEARTBEAT_RECORDS = 24
+"""Attempt records sent with each heartbeat; each takes about 250 of the 16 KiB that a heartbeat may hold."""
 LOST = "attempt_lost"
-"""`error_code` of an attempt whose worker went away in its middle."""
+"""`error_code` of an attempt whose worker died during it."""
 CANCELED = "canceled"
-"""`error_code` of an attempt that was cancelled in its middle."""
+"""`error_code` of an attempt that was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class StepLimits:
     retry_max_seconds: float = 30.0
     suspend_timeout_seconds: float = 120.0
     max_step_attempts: int = 25
-    """Streams of one step, crashes included, before the step is given up: a step must not kill workers for ever."""
+    """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
 
     def pause(self, failures: int, asked: float | None) -> float:
-        """Seconds to wait after that many failures; a provider's Retry-After is honoured up to five minutes."""
+        """Seconds to wait after this many failures; `asked`, the provider's Retry-After, counts up to five minutes."""
         own = min(self.retry_initial_seconds * 2 ** (failures - 1), self.retry_max_seconds)
         return own if asked is None else min(max(asked, own), 300.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One step's question, whichever attempt asks it."""
+    """The request of one step, the same for all its attempts."""
 
     turn: AgentTurnId
     step_id: StepId
@@ -67,7 +67,7 @@ class Question:
 
 @dataclass(slots=True)
 class _Attempt:
-    """An attempt in hand."""
+    """The latest attempt."""
 
     number: int
     model: str
@@ -96,10 +96,10 @@ class _Attempt:
 
 @dataclass(slots=True)
 class Attempts:
-    """What asking has cost so far, and what the attempt in hand has said; ends up in the step's metadata.
+    """Records of a step's attempts, for the step's metadata, and the draft of the latest one.
 
-    The caller owns it, so it outlives a failure and a cancellation. `told` goes out with each heartbeat, and
-    `Attempts.resumed` takes it in again where another worker goes on. Figures and codes only, never content.
+    The caller owns it, so it outlives a failure and a cancellation. `told` returns the details of a heartbeat, and
+    `Attempts.resumed` reads them when another worker continues the step. Records hold numbers and codes, never content.
     """
 
     records: list[JsonObject] = field(default_factory=list[JsonObject])
@@ -107,7 +107,7 @@ class Attempts:
 
     @classmethod
     def resumed(cls, heartbeat_details: Sequence[object]) -> "Attempts":
-        """Those that an earlier run of the activity told; what does not parse is of another version, and left out."""
+        """The records in an earlier run's heartbeat; details of another version, which do not parse, are ignored."""
         try:
             return cls(_RECORDS.validate_python(heartbeat_details[0] if heartbeat_details else []))
         except ValidationError:
@@ -115,30 +115,30 @@ class Attempts:
 
     @property
     def draft(self) -> AnswerDraft | None:
-        """What the latest attempt has said so far, whether it ended or not; None before the first one."""
+        """The draft of the latest attempt, ended or not; None before the first one."""
         return None if self._current is None else self._current.draft
 
     def begin(self, number: int, model: str) -> AnswerDraft:
-        """A new attempt; its draft is to be filled."""
+        """Begin an attempt; returns its empty draft."""
         self._current = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns())
         return self._current.draft
 
     def end(self, error_code: str | None) -> None:
-        """The attempt in hand is over."""
+        """End the latest attempt and append its record; does nothing if it has ended."""
         if self._current is not None and not self._current.ended:
             self.records.append(self._current.record(error_code))
             self._current.ended = True
 
     def record(self, telemetry: Telemetry, question: "Question") -> None:
-        """Tell of the attempt that is over: figures, and a span below its step's."""
+        """Record metrics of the latest attempt, and a span below its step's, once it has ended."""
         if (attempt := self._current) is not None and attempt.ended:
             _record_attempt(telemetry, question, attempt, self.records[-1])
 
     def told(self) -> list[JsonObject]:
-        """The newest records, and the attempt in hand as one that is lost unless its end is told later."""
+        """The newest records for a heartbeat; a running attempt counts as lost until a later heartbeat has its end."""
         current = self._current
         open_one = [current.record(LOST)] if current is not None and not current.ended else []
-        return [*self.records, *open_one][-_TOLD_RECORDS:]
+        return [*self.records, *open_one][-_HEARTBEAT_RECORDS:]
 
     def spent(self) -> tuple[JsonObject, float | None]:
         """Tokens by the provider's names and the cost in US dollars, over all attempts; None if no cost is known."""
@@ -162,10 +162,11 @@ async def ask(
     count_failure: Callable[[], Awaitable[tuple[int, int]]],
     telemetry: Telemetry = SILENT,
 ) -> ModelAnswer:
-    """The answer; raises the last `ModelError` when no further attempt may or can help.
+    """Ask the model until it answers; raises the last `ModelError` if no further attempt is allowed or can help.
 
-    `first` is the number of this stream and of the failures before it; `count_failure` counts one more in the ledger
-    and gives the next pair, or raises `StaleTurn`. Cancelled, it leaves what had come in `attempts.draft`.
+    `first` is the number of the first attempt and of the failures before it; `count_failure` counts one more in the
+    ledger and returns the next pair, or raises `StaleTurn`. After a cancellation `attempts.draft` has the partial
+    answer.
     """
     number, failures = first
     while True:
@@ -230,7 +231,7 @@ def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt,
         if cost:
             meter.count(Metric.MODEL_COST, cost, model=attempt.model)
     context = question.address.context
-    if telemetry.tracer.enabled and (under := step_place(context, question.step_id)):
+    if telemetry.tracer.enabled and (under := step_traceparent(context, question.step_id)):
         attributes: dict[str, Attribute] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": attempt.model,
@@ -249,7 +250,7 @@ def _record_attempt(telemetry: Telemetry, question: Question, attempt: _Attempt,
 
 
 def _check_filter(answer: ModelAnswer, model: str) -> None:
-    """A filter that ends a stream leaves half an answer, or none: that is no answer."""
+    """Raises `ModelError` if the provider's content filter ended the answer, which is then incomplete."""
     if answer.finish_reason == "content_filter":
         message = f"{model}: the provider's content filter ended the answer"
         raise ModelError(CONTENT_FILTERED, message, retryable=False)

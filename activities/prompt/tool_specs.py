@@ -1,7 +1,8 @@
-"""Tool specs offered to a model, OpenAI-style: tools, choices, `submit_result` (protocol §7.3, §7.4). Pure.
+"""The tool specs offered to a model, OpenAI-style: tools, choices, `submit_result` (protocol §7.3, §7.4). Pure.
 
-A row that cannot become a spec costs a warning, never the turn; what `options.args.fixed` and `options.envs` force is
-hidden from the model. Problems are worded for the model, which reads them in a failed `tool.result` and tries again.
+A tool row that cannot become a spec causes a warning and is left out. Arguments set by `options.args.fixed` and
+`options.envs` are hidden from the model. Problems with arguments are written for the model, which reads them in a
+failed `tool.result` and tries again.
 """
 
 import re
@@ -62,20 +63,20 @@ SUBMIT_RESULT_SPEC: JsonObject = function_spec(
 
 @dataclass(frozen=True, slots=True)
 class ToolSpecs:
-    """What a turn's model is offered: specs of tools, choices and `submit_result`; the `rows` of the tools by name."""
+    """The specs offered to a turn's model: tools, choices and `submit_result`; and the tools' `rows` by name."""
 
     specs: tuple[JsonObject, ...]
     rows: dict[str, ToolRow]
     warnings: tuple[str, ...]
-    """Why an allowed tool is not offered; for the log."""
+    """Why allowed tools are not offered; for the log."""
 
 
 def build_tool_specs(
     rows: Sequence[ToolRow], allowed_tools: Sequence[str], choices: Sequence[Choice] = ()
 ) -> ToolSpecs:
-    """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: empty allows none.
+    """The specs of the allowed rows in the order of `allowed_tools`, which is a whitelist: an empty one allows none.
 
-    A choice takes its name from a row that has it too.
+    If a choice and a row have one name, the choice is offered.
     """
     chosen = {choice.name for choice in choices}
     by_name = {row.tool_name: row for row in rows}
@@ -104,7 +105,7 @@ def build_tool_specs(
 
 
 def last_specs(specs: Sequence[JsonObject], choices: Iterable[str]) -> tuple[JsonObject, ...]:
-    """What the last allowed step offers of these specs: the choices and `submit_result` (protocol §7.8)."""
+    """The specs that the last allowed step offers: the choices and `submit_result` (protocol §7.8)."""
     kept = {SUBMIT_RESULT, *choices}
     return tuple(spec for spec in specs if _name(spec) in kept)
 
@@ -118,12 +119,12 @@ def _name(spec: JsonObject) -> str | None:
 
 
 def choice_spec(choice: Choice) -> JsonObject:
-    """The spec of a choice; some providers want `properties`, if empty ones."""
+    """The spec of a choice; it always has `properties`, since some providers require them."""
     return function_spec(choice.name, choice.description, {"properties": {}, **choice.parameters})
 
 
 def tool_spec(row: ToolRow) -> JsonObject:
-    """The spec of a row; raises `BadRequest` if it cannot become one, saying why."""
+    """The spec of a row; raises `BadRequest`, which says why, if the row cannot become one."""
     name = row.tool_name
     if not re.fullmatch(FUNCTION_NAME, name):
         raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, the first no digit or -")
@@ -152,7 +153,7 @@ class _Submission(Tolerant):
 
 
 def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
-    """The submitted fields, or the problem with them as a sentence for the model."""
+    """The submitted fields, or a sentence for the model that says what is wrong with them."""
     form = 'call it with {"fields": [{"name": "...", "value": ...}]}'
     arguments = parse_arguments(arguments_text)
     if arguments is None:
@@ -168,7 +169,7 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
 
 
 def check_fields(wanted: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:
-    """Why `got` is not what was wanted, as a sentence for the model; None if every wanted field is there once."""
+    """A sentence for the model that says why `got` is not `wanted`; None if every wanted field is there once."""
     counts = Counter(field.name for field in got)
     names = list(dict.fromkeys(field.name for field in wanted))
     missing = [name for name in names if not counts[name]]
@@ -185,14 +186,14 @@ def check_fields(wanted: Sequence[ResultField], got: Sequence[SubmittedField]) -
 
 @dataclass(frozen=True, slots=True)
 class WantedFields:
-    """The fields a requester wants, and the `task.result_fields` cards that could not be read (warn, go on: §7.4)."""
+    """The fields that a requester wants, and the `task.result_fields` cards that could not be read (§7.4)."""
 
     fields: tuple[ResultField, ...]
     unreadable: tuple[CardId, ...]
 
 
 def wanted_fields(context: Sequence[Card]) -> WantedFields:
-    """What the `task.result_fields` cards of a context box ask for, each name once."""
+    """The fields that the `task.result_fields` cards of a context box ask for, each name once."""
     fields: dict[str, ResultField] = {}
     unreadable: list[CardId] = []
     for card in context:

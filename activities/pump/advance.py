@@ -1,9 +1,9 @@
-"""The message pump's activities (protocol §9): one message is begun, handled and settled.
+"""The message pump's activities (protocol §9): they begin, handle and settle one message.
 
-A handler runs at most once, unless its listener says that repeating does no harm: it is begun in the ledger before and
-settled after, so that a run which finds it begun knows that a worker died with it. A message that was settled, or
-canceled, is settled for good. An agent's turn is an enqueue under the message's id, so that a repeat finds it. Only ids
-and codes are returned or raised.
+A handler runs at most once, unless its listener allows retries: the ledger records the begin before the handler runs
+and the effect after it, so a run that finds the message begun knows that a worker died. A settled or canceled message
+stays so. An agent's turn is enqueued with the message's id as correlation, so that a repeat finds it. Activities
+return and raise only ids and codes.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from turnstile.activities.heartbeat import beating
-from turnstile.activities.pump.handler_run import HandlerFailed, InHand, run_handler
+from turnstile.activities.pump.handler_run import HandlerFailed, RunningMessages, run_handler
 from turnstile.activities.pump.routing import (
-    asked,
     effect_of_response,
     effect_of_turn,
     huh,
     read_payload,
     text_of,
     timed_out,
+    turn_settings,
     unreachable,
     unreadable,
 )
 from turnstile.activities.pump.thread_metrics import (
     HandlerOutcome,
-    enqueue_place,
+    enqueue_traceparent,
     record_enqueue,
     record_handler,
     record_message,
@@ -84,16 +84,16 @@ _PASS_ON_LONGEST_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PumpLimits:
-    """What `[pump]` and `[protocol]` bound."""
+    """The limits of `[pump]` and `[protocol]`."""
 
     thread: ThreadLimits = field(default_factory=ThreadLimits)
     recursion_depth: int = 20
 
 
 class PumpActivities:
-    """The activities and what they need: a registry, pools, clients; nothing of any thread.
+    """The activities and their dependencies: a registry, pools, clients. It holds no state of a thread.
 
-    Raises `BadListener` for an agent that could not be asked.
+    The constructor raises `BadListener` for an agent to which no turn could be enqueued.
     """
 
     def __init__(
@@ -107,21 +107,23 @@ class PumpActivities:
         self._pool = pool
         self._publisher = publisher
         self._registry = registry
-        self._asked = {
-            name: asked(registry, each) for name, each in registry.listeners.items() if each.agent_id is not None
+        self._settings = {
+            name: turn_settings(registry, each)
+            for name, each in registry.listeners.items()
+            if each.agent_id is not None
         }
         self._limits = limits
         self._telemetry = telemetry
-        self._in_hand = InHand()
+        self._running = RunningMessages()
 
     @activity.defn(name="look_at_thread")
     async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
-        """Where the thread stands."""
+        """The thread's open messages."""
         return await self._pool.run(lambda conn: look_at_thread(conn, thread))
 
     @activity.defn(name="advance_message")
     async def advance_message(self, given: AdvanceInput) -> ThreadAdvanced:
-        """Handle the message, or hear of the turn that it waits for; answers where the thread stands then."""
+        """Handle the message, or take the result of the turn that it waits for; returns the thread's open messages."""
         thread, message, run = given.thread, given.message_id, uuid7()
         with about(project_id=thread.project_id, thread_id=thread.thread_id, message_id=message):
             async with beating():
@@ -131,13 +133,13 @@ class PumpActivities:
                     raise _hand_back(error) from None
 
     async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
-        await self._in_hand.settle(message, lambda: self._do(thread, message, run))
+        await self._running.settle(message, lambda: self._do(thread, message, run))
         canceled = await self._announce_replies(thread, message)
         hit(Fault.MESSAGE_TOLD)
         return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
 
     async def _do(self, thread: ThreadRef, message: MessageId, run: str) -> None:
-        """Begin, handle and settle the message; nothing if it is settled, or waits for an agent's turn."""
+        """Begin, handle and settle the message; does nothing if it is settled or still waits for an agent's turn."""
         serves = self._registry.serves(thread.worker_target)
         begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
         if begun is not None:
@@ -148,7 +150,7 @@ class PumpActivities:
                 hit(Fault.MESSAGE_SETTLED)
 
     async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
-        """Settle, however long the ledger is away: what a handler did cannot be had a second time."""
+        """Settle the message, retrying while the ledger is down: the handler's result cannot be computed again."""
         limits = self._limits.thread
         while True:
             try:
@@ -161,10 +163,10 @@ class PumpActivities:
                 return record_message(self._telemetry, thread, begun, known, effect, settled)
 
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
-        """What the message's handling comes to; None while an agent's turn is out."""
+        """Handle the message; returns the effect, or None while an agent's turn runs."""
         listener = self._registry.get(begun.listener)
         if begun.was is MessageStatus.WAITING and listener is not None:
-            return await self._hear(begun, listener)
+            return await self._effect_of_turn(begun, listener)
         payload = read_payload(self._registry, listener, begun)
         if listener is None:
             log.warning("message %s from %s: no listener is named %r", begun.message_id, begun.from_id, begun.listener)
@@ -174,17 +176,17 @@ class PumpActivities:
         if begun.depth > self._limits.thread.max_depth:
             return unreachable()
         if listener.handler is None:
-            return await self._ask(thread, begun, listener, payload)
+            return await self._enqueue_turn(thread, begun, listener, payload)
         if begun.attempt > 1 + listener.retries:
             log.warning("message %s: %s died with its worker", begun.message_id, listener.name)
             return timed_out()
         return await self._call(thread, begun, listener, listener.handler, payload)
 
-    async def _hear(self, begun: BegunMessage, listener: Listener) -> Effect | None:
-        """What the agent's turn came to; one that is out of steps gives `huh` to whoever asked, with what that said."""
+    async def _effect_of_turn(self, begun: BegunMessage, listener: Listener) -> Effect | None:
+        """The effect of the agent's turn. If it ran out of steps, the requester gets `huh` with its own request."""
         if begun.outcome is TurnStatus.PARTIAL and begun.kind is not MessageKind.REQUEST:
-            asked_with = await self._pool.run(lambda conn: find_request(conn, begun))
-            begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": asked_with})
+            request = await self._pool.run(lambda conn: find_request(conn, begun))
+            begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": request})
         return effect_of_turn(self._registry, listener, begun)
 
     async def _call(
@@ -195,7 +197,7 @@ class PumpActivities:
         handler: Callable[[Any, HandlerMetadata], Awaitable[object]],
         payload: Payload,
     ) -> Effect:
-        """Run the handler within its deadline; what it raises is logged as places without words."""
+        """Run the handler within its deadline; its errors are logged as type and lines, without their messages."""
         metadata = HandlerMetadata(
             thread_id=begun.segment_id,
             from_id=begun.from_id,
@@ -214,7 +216,7 @@ class PumpActivities:
         except HandlerFailed as error:
             outcome = HandlerOutcome.FAILED
             log.error("message %s: %s failed: %s", begun.message_id, listener.name, error)
-        except Exception as error:  # noqa: BLE001 -- a stranger's object, whose words may quote a payload
+        except Exception as error:  # noqa: BLE001 -- a handler may return anything; the text may quote a payload
             log.error("message %s: %s returned no message: %s", begun.message_id, listener.name, type(error).__name__)
         else:
             outcome = HandlerOutcome.RETURNED
@@ -223,18 +225,20 @@ class PumpActivities:
             record_handler(self._telemetry, thread, begun, time.monotonic() - clock, outcome)
         return timed_out()
 
-    async def _ask(self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload) -> Effect | None:
+    async def _enqueue_turn(
+        self, thread: ThreadRef, begun: BegunMessage, listener: Listener, payload: Payload
+    ) -> Effect | None:
         """Enqueue the agent's turn under the message's id, in this segment's own output box."""
         started = datetime.now(UTC)
         try:
             made = await self._enqueue(thread, begun, listener, payload)
         except Refused as error:
             log.warning("message %s: agent %s cannot be asked: %s", begun.message_id, listener.agent_id, error.code)
-            # A worker of another version may have asked before it died, with other choices: that turn ends.
-            asked_before = error.code == "correlation_conflict"
-            return unreadable(begun) if error.code == "text_too_large" else unreachable(expired=asked_before)
+            # A worker of another version may have enqueued a turn with other choices before it died: that turn ends.
+            enqueued_before = error.code == "correlation_conflict"
+            return unreadable(begun) if error.code == "text_too_large" else unreachable(expired=enqueued_before)
         turn, box = made.reply.agent_turn_id, made.reply.output_box_id
-        assert turn is not None  # noqa: S101 -- accepted replies name both
+        assert turn is not None  # noqa: S101 -- accepted replies have both
         assert box is not None  # noqa: S101
         hit(Fault.HOP_ENQUEUED)
         if not made.reply.duplicate:
@@ -258,7 +262,7 @@ class PumpActivities:
             agent_id=listener.agent_id or AgentId(""),
             instruction=f"Message from {begun.from_id}:\n{text_of(payload)}",
             output_box_id=box,
-            runtime_config=self._asked[listener.name],
+            runtime_config=self._settings[listener.name],
             correlation_id=begun.message_id,
             metadata={"thread_id": thread.thread_id, "listener": listener.name},
         )
@@ -267,15 +271,15 @@ class PumpActivities:
             thread.project_id,
             thread.channel_id,
             request,
-            _lineage(thread, begun, enqueue_place(self._telemetry, begun)),
+            _lineage(thread, begun, enqueue_traceparent(self._telemetry, begun)),
             depth_limit=self._limits.recursion_depth,
             sender=f"listener.{begun.from_id}",
         )
 
     async def _announce_replies(self, thread: ThreadRef, message: MessageId) -> tuple[MessageId, ...]:
-        """What the handling of the message means for others: answers for requesters, ends of turns. Harmless twice.
+        """Publish what follows from the handling: answers to requesters, stops of turns. Idempotent.
 
-        Returns the messages that handlers have in hand for nothing.
+        Returns the canceled messages whose handlers still run.
         """
         ended = await self._pool.run(lambda conn: list_ended_messages(conn, thread.project_id, message))
         await self._stop(thread, [each.agent_turn_id for each in ended if each.agent_turn_id is not None])
@@ -295,7 +299,7 @@ class PumpActivities:
         await self._publish(*(stop.stop(_LATE_TURN) for stop in stops))
 
     async def _publish(self, *messages: Message) -> bool:
-        """Publish; False if a required one was not acknowledged: the safety net makes good for it."""
+        """Publish; returns False if a required message was not acknowledged: the safety net then publishes it."""
         try:
             await self._publisher.publish(messages)
         except ServerUnavailable as error:
@@ -305,7 +309,7 @@ class PumpActivities:
 
 
 def _hand_back(error: ServedElsewhere) -> ApplicationError:
-    """The engine offers the message again, to whichever worker is free: soon at first, since one in a few has it."""
+    """The error after which the engine retries on any free worker; the delay grows from `_PASS_ON_SECONDS`."""
     attempt = activity.info().attempt
     log.debug("%s is left to another worker: attempt %d", error.listener, attempt)
     delay = min(max(_PASS_ON_SECONDS, attempt * _PASS_ON_SECONDS / 10), _PASS_ON_LONGEST_SECONDS)
@@ -317,11 +321,11 @@ def _hand_back(error: ServedElsewhere) -> ApplicationError:
     )
 
 
-def _lineage(thread: ThreadRef, begun: BegunMessage, place: str | None) -> dict[str, str]:
-    """The headers of a hop's enqueue: the request's trace, at this place, and the agent's turn above as its parent."""
+def _lineage(thread: ThreadRef, begun: BegunMessage, traceparent: str | None) -> dict[str, str]:
+    """The headers of a hop's enqueue: the request's trace, and the calling agent's turn as the parent."""
     kept = {**begun.context_headers, headers.THREAD_ID: thread.thread_id}
-    if place is not None:
-        kept[headers.TRACEPARENT] = place
+    if traceparent is not None:
+        kept[headers.TRACEPARENT] = traceparent
     turn: AgentTurnId | None = begun.caller_turn_id
     if turn is not None and begun.caller_agent_id is not None:
         kept |= {headers.PARENT_TURN_ID: turn, headers.PARENT_AGENT_ID: begun.caller_agent_id}

@@ -1,12 +1,12 @@
-"""One run of a handler: bounded in time, and what it says when it fails kept out of everything (protocol §9).
+"""One run of a handler: bounded in time, and without the text of its errors (protocol §9).
 
-Guarantees: `run_handler` ends at most `_GRACE_SECONDS` after the deadline, also where a handler does not hear that it
-is to end; what it still does then changes nothing. What a handler raises, whatever it is, becomes `HandlerFailed`,
-which holds its type and where, without a word of it. It cannot bound a handler that blocks the event loop: that holds
-up its whole process, which then misses its heartbeats; the log names it (`turnstile.telemetry.loop_watch`).
+`run_handler` ends at most `_GRACE_SECONDS` after the deadline, even if the handler ignores its cancellation; a later
+result of it is dropped. Any exception of a handler becomes `HandlerFailed`, which holds the type and lines, not the
+message. A handler that blocks the event loop cannot be bounded: the whole process then stands still and misses its
+heartbeats, and the log names the handler (`turnstile.telemetry.loop_watch`).
 
-`InHand` keeps what is handled through that: the engine takes the process for dead and offers the message again, and the
-new attempt waits for what is in hand here instead of finding it begun by a dead one.
+After missed heartbeats the engine takes the process for dead and retries the activity, perhaps in the same process.
+`RunningMessages` lets that attempt wait for the handler that still runs, instead of treating it as dead.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ _FRAMES = 5
 
 
 class HandlerFailed(Exception):
-    """A handler raised; the message is its type and the innermost places of a stranger's code."""
+    """A handler raised; the message is the error's type and its innermost lines."""
 
 
-class InHand:
-    """The messages that this process handles, each in one task, however many attempts of the engine wait for it."""
+class RunningMessages:
+    """The messages that this process handles, one task each; several attempts of the activity may wait for one task."""
 
     def __init__(self) -> None:
         self._tasks: dict[MessageId, asyncio.Task[None]] = {}
 
     async def settle(self, message: MessageId, handling: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the message's handling, begun here if it is not in hand; raises what that raises.
+        """Start the message's handling, unless it runs, and wait for it; raises what it raises.
 
-        An attempt that is cancelled takes it along, unless only its heartbeats were missed.
+        Cancelling this call cancels the handling, unless the engine only missed heartbeats.
         """
         task = self._tasks.get(message)
         if task is None:
             task = self._tasks[message] = asyncio.create_task(handling(), name=f"message {message}")
-            task.add_done_callback(_silence)
+            task.add_done_callback(_ignore_error)
             task.add_done_callback(lambda _: self._tasks.pop(message, None))
         try:
             await asyncio.shield(task)
@@ -52,20 +52,23 @@ class InHand:
 
 
 async def run_handler(handling: Awaitable[object], seconds: float, name: str) -> object:
-    """What the handler returns; raises `HandlerFailed`, or `TimeoutError` at its deadline. `name` is its listener's."""
+    """Run a handler and return its result; raises `HandlerFailed`, or `TimeoutError` at its deadline.
+
+    `name` is the listener's.
+    """
     task = await let_run(handling, seconds, f"the handler of {name}")
     if task.cancelled():
         raise HandlerFailed("CancelledError, its own")
     if (error := task.exception()) is not None:
-        raise HandlerFailed(_told(error))
+        raise HandlerFailed(_type_and_lines(error))
     return task.result()
 
 
 async def let_run(handling: Awaitable[object], seconds: float, name: str) -> asyncio.Task[object]:
-    """The handler as a task of this name, which is done; raises `TimeoutError` at its deadline."""
-    # A context of its own: ours holds the ids of the thread, which a handler is not to know (protocol §9.1).
+    """Run a handler as a task of this name; returns the finished task, raises `TimeoutError` at the deadline."""
+    # In an empty context: the current one holds the ids of the thread, which a handler must not see (protocol §9.1).
     task = asyncio.create_task(_contained(handling), name=name, context=Context())
-    task.add_done_callback(_silence)
+    task.add_done_callback(_ignore_error)
     try:
         await asyncio.wait({task}, timeout=seconds)
     finally:
@@ -79,21 +82,21 @@ async def let_run(handling: Awaitable[object], seconds: float, name: str) -> asy
 
 
 async def _contained(handling: Awaitable[object]) -> object:
-    """The loop itself would end with what asks for the end of the process."""
+    """Turn `SystemExit` and `KeyboardInterrupt`, which would end the event loop, into `HandlerFailed`."""
     try:
         return await handling
     except (SystemExit, KeyboardInterrupt) as error:
-        raise HandlerFailed(_told(error)) from None
+        raise HandlerFailed(_type_and_lines(error)) from None
 
 
-def _told(error: BaseException) -> str:
+def _type_and_lines(error: BaseException) -> str:
     if isinstance(error, HandlerFailed):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     return f"{type(error).__name__} at " + ", ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
 
 
-def _silence(task: asyncio.Task[Any]) -> None:
-    """Nobody is to log the words of an error that came too late."""
+def _ignore_error(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging the error of a task that nobody awaits any more."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""What a handler's response, or an agent's deliverable, comes to (protocol §9). Pure.
+"""The effect of a handler's response or an agent's deliverable (protocol §9). Pure.
 
-Where a message may not or cannot go, its sender hears a message of the pump in its stead, always the same one: nothing
-tells an unknown target from a forbidden one.
+If a message may not or cannot be delivered, its sender gets a message of the pump instead. That is the same for an
+unknown and for a forbidden target, so that the sender cannot find out which listeners exist.
 """
 
 import json
@@ -32,18 +32,18 @@ from turnstile.schema.states import TurnStatus
 log = logging.getLogger(__name__)
 SEND = "send_"
 _SHOWN = 80
-"""Characters of a name that a log shows."""
+"""Characters of a name that a log line shows."""
 
 
 def text_of(payload: Payload) -> str:
-    """A payload as it travels: written as payloads are, whatever its class makes of that."""
+    """A payload as XML text, written by `Payload.to_xml` even if its class overrides that."""
     return Payload.to_xml(payload).decode()
 
 
 def outgoing(payload: Payload) -> str:
-    """The same of what a handler or an agent sends, read again before it goes; raises `BadPayload`.
+    """A payload that a handler or an agent sends, as XML text that was parsed again; raises `BadPayload`.
 
-    Only the pump sends its own two messages, and only these are in a namespace (protocol §9.6).
+    It refuses the pump's own two messages and namespaces, which only these have (protocol §9.6).
     """
     text = text_of(payload)
     tag = read_root(text.encode()).tag
@@ -53,7 +53,7 @@ def outgoing(payload: Payload) -> str:
 
 
 def huh(begun: BegunMessage) -> Respond:
-    """The answer to a message that cannot be processed, for whoever sent it: what others answered is not given on."""
+    """The answer to a message that its receiver cannot process. It quotes a request, but not another's response."""
     is_out = begun.was is MessageStatus.WAITING and begun.outcome is None
     is_theirs = begun.kind is MessageKind.REQUEST
     said = Huh.of(begun.payload.encode()) if is_theirs else SystemErrorMessage.validation()
@@ -61,9 +61,10 @@ def huh(begun: BegunMessage) -> Respond:
 
 
 def unreadable(begun: BegunMessage) -> Effect:
-    """What a message comes to that its listener cannot read: its sender hears, or the listener itself if it sent it.
+    """The effect of a message that its listener cannot read: `huh` for the sender of a request.
 
-    Who answered is gone, so the listener that waits hears in place of the answer.
+    For a response, or a message of the listener to itself, the listener gets a message of the pump instead: the sender
+    of a response has ended.
     """
     match begun.kind:
         case MessageKind.SELF:
@@ -75,20 +76,21 @@ def unreadable(begun: BegunMessage) -> Effect:
 
 
 def timed_out(*, expired: bool = False) -> Respond:
-    """The answer where none came in time; `expired` where an agent's turn is still out."""
+    """The answer if none came in time; `expired` if an agent's turn still runs."""
     return Respond(text_of(SystemErrorMessage.timeout()), system=True, expired=expired)
 
 
 def unreachable(*, expired: bool = False) -> Respond:
-    """The answer where a listener's agent cannot be asked; `expired` where a turn of it is still out."""
+    """The answer if no turn can be enqueued for a listener's agent; `expired` if a turn of it still runs."""
     return Respond(text_of(SystemErrorMessage.routing()), system=True, expired=expired)
 
 
 def read_payload(registry: Registry, listener: Listener | None, begun: BegunMessage) -> Payload | None:
-    """What the message holds; None if the listener cannot process it, or is not there.
+    """Parse the message's payload; returns None if the listener does not exist or cannot process it.
 
-    A request is the listener's own payload: XML, or from outside a JSON object. Else it is what somebody answered. How
-    it is read depends on the message alone, so that the time it takes does not tell who is there.
+    A request holds the listener's payload class, as XML or, from outside, as a JSON object; other messages may hold any
+    registered payload. An unknown listener's message is parsed, too, so that the time taken does not reveal which
+    listeners exist.
     """
     raw = begun.payload.encode()
     wanted = None if listener is None else listener.payload
@@ -109,7 +111,7 @@ def read_payload(registry: Registry, listener: Listener | None, begun: BegunMess
 
 
 def effect_of_response(registry: Registry, listener: Listener, response: object, message: str = "") -> Effect:
-    """What a handler returned for a message comes to; raises `TypeError` if it returned something else."""
+    """The effect of a handler's return value; raises `TypeError` unless that is a `HandlerResponse` or None."""
     if response is None:
         return NoMessage()
     if not isinstance(response, HandlerResponse):
@@ -131,11 +133,11 @@ def effect_of_response(registry: Registry, listener: Listener, response: object,
 
 
 def effect_of_turn(registry: Registry, listener: Listener, begun: BegunMessage) -> Effect | None:
-    """What the agent's turn for this message came to; None while it is not over."""
+    """The effect of the agent's turn for this message; None while the turn runs within its deadline."""
     if begun.outcome is None:
         return timed_out(expired=True) if begun.is_overdue else None
     if begun.outcome is TurnStatus.PARTIAL:
-        return huh(begun)  # out of steps: it could not do with the message what it should
+        return huh(begun)  # the turn ran out of steps
     if begun.outcome is not TurnStatus.SUCCESS or begun.deliverable is None:
         return timed_out()
     match read_content(begun.deliverable):
@@ -148,7 +150,7 @@ def effect_of_turn(registry: Registry, listener: Listener, begun: BegunMessage) 
 
 
 def choices(registry: Registry, listener: Listener) -> list[Choice]:
-    """The tools of which one ends a turn of this agent: one for each peer, `respond` and `think`."""
+    """The tools that end a turn of this agent: one for each peer, `respond` and `think`."""
     peers = [each for name in listener.peers if (each := registry.get(name)) is not None and each is not listener]
     return [
         *(
@@ -172,8 +174,8 @@ def choices(registry: Registry, listener: Listener) -> list[Choice]:
     ]
 
 
-def asked(registry: Registry, listener: Listener) -> RuntimeConfig:
-    """How every turn of this agent is asked; raises `BadListener` where no turn can be asked so."""
+def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
+    """The runtime config of every turn of this agent; raises `BadListener` if it is invalid."""
     try:
         return RuntimeConfig(
             choices=choices(registry, listener),
@@ -189,7 +191,7 @@ def asked(registry: Registry, listener: Listener) -> RuntimeConfig:
 
 def _from_text(listener: Listener, text: str) -> Effect:
     if text == EMPTY_DELIVERABLE:
-        return _refused(Huh.of(b""))  # the kernel's words in place of none: the agent said nothing
+        return _refused(Huh.of(b""))  # the kernel's placeholder for an empty answer
     try:
         return Respond(outgoing(listener.response.from_text(text)))
     except BadPayload:
@@ -197,7 +199,7 @@ def _from_text(listener: Listener, text: str) -> Effect:
 
 
 def _from_choice(registry: Registry, listener: Listener, begun: BegunMessage, data: JsonObject) -> Effect:
-    """A choice with its arguments; or the fields of a `submit_result`, which count as a response."""
+    """The effect of a choice and its arguments; the fields of a `submit_result` count as `respond`."""
     name, arguments = data.get("choice", RESPOND), data.get("arguments")
     if arguments is None:
         arguments = _submitted(data)
@@ -216,7 +218,7 @@ def _from_choice(registry: Registry, listener: Listener, begun: BegunMessage, da
 
 
 def _unroutable(registry: Registry, listener: Listener, to: str | None, tag: str, message: str) -> Effect:
-    """What the sender hears, and for operators the name and the reason, which no party learns."""
+    """The pump's answer to the sender. The log has the name and the reason, which the sender does not get."""
     if to is None:
         named, known = f"the payload {tag[:_SHOWN]!r}, which", registry.has_payload(tag)
         missing = "is no listener's"
@@ -243,5 +245,5 @@ def _written(listener: Listener, message: str, payload: Payload, effect: Callabl
 
 
 def _refused(message: Payload) -> Iterate:
-    """What the sender hears in its own place: the thread stays alive."""
+    """Deliver a message of the pump to the sender itself, so that the thread continues."""
     return Iterate(text_of(message), system=True)

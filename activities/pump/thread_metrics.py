@@ -1,8 +1,8 @@
-"""What the pump tells of messages, handlers and answers, as figures and as spans (docs/observability.md).
+"""The metrics and spans of the pump's messages, handlers and answers (docs/observability.md).
 
-A message is told by the run that settled it, an answer by whoever marked it as announced: so each at most once. Their
-spans' ids are derived, so what was told below them before hangs there. Ids, codes and numbers only: no payload, and
-of names only those of listeners.
+The run that settled a message records it, and the process that marked an answer as announced records that, so each is
+recorded at most once. Their span ids are derived, so spans recorded earlier can be their children. Records hold ids,
+codes, numbers and names of listeners, never a payload.
 """
 
 import time
@@ -23,25 +23,25 @@ class HandlerOutcome(StrEnum):
 
     RETURNED = "returned"
     INVALID = "invalid"
-    """What it returned is no message."""
+    """It returned something other than a message."""
     FAILED = "failed"
     TIMEOUT = "timeout"
     CANCELED = "canceled"
 
 
 UNKNOWN = "unknown"
-"""Stands for listeners that are none of ours: strangers name them."""
+"""The label of listeners that are not registered here, since their names come from outside."""
 
 
-def message_place(begun: BegunMessage) -> str | None:
-    """Where a message stands in its request's trace, as a `traceparent`; None if that is no trace."""
-    return headers.derived_span(_request_place(begun), begun.message_id)
+def message_traceparent(begun: BegunMessage) -> str | None:
+    """The `traceparent` of a message's span in its request's trace; None if the request has no valid trace."""
+    return headers.derived_span(_request_traceparent(begun), begun.message_id)
 
 
 def record_message(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, listener: str | None, effect: Effect, settled: Settled
 ) -> None:
-    """A message is settled; nothing if it was before. `listener` is None where there is none of that name."""
+    """Record a settled message, unless it was settled before. `listener` is None if none has the name."""
     if settled.effect is None:
         return
     meter, name = telemetry.meter, listener or UNKNOWN
@@ -53,20 +53,20 @@ def record_message(
             meter.count(Metric.THREAD_MESSAGES, settled.canceled, listener=name, effect="canceled", by="pump")
         delay = (begun.begun_at - begun.created_at).total_seconds()
         meter.observe(Metric.THREAD_MESSAGE_DELAY, delay, listener=name)
-    if telemetry.tracer.enabled and (own := message_place(begun)) is not None:
+    if telemetry.tracer.enabled and (own := message_traceparent(begun)) is not None:
         attributes = _attributes(thread, begun) | {"turnstile.effect": settled.effect}
         code = settled.effect if settled.effect in {"timeout", "limit"} else "undelivered" if is_ours else None
         times = (nanoseconds(begun.begun_at), time.time_ns())
-        parent = headers.span_id(_request_place(begun))
+        parent = headers.span_id(_request_traceparent(begun))
         telemetry.tracer.record(Span("message", own, parent, *times, attributes, code, "consumer"))
 
 
 def record_handler(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, seconds: float, outcome: HandlerOutcome
 ) -> None:
-    """A handler has run for so long until now."""
+    """Record a run of a handler that lasted `seconds` and ended now."""
     telemetry.meter.observe(Metric.HANDLER_SECONDS, seconds, listener=begun.listener, outcome=outcome.value)
-    if telemetry.tracer.enabled and (above := message_place(begun)) is not None:
+    if telemetry.tracer.enabled and (above := message_traceparent(begun)) is not None:
         ended = time.time_ns()
         times = (ended - round(seconds * 1e9), ended)
         code = None if outcome is HandlerOutcome.RETURNED else outcome.value
@@ -74,28 +74,28 @@ def record_handler(
         telemetry.tracer.record(Span("handler", own, parent, *times, _attributes(thread, begun), code))
 
 
-def enqueue_place(telemetry: Telemetry, begun: BegunMessage) -> str | None:
-    """The span below which the turn that a message asks for is made, as a `traceparent`; None if nobody is told."""
-    above = message_place(begun) if telemetry.tracer.enabled else None
+def enqueue_traceparent(telemetry: Telemetry, begun: BegunMessage) -> str | None:
+    """The `traceparent` of the span under which a message's turn is enqueued; None if spans are discarded."""
+    above = message_traceparent(begun) if telemetry.tracer.enabled else None
     return None if above is None else headers.derived_span(above, f"{begun.message_id}-enqueue")
 
 
 def record_enqueue(
     telemetry: Telemetry, thread: ThreadRef, begun: BegunMessage, turn: AgentTurnId, started: datetime
 ) -> None:
-    """An agent was asked: its turn is below this span."""
-    above, own = message_place(begun), enqueue_place(telemetry, begun)
+    """Record the enqueue of an agent's turn; the turn's span is a child of it."""
+    above, own = message_traceparent(begun), enqueue_traceparent(telemetry, begun)
     if above is not None and own is not None:
         attributes = _attributes(thread, begun) | {"turnstile.agent_turn_id": turn}
         times = (nanoseconds(started), time.time_ns())
         telemetry.tracer.record(Span("enqueue", own, headers.span_id(above), *times, attributes, None, "producer"))
 
 
-def record_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], told: Collection[MessageId]) -> None:
-    """Answers are in the event stream; of `told` that was not known before."""
+def record_replies(telemetry: Telemetry, replies: Sequence[ThreadReply], newly: Collection[MessageId]) -> None:
+    """Record answers that are in the event stream; only those in `newly`, which were not announced before."""
     now = datetime.now(UTC)
     for reply in replies:
-        if reply.request_id not in told:
+        if reply.request_id not in newly:
             continue
         telemetry.meter.count(Metric.THREAD_REPLIES, kind=reply.kind.value, reason=reply.reason.value)
         lasted = (reply.created_at - reply.requested_at).total_seconds()
@@ -123,7 +123,7 @@ def _record_reply(telemetry: Telemetry, reply: ThreadReply, own: str, place: str
     )
 
 
-def _request_place(begun: BegunMessage) -> str:
+def _request_traceparent(begun: BegunMessage) -> str:
     return begun.context_headers.get(headers.TRACEPARENT, "")
 
 

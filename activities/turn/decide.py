@@ -1,4 +1,4 @@
-"""What a model's answer comes to (protocol §7.4, §7.8). Pure: an answer in, cards and what follows out."""
+"""Decides what follows from a model's answer (protocol §7.4, §7.8). Pure: returns cards and the next action."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ MAX_STEPS_CODE = "max_steps"
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """The step that was asked: its turn and number, what was pinned, and the fields its requester wants."""
+    """A step and its request: the turn, the number, the pinned configuration, and the fields the requester wants."""
 
     turn: TurnRef
     step: int
@@ -71,7 +71,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The turn ends; without a `deliverable` among the cards, the fallback is still to be made."""
+    """The turn ends; if no card is a deliverable, the caller makes the fallback."""
 
     cards: tuple[Card, ...]
     status: TurnStatus
@@ -82,7 +82,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The turn sleeps until these calls are reported, or `wait_seconds` are over."""
+    """The turn is suspended until these calls are reported, at most `wait_seconds`."""
 
     cards: tuple[Card, ...]
     commands: tuple[ToolCommand, ...]
@@ -101,7 +101,7 @@ class _Call:
 
 
 def decide(asked: StepRequest, answer: ModelAnswer) -> Decision:
-    """The cards of the step and what follows it."""
+    """The cards of the step and the next action."""
     calls = [_Call(tool_call_id(asked.step_id, index), call) for index, call in enumerate(answer.calls)]
     thought = _thought(asked, answer.text, calls)
     if not calls:
@@ -117,7 +117,7 @@ def decide(asked: StepRequest, answer: ModelAnswer) -> Decision:
 
 
 def _with_calls(asked: StepRequest, text: str, thought: tuple[Card, ...], calls: Sequence[_Call]) -> Decision:
-    """Send what can be sent; the model hears at once what cannot."""
+    """Send the valid calls; each other call gets a failed `tool.result` at once."""
     found = [_send(asked, call) for call in calls]
     sent = [each for each in found if isinstance(each, Outgoing)]
     cards = (*thought, *(each.card if isinstance(each, Outgoing) else each for each in found))
@@ -127,7 +127,7 @@ def _with_calls(asked: StepRequest, text: str, thought: tuple[Card, ...], calls:
 
 
 def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
-    """The call as it goes out, or the failed `tool.result` that the model is given."""
+    """The call to send, or the failed `tool.result` that the model gets instead."""
     row = None if asked.is_last else asked.config.tools.get(call.answered.name)
     if row is None:
         return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
@@ -162,7 +162,7 @@ def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card,
 
 
 def _out_of_steps(asked: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
-    """The last allowed step did not end the turn by itself: its text is what there is, else a fallback (§7.8)."""
+    """End the turn after its last allowed step: the deliverable is the step's text, else a fallback (§7.8)."""
     if not text.strip():
         return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
     if not asked.config.must_end_with:
@@ -173,7 +173,7 @@ def _out_of_steps(asked: StepRequest, text: str, cards: tuple[Card, ...]) -> Del
 
 
 def _accept(asked: StepRequest, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
-    """The call ends the turn, whatever `must_end_with` says."""
+    """End the turn with the call's data, whatever `must_end_with` says."""
     accepted = ToolResultContent(
         status=TurnStatus.SUCCESS, after_execution=AfterExecution.TERMINATE, result={"accepted": True}
     )
@@ -223,7 +223,7 @@ def _deliverable(asked: StepRequest, content: CardContent, *, partial: bool | No
 
 
 def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
-    """The `agent.thought` of the step; none if the model neither wrote nor called."""
+    """The `agent.thought` of the step; none if the answer has neither text nor calls."""
     if not text.strip() and not calls:
         return ()
     recorded = [
@@ -250,7 +250,7 @@ def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Car
 
 
 def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:
-    """What a stopped model had said; None if it had said nothing. Its calls were never made."""
+    """A card of the text that a stopped model had written so far; None if there is none. Its calls are dropped."""
     if draft is None or not draft.text.strip():
         return None
     key = step_id(turn.agent_turn_id, step)

@@ -1,6 +1,6 @@
-"""How fast models answer, by profile: which steps may be tried as quick ones (ARCHITECTURE.md, quick steps).
+"""Learns which models answer fast, by profile: their steps may run as quick steps (ARCHITECTURE.md, quick steps).
 
-Learned from answers in this process alone, so that whoever starts anew asks `run_step` first.
+It learns from answers in this process only, so a new process runs every profile's first steps with `run_step`.
 """
 
 from collections import OrderedDict
@@ -8,28 +8,28 @@ from collections import OrderedDict
 from turnstile.schema.ids import BoxId
 
 LEARNED_AFTER = 5
-"""So many answers on end must have been fast."""
+"""This many consecutive answers must have been fast before a model counts as fast."""
 _KEPT = 10
-"""A model that was fast so often on end stays so for some answers that were slower: this process was busy, perhaps."""
+"""The count's maximum. Each slower answer takes one back, so a fast model stays fast through a few of them."""
 _MARGIN = 2
-"""By how much faster than a quick step's patience a fast answer is."""
+"""A fast answer takes less than `patience` divided by this."""
 _REMEMBERED = 10_000
-"""Profiles; the one asked longest ago is forgotten first."""
+"""Profiles that are kept; the one that answered longest ago is dropped first."""
 
 
 class FastModels:
-    """Counts fast answers. `patience` is how long a quick step waits for a model, in seconds; 0: never."""
+    """Counts fast answers. `patience` is how many seconds a quick step waits for a model; 0 disables quick steps."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
         self._fast: OrderedDict[BoxId, int] = OrderedDict()
 
     def is_quick(self, profile: BoxId) -> bool:
-        """Whether the model of this profile's box has answered fast of late."""
+        """Whether the last answers of this profile's model were fast."""
         return self._fast.get(profile, 0) >= LEARNED_AFTER
 
     def took(self, profile: BoxId, seconds: float) -> None:
-        """Learn from an answer, or from a wait in vain: that, or an answer as late, forgets all before it."""
+        """Count an answer, or a timeout, that took `seconds`; `patience` or more resets the count."""
         fast = self._fast.pop(profile, 0)
         if seconds >= self.patience:
             return

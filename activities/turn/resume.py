@@ -1,7 +1,7 @@
-"""What the answers to a step's calls mean for the turn (protocol §7.5). Pure.
+"""Decides from the results of a step's calls whether the turn ends (protocol §7.5). Pure.
 
-Once no call waits any more, a turn goes on with its next step, unless an answer's effective `after_execution` is
-`terminate`: then the turn ends with that answer, a failed one first, else the first in call order.
+When no call waits any more, the turn continues with its next step, unless a result's effective `after_execution` is
+`terminate`: then the turn ends with that result. Of several, a failed one is used, else the first in call order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ CONTROL_KEY = "__cg_control"
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """A tool ended the turn: its status and codes, the deliverable, and the result that it was made of, if any."""
+    """The end of a turn by a tool: status and code, the deliverable, and the result card that it came from, if any."""
 
     status: TurnStatus
     deliverable: Card
@@ -43,7 +43,7 @@ class Termination:
 def termination(
     turn: TurnRef, answered: Sequence[AnsweredCall], output: Sequence[Card], tools: Mapping[str, ToolRow]
 ) -> Termination | None:
-    """How the answers end the turn; None if they do not."""
+    """How the results end the turn; None if they do not."""
     cards = {card.card_id: card for card in output}
     order = _call_order(turn, output)
     ending: list[tuple[AnsweredCall, ToolResultContent]] = []
@@ -73,7 +73,7 @@ def ended_by(turn: TurnRef, call: AnsweredCall, content: ToolResultContent) -> T
 
 
 def result_of(card: Card | None) -> ToolResultContent | None:
-    """What a `tool.result` card says; None if it is not there or cannot be read."""
+    """The content of a `tool.result` card; None if there is no card or it cannot be read."""
     if card is None:
         return None
     try:
@@ -84,7 +84,7 @@ def result_of(card: Card | None) -> ToolResultContent | None:
 
 
 def _effective(call: AnsweredCall, content: ToolResultContent, tools: Mapping[str, ToolRow]) -> AfterExecution:
-    """The result's own control if valid, else the report's, else the tool row's."""
+    """The `after_execution` in the result if valid, else the report's, else the tool row's."""
     control = content.result.get(CONTROL_KEY) if isinstance(content.result, dict) else None
     said = control.get("after_execution") if isinstance(control, dict) else None
     for value in (said, call.after_execution):

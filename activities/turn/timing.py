@@ -1,7 +1,8 @@
-"""How long a step took and what it came to: as `timing` and `stats` (protocol §4, §5), as figures and as spans.
+"""Durations of steps and turns: as `timing` and `stats` (protocol §4, §5), as metrics and as spans.
 
-The reckoning is pure; `tell_…` tells what is reckoned. A step is told by the attempt that committed it, so once; its
-span's id is derived, so what a lost attempt told below it still hangs there. Ids, codes and numbers only.
+`timing`, `turn_stats` and `suspended` compute only; `record_…` record to telemetry. The attempt that committed a step
+records it, so it is recorded once. Its span id is derived, so spans of a lost attempt are still its children. Records
+hold ids, codes and numbers only.
 """
 
 import time
@@ -14,7 +15,7 @@ from turnstile.runtime.telemetry import (
     Span,
     Telemetry,
     nanoseconds,
-    step_place,
+    step_traceparent,
     turn_attributes,
 )
 from turnstile.schema.base import JsonObject
@@ -52,14 +53,14 @@ def turn_stats(step: int, figures: StepFigures) -> JsonObject:
 
 
 def suspended(head: StepHead) -> float | None:
-    """Seconds for which the turn slept before this step; None where it did not, or where the step was begun before."""
+    """Seconds for which the turn was suspended before this step; None if it was not, or in a repeat of the step."""
     if head.suspended_at is None or head.step_attempt != 1:
         return None
     return (head.updated_at - head.suspended_at).total_seconds()
 
 
 def record_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
-    """The turn has begun, or is awake again if it slept: how long it was dispatched, or suspended."""
+    """Record how long the turn was dispatched, at its first step, or suspended, at the first step after that."""
     project, agent = turn.project_id, turn.agent_id
     if head.step_count == 0 and head.step_attempt == 1:
         waited = (head.started_at - head.due_at).total_seconds()
@@ -71,11 +72,11 @@ def record_begun(telemetry: Telemetry, turn: TurnRef, head: StepHead) -> None:
 def record_step(
     telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord, seconds: float, attempts: int
 ) -> None:
-    """A step is committed; `attempts` at the model were made for it."""
+    """Record a committed step, for which the model was asked `attempts` times."""
     telemetry.meter.observe(Metric.STEP_SECONDS, seconds, status=record.status)
     if not telemetry.tracer.enabled:
         return
-    own = step_place(head.context_headers, step_id(turn.agent_turn_id, record.step))
+    own = step_traceparent(head.context_headers, step_id(turn.agent_turn_id, record.step))
     if own is None:
         return
     attributes: dict[str, Attribute] = turn_attributes(turn) | {
@@ -91,11 +92,11 @@ def record_step(
 
 
 def record_calls(telemetry: Telemetry, turn: TurnRef, head: StepHead, record: StepRecord) -> None:
-    """Each call that goes out, as the span that its command carries: all that the tool does is below it (§5)."""
+    """Record each call of the step as the span that its command carries; the tool's spans are its children (§5)."""
     telemetry.meter.count(Metric.TOOL_CALLS, len(record.calls))
     if not telemetry.tracer.enabled:
         return
-    under = step_place(head.context_headers, step_id(turn.agent_turn_id, record.step))
+    under = step_traceparent(head.context_headers, step_id(turn.agent_turn_id, record.step))
     if under is None:
         return
     now = time.time_ns()

@@ -1,7 +1,7 @@
-"""What a turn was promised when it began: profile, limits and tools, pinned with its first step (protocol §7.1).
+"""A turn's configuration (profile, limits and tools), pinned with its first step (protocol §7.1).
 
-The rendered prompt and the tool specs are cards of the turn; the rest rides as `turn_config` in the first step's
-metadata. Later steps read these back, so that a profile edited in the middle of a turn changes nothing.
+The rendered prompt and the tool specs become cards of the turn; the rest is `turn_config` in the first step's metadata.
+Later steps read these, so that editing a profile during a turn does not change the turn.
 """
 
 import logging
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 
 class TurnConfig(Tolerant):
-    """The pinned limits of a turn; holds no text of the profile."""
+    """The pinned limits of a turn, without any text of the profile."""
 
     profile_name: str
     llm_config: LlmConfig
     max_steps: int
     must_end_with: list[str]
     tools: dict[str, ToolRow]
-    """The offered tools by name, as their rows were."""
+    """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
 
@@ -51,7 +51,7 @@ class TurnConfig(Tolerant):
 class PinnedConfig:
     """A turn's configuration, its system prompt and tool specs, and the cards that pin them (first step only).
 
-    Where the turn is to be remembered, its instruction is the first of these cards: it is in the context box already.
+    If the turn shall be remembered, its instruction, which is in the context box already, is the first of these cards.
     """
 
     config: TurnConfig
@@ -61,12 +61,15 @@ class PinnedConfig:
 
     @property
     def last_specs(self) -> tuple[JsonObject, ...]:
-        """What the last allowed step offers (protocol §7.8)."""
+        """The tool specs of the last allowed step (protocol §7.8)."""
         return last_specs(self.specs, self.config.choices)
 
 
 def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
-    """What is pinned, or what this first step pins; raises `ModelError` (`model_request_invalid`) if it cannot."""
+    """Read the pinned configuration, or make it in the first step.
+
+    Raises `ModelError` (`model_request_invalid`) if it cannot be read or made.
+    """
     if begun.head.turn_config is not None:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
@@ -90,7 +93,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
 
 
 def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:
-    """The turn's own instruction."""
+    """The card of the turn's own instruction."""
     return tuple(
         card
         for card in context
@@ -122,11 +125,11 @@ def _profile(cards: Sequence[Card]) -> Profile:
 
 
 def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
-    """The tools of a project's rows; a row that does not parse is left out with a warning."""
+    """Parse a project's tool rows; a row that does not parse is left out with a warning."""
     rows: list[ToolRow] = []
     for each in raw:
         try:
-            # A column that its writer left null has the default.
+            # A column that is null has the default.
             rows.append(ToolRow.model_validate({name: value for name, value in each.items() if value is not None}))
         except ValidationError:
             log.warning("tool %s is left out: its row does not parse", str(each.get("tool_name"))[:64])

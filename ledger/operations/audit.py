@@ -1,9 +1,9 @@
-"""The audit: every rule of the protocol that a ledger can show to be broken, as queries (`audit*.sql`).
+"""The audit: checks the rules of the protocol that the ledger's rows can break, as queries (`audit*.sql`).
 
-One REPEATABLE READ READ ONLY transaction, so that all rules see one moment and nothing is changed. It is quiet on a
-live ledger: a transition is one statement, so rows agree at every moment, and what must happen in time has the safety
-net's time and a grace. A rule gives at most `row_limit` violations and says when there are more. Takes no lock; what
-it reads is not vacuumed meanwhile. A million turns cost some 100 s of processor time and a few hundred MB.
+It runs in one REPEATABLE READ READ ONLY transaction, so all rules see the same moment and nothing is changed. A live
+ledger gives no false alarms: a transition is one statement, so rows are consistent at every moment, and time limits
+allow for the safety net and a grace. A rule returns at most `row_limit` violations and says when there are more. The
+audit takes no lock, but delays vacuum. A million turns cost about 100 s of processor time and a few hundred MB.
 """
 
 import functools
@@ -28,7 +28,7 @@ _A_DAY = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold: by its name, the section of the protocol that says so, and in a sentence."""
+    """A rule: its name, its section of the protocol, and what must hold, in a sentence."""
 
     name: str
     section: str
@@ -38,47 +38,47 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is looked at: everything, or the turns of a project, or those enqueued since a moment."""
+    """The turns to audit: all, those of a project, or those enqueued since a moment."""
 
     project_id: ProjectId | None = None
     since: datetime | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether all tables are read to their ends."""
+        """Whether all rows are audited."""
         return self.project_id is None and self.since is None
 
     @property
     def since_id(self) -> str | None:
-        """The least id that a turn since then can have: ids of turns sort by time."""
+        """The smallest id that a turn since then can have: ids of turns sort by time."""
         return None if self.since is None else first_id(self.since)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long what must happen may take, in seconds, and the limit of depth."""
+    """The time limits of rules, in seconds, and the limit of depth."""
 
     grace_seconds: float = 60.0
-    """Beyond the safety net's own time."""
+    """Added to the safety net's own time."""
     claim_seconds: float = 300.0
     """`[bridge].inbox_processing_timeout_seconds`."""
     stranded_seconds: float = 60.0
-    """How long an idle agent may have a turn that could run."""
+    """How long an idle agent may leave a turn that could run."""
     silent_seconds: float = 60.0
-    """A worker that has not signed on for so long is not there."""
+    """A worker that has not signed on for this long counts as gone."""
     depth_limit: int = 20
     """`[protocol].max_recursion_depth`."""
 
 
 class Finding(Tolerant):
-    """What a rule's query gives: the ids of what breaks it, and what is wrong."""
+    """A row of a rule's query: the ids of the rows that break the rule, and what is wrong."""
 
     ids: Json[dict[str, str | None]]
     detail: str
 
 
 class Violation(Tolerant):
-    """One thing that breaks a rule. `ids` are of whatever is concerned; there is no content."""
+    """One violation of a rule; it holds ids, no content."""
 
     rule: str
     section: str
@@ -87,7 +87,7 @@ class Violation(Tolerant):
 
 
 class RuleResult(Tolerant):
-    """What a rule found, or the first of it (`cut`), and what it cost."""
+    """A rule's violations, how long the query took, and whether there are more (`cut`)."""
 
     rule: str
     section: str
@@ -99,14 +99,14 @@ class RuleResult(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found: a result for each rule, and all violations."""
+    """The result of an audit: one for each rule, and all violations."""
 
     rules: Sequence[RuleResult]
     violations: Sequence[Violation]
 
 
 class AuditedTurn(Tolerant):
-    """A turn whose workflow is looked at; `status` is its head's, or its outcome's."""
+    """A turn whose workflow is audited; `status` is its head's, or its outcome's."""
 
     project_id: ProjectId
     agent_id: AgentId
@@ -120,7 +120,7 @@ class _Slow(Protocol):
 
 
 class _UntimedConnection:
-    """A connection whose statements may take long: they read whole tables."""
+    """A connection without a statement timeout, since audit statements read whole tables."""
 
     __slots__ = ("_conn",)
 
@@ -133,7 +133,7 @@ class _UntimedConnection:
 
 @functools.cache
 def rules() -> Mapping[str, Rule]:
-    """Every rule by name, in the order in which they are checked."""
+    """Every rule by name, in the order in which the audit checks them."""
     names = ("audit", "audit_inbox", "audit_calls", "audit_boxes")
     sql = resources.files("turnstile.ledger").joinpath("operations")
     texts = [sql.joinpath(f"{name}.sql").read_text("utf-8") for name in names]
@@ -148,7 +148,7 @@ def _rule(found: Query) -> Rule:
 
 
 def arguments(scope: Scope, bounds: Bounds, row_limit: int) -> dict[str, Any]:
-    """The values of all parameters that rules have."""
+    """The values of all parameters of the rules' queries."""
     values = {field.name: getattr(bounds, field.name) for field in fields(bounds)}
     return values | {
         "project_id": scope.project_id,
@@ -159,7 +159,7 @@ def arguments(scope: Scope, bounds: Bounds, row_limit: int) -> dict[str, Any]:
 
 
 async def audit(pool: Pool, scope: Scope, bounds: Bounds, *, row_limit: int) -> Audit:
-    """Check all rules at one moment; raises `ServerUnavailable` if the server goes away."""
+    """Check all rules at one moment; raises `ServerUnavailable` if the server is lost."""
     async with pool.connection() as conn, conn.transaction():
         await query("begin_audit").many(conn)
         await query("tune_audit").one(conn, whole=scope.whole, windowed=scope.since is not None)
@@ -167,7 +167,7 @@ async def audit(pool: Pool, scope: Scope, bounds: Bounds, *, row_limit: int) -> 
 
 
 async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_limit: int) -> Audit:
-    """Check all rules in the transaction of the connection, whatever that sees."""
+    """Check all rules in the connection's transaction."""
     values = arguments(scope, bounds, row_limit + 1)
     results: list[RuleResult] = []
     violations: list[Violation] = []
@@ -190,7 +190,7 @@ async def check_rules(conn: Connection, scope: Scope, bounds: Bounds, *, row_lim
 
 
 def violation(rule: Rule, found: Finding) -> Violation:
-    """What a rule's query found, under the rule's name, without ids that are not known."""
+    """The violation for a row of a rule's query; ids that are null are left out."""
     ids = {name: value for name, value in found.ids.items() if value is not None}
     return Violation(rule=rule.name, section=rule.section, ids=ids, detail=found.detail)
 
@@ -198,7 +198,7 @@ def violation(rule: Rule, found: Finding) -> Violation:
 async def list_expected_workflows(
     conn: Connection, project: ProjectId | None, *, fresh_seconds: float, claimed_seconds: float
 ) -> list[AuditedTurn]:
-    """Turns in hand that must have an open workflow, unchanged for so long, and claimed for so long if not begun."""
+    """The active turns that must have an open workflow: unchanged, and claimed if not begun, for that long."""
     rows = await query("list_expected_workflows").many(
         conn, project_id=project, fresh_seconds=fresh_seconds, claimed_seconds=claimed_seconds
     )
@@ -208,7 +208,7 @@ async def list_expected_workflows(
 async def list_ended_turns(
     conn: Connection, project: ProjectId | None, turns: Sequence[AgentTurnId], *, older_seconds: float
 ) -> list[AuditedTurn]:
-    """Those of the turns that have been over for so long; what this ledger does not know is not among them."""
+    """Those of the turns that ended that long ago; turns unknown to this ledger are left out."""
     rows = await query("list_ended_turns").many(
         conn, project_id=project, agent_turn_ids=list(turns), older_seconds=older_seconds
     )

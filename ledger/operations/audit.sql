@@ -1,10 +1,10 @@
--- The audit's rules on heads, turns and outcomes: what the protocol never lets be (docs/operations.md). Each gives the ids of
--- what breaks it and what is wrong, in words without content. Those on turns look at the rows made since a moment
--- (:since, and :since_id for ids that sort by time) of one project, or at all; heads and live rows are always looked at.
--- What L0 enqueued has a request_digest; a row without one is a stranger's, and no turn until it is leased.
+-- The audit's rules on heads, turns and outcomes (docs/operations.md). Each returns the ids of the rows that break it and
+-- says what is wrong, without content. Rules on turns read the rows made since a moment (:since, and :since_id for ids
+-- that sort by time) of one project, or all rows; heads and live rows are always read. A row that L0 enqueued has a
+-- request_digest; a row without one was written by others, and is no turn until it is leased.
 
 -- name: one_active_turn :many
--- Protocol §2.1: the turn on a head has its inbox row, of its agent, project and epoch, and is on no other head.
+-- Protocol §2.1: the turn on a head has an inbox row of the same agent, project and epoch, and is on no other head.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
        CASE WHEN h.heads > 1 THEN format('it is on %s heads', h.heads)
             ELSE format('its head, at epoch %s, names no inbox row of this turn and epoch', h.turn_epoch) END AS detail
@@ -15,7 +15,7 @@ WHERE (i.inbox_id IS NULL OR h.heads > 1) AND (:project_id::text IS NULL OR h.pr
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_head_a_box :many
--- Protocol §2.1: no two heads hold one output box.
+-- Protocol §2.1: no two heads have the same output box.
 SELECT jsonb_build_object('box_id', h.output_box_id, 'agent_id', min(h.agent_id), 'other_agent_id', max(h.agent_id)) AS ids,
        format('%s heads hold this output box', count(*)) AS detail
 FROM state.agent_state_head h
@@ -45,7 +45,7 @@ WHERE h.status <> 'idle' AND (:project_id::text IS NULL OR h.project_id = :proje
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: begun_rows_are_final :many
--- Protocol §7.1: the inbox row of a leased turn is live until the turn begins, and final from then on. One that broke the
+-- Protocol §7.1: the inbox row of a leased turn is live until the turn begins, and final from then on. A row that breaks the
 -- protocol is final at once; the fence that ends its turn follows within :grace_seconds.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id,
                           'inbox_id', i.inbox_id) AS ids,
@@ -57,7 +57,7 @@ WHERE h.status <> 'idle' AND (h.status = 'dispatched') <> (i.archived_at IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: idle_heads_hold_nothing :many
--- Protocol §4.2: nothing of a turn is left on an idle head, but for the profile box, which a UI worker leaves there.
+-- Protocol §4.2: an idle head has no data of a turn, except the profile box, which a UI worker leaves there.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id,
                           'inbox_id', h.active_inbox_id, 'box_id', h.output_box_id) AS ids,
        'the head is idle and holds something of a turn' AS detail
@@ -77,7 +77,7 @@ WHERE h.restart_count > 3 AND (:project_id::text IS NULL OR h.project_id = :proj
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: no_outcome_in_hand :many
--- Protocol §2.3: a turn that an agent has in hand has no outcome.
+-- Protocol §2.3: an active turn has no outcome.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
        format('the head is %s, and the turn has its outcome %s', h.status, o.status) AS detail
 FROM state.agent_state_head h JOIN state.turn_outcomes o ON o.agent_turn_id = h.active_agent_turn_id
@@ -85,7 +85,7 @@ WHERE h.status <> 'idle' AND (:project_id::text IS NULL OR h.project_id = :proje
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: every_turn_is_somewhere :many
--- Protocol §2.5: a turn is queued, or on the head of its agent, or has its outcome: one of the three.
+-- Protocol §2.5: a turn is either queued, or on the head of its agent, or has an outcome.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id) AS ids,
        concat_ws(', ', 'its inbox row is ' || t.status, CASE WHEN h.agent_id IS NOT NULL THEN 'it is on a head' END,
                  coalesce('it has the outcome ' || o.status, 'it has no outcome')) AS detail
@@ -102,7 +102,7 @@ WHERE places.found > 1 OR (places.found = 0 AND t.request_digest IS NOT NULL)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: one_turn_a_row :many
--- Protocol §2.5: one enqueue is one turn: no two inbox rows of L0 name one.
+-- Protocol §2.5: one enqueue is one turn: no two inbox rows of L0 have the same turn.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.agent_turn_id, 'inbox_id', t.inbox_id,
                           'other_inbox_id', x.inbox_id) AS ids, 'two inbox rows enqueue this turn' AS detail
 FROM state.agent_inbox t
@@ -126,7 +126,7 @@ GROUP BY t.project_id, t.agent_id, t.turn_epoch HAVING count(*) > 1
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: epoch_beyond_its_head :many
--- Protocol §2.5: no turn has an epoch that its agent's head has not reached.
+-- Protocol §2.5: no turn has an epoch higher than its agent's head.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id) AS ids,
        format('the turn has epoch %s, its head %s', t.turn_epoch, coalesce(h.turn_epoch::text, 'is not there')) AS detail
 FROM state.agent_inbox t
@@ -138,8 +138,8 @@ WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: first_come_first_served :many
--- Protocol §3: turns of an agent in boxes that no other agent shares ran as they were enqueued, on rising epochs. Of a window
--- only boxes that were made in it, since others may have been shared before.
+-- Protocol §3: turns of an agent with boxes that no other agent uses ran in the order of their enqueues, with rising epochs. For a
+-- window only boxes that were made in it are checked, since others may have been shared before.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id) AS ids,
        format('it has epoch %s, and a turn enqueued before it %s', t.turn_epoch, t.previous) AS detail
 FROM (
@@ -160,7 +160,7 @@ WHERE t.turn_epoch <= t.previous
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: no_idle_head_with_a_free_turn :many
--- Protocol §8 stranded: an idle agent has no turn that could run, for longer than :stranded_seconds.
+-- Protocol §8 stranded: no agent is idle for longer than :stranded_seconds while it has a turn that could run.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_id', q.agent_id, 'agent_turn_id', q.agent_turn_id) AS ids,
        'it is queued, its agent idle and its output box free' AS detail
 FROM state.queued_turns q JOIN state.agent_state_head h ON h.agent_id = q.agent_id AND h.project_id = q.project_id
@@ -172,7 +172,7 @@ WHERE h.status = 'idle' AND NOT EXISTS (SELECT FROM state.agent_state_head b WHE
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: queued_turns_can_be_leased :many
--- Protocol §4.4: a queued row waits at infinity with epoch 0, and its agent has a head and is in the roster.
+-- Protocol §4.4: a queued row has next_retry_at infinity and epoch 0, and its agent has a head and is in the roster.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'inbox_id', i.inbox_id) AS ids,
        'queued, but ' || concat_ws(', ', CASE WHEN i.next_retry_at <> 'infinity' THEN 'not at infinity' END,
            CASE WHEN i.turn_epoch <> 0 THEN 'with an epoch' END, CASE WHEN h.agent_id IS NULL THEN 'without a head' END, CASE WHEN a.agent_id IS NULL THEN 'of no agent' END) AS detail
@@ -185,7 +185,7 @@ WHERE i.archived_at IS NULL AND i.status = 'queued'
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: outcome_without_a_turn :many
--- Protocol §2.3: no outcome that nobody asked for: each names the inbox row of its turn.
+-- Protocol §2.3: each outcome names the inbox row of its turn.
 SELECT jsonb_build_object('project_id', o.project_id, 'agent_id', o.agent_id, 'agent_turn_id', o.agent_turn_id, 'inbox_id', o.inbox_id) AS ids,
        'the outcome names no inbox row of its turn and agent' AS detail
 FROM state.turn_outcomes o

@@ -1,6 +1,6 @@
--- The audit's rules on cards and boxes. They read the tables that grow most, so each reads them once and no more of them than it
--- needs. Of a window they look at the boxes that its turns name, and at cards by the ids that kernel makes of a turn's, which sort
--- by time. A box may be a copy of another (a fork, or a context with an instruction added): it holds cards older than itself.
+-- The audit's rules on cards and boxes. They read the largest tables, so each reads them once and only as far as needed. For
+-- a window they read the boxes that its turns name, and cards by the ids that the kernel derives from a turn's, which sort by
+-- time. A box may be a copy of another (a fork, or a context with an instruction added): it holds cards older than itself.
 
 -- name: deliverable_in_its_box :many
 -- Protocol §2.3: the output box that an outcome names has one task.deliverable of the turn, the one that the outcome names, and
@@ -83,7 +83,7 @@ WHERE c.metadata ? 'agent_turn_id' AND (:project_id::text IS NULL OR c.tenant_id
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: places_are_whole :many
--- Protocol §4.5: what is in a box is there: the box, the card, and both of one project.
+-- Protocol §4.5: the box and the card of each position exist, and are of one project.
 SELECT jsonb_build_object('box_id', b.box_id, 'card_id', b.card_id, 'project_id', x.tenant_id) AS ids,
        CASE WHEN x.box_id IS NULL THEN 'a card in a box that is not there' WHEN c.card_id IS NULL THEN 'the card in the box is not there'
             ELSE 'box and card are of two projects' END AS detail
@@ -94,8 +94,8 @@ WHERE (x.box_id IS NULL OR c.card_id IS NULL OR x.tenant_id <> c.tenant_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cards_are_in_their_boxes :many
--- Protocol §2.9: what a turn wrote is in its output box, and in no box that was there before it; never in its context box. Only
--- results that no call took are in no box. Turns that are over are told by their outcome, the few others looked up.
+-- Protocol §2.9: the cards of a turn are in its output box, and in no other box that existed before it; never in its context box.
+-- Only results that no call took are in no box. Turns that are over are found by their outcomes, the few others by lookup.
 SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata ->> 'agent_turn_id', 'card_id', c.card_id,
                           'box_id', b.box_id) AS ids,
        CASE WHEN b.card_id IS NULL THEN 'the card is in no box' WHEN b.box_id::text = t.context_box_id THEN 'the turn wrote it into its context box'
@@ -117,8 +117,8 @@ WHERE o.agent_turn_id IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: context_boxes_never_change :many
--- Protocol §2.9: every card of a box that is only a context came in the transaction that made the box. Not seen in a database that was
--- restored from a dump, which forgets the transactions.
+-- Protocol §2.9: every card of a box that is only a context was added in the transaction that made the box. Not checked in a database
+-- that was restored from a dump, which does not keep transaction ids.
 SELECT jsonb_build_object('project_id', x.tenant_id, 'box_id', x.box_id, 'card_id', b.card_id) AS ids,
        'the card entered a context box after the box was made' AS detail
 FROM public.boxes x JOIN public.box_cards b ON b.box_id = x.box_id

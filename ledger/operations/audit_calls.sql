@@ -1,5 +1,5 @@
--- The audit's rules on steps, calls and edges. Those on calls start from the turns of the window, as the other rules do. Steps
--- called step_… are a UI worker's (protocol §10.12): of its turns there is no outcome, and no order of steps.
+-- The audit's rules on steps, calls and edges. Rules on calls start from the turns of the window, as the other rules do. Steps
+-- named step_… are a UI worker's (protocol §10.12): its turns have no outcome, and their steps no order.
 
 -- name: steps_in_order :many
 -- Protocol §4.2: the steps of a turn are 1 to n.
@@ -48,7 +48,7 @@ WHERE (t.inbox_id IS NULL OR s.status = 'running' OR s.ended_at IS NULL OR s.cha
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: an_ending_step_is_the_last :many
--- Protocol §7.7: a step that ended its turn is its last, and the turn has its outcome: failed after a failed step, canceled after a
+-- Protocol §7.7: a step that ended its turn is its last, and the turn has an outcome: failed after a failed step, canceled after a
 -- canceled one.
 SELECT jsonb_build_object('project_id', s.project_id, 'agent_turn_id', s.agent_turn_id, 'step_id', s.step_id) AS ids,
        format('the step is %s and the end, and %s', s.status, CASE WHEN o.agent_turn_id IS NULL THEN 'the turn has no outcome'
@@ -137,7 +137,7 @@ WHERE w.wait_status IN ('waiting', 'received') AND h.agent_id IS NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_received_call_has_a_live_report :many
--- Protocol §6 report: a call that says received has a report that will be applied, for it never expires.
+-- Protocol §6 report: a call with status received has a report that will be applied, since such a call never expires.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id) AS ids,
        'the call is received, and has no live report' AS detail
 FROM state.turn_waiting_tools w
@@ -147,7 +147,7 @@ WHERE w.wait_status = 'received' AND i.inbox_id IS NULL AND (:project_id::text I
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_consumed_report_has_a_settled_call :many
--- Protocol §2.7: no report is lost: one that is consumed was applied, or its call was settled by another.
+-- Protocol §2.7: no report is lost: a consumed report was applied, or its call was settled by another report.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id,
                           'inbox_id', i.inbox_id) AS ids,
        format('the report is consumed, and the call still %s', w.wait_status) AS detail
@@ -172,7 +172,7 @@ GROUP BY w.project_id, w.agent_turn_id, w.tool_call_id, w.wait_status HAVING cou
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: a_losing_report_changed_nothing :many
--- Protocol §2.8: a report that is consumed without a reason is the one that its call was settled by.
+-- Protocol §2.8: a report that is consumed without a reason is the one that settled its call.
 SELECT jsonb_build_object('project_id', w.project_id, 'agent_turn_id', w.agent_turn_id, 'tool_call_id', w.tool_call_id,
                           'inbox_id', i.inbox_id) AS ids,
        format('the %s says it was applied, and the call is %s', i.message_type, w.wait_status) AS detail

@@ -1,8 +1,8 @@
--- The audit's rules on inbox rows and on what must happen in time. What the safety net does (protocol §8) has :grace_seconds beyond
--- the net's own time, and only where a worker of the target has signed on within :silent_seconds: else nobody was there to do it.
+-- The audit's rules on inbox rows and on time limits. What the safety net does (protocol §8) may take :grace_seconds beyond the
+-- net's own time, and is only checked where a worker of the target has signed on within :silent_seconds.
 
 -- name: final_rows_are_archived :many
--- Protocol §4.4: final rows, and only they, are archived; live rows but queued ones are due some time.
+-- Protocol §4.4: final rows, and only they, are archived; every live row that is not queued has a time when it is due.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'inbox_id', i.inbox_id, 'agent_turn_id', i.agent_turn_id) AS ids,
        CASE WHEN (i.status IN ('consumed', 'skipped', 'error')) <> (i.archived_at IS NOT NULL)
             THEN format('it is %s and %s archived', i.status, CASE WHEN i.archived_at IS NULL THEN 'not' ELSE 'yet' END)
@@ -28,7 +28,7 @@ WHERE (i.retry_count NOT BETWEEN 0 AND 3
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: stops_came_true :many
--- Protocol §6 stop: the stop of a turn that is consumed ended it: its outcome is canceled, with the code stopped.
+-- Protocol §6 stop: a consumed stop has ended its turn: the outcome is canceled, with the code stopped.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'inbox_id', i.inbox_id) AS ids,
        'the stop is consumed, and the turn ' || coalesce(format('ended as %s, %s', o.status, coalesce(o.error_code, 'without a code')),
                                                          'has no outcome') AS detail
@@ -76,7 +76,7 @@ WHERE h.status = 'suspended' AND coalesce(h.resume_deadline, h.updated_at) < now
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: stops_are_obeyed :many
--- Protocol §8 stop: a turn that was asked to stop is soon over.
+-- Protocol §8 stop: a turn that was asked to stop ends in time.
 SELECT jsonb_build_object('project_id', i.project_id, 'agent_id', i.agent_id, 'agent_turn_id', i.agent_turn_id, 'inbox_id', i.inbox_id) AS ids,
        format('asked to stop %s s ago, and still %s', round(extract(epoch FROM now() - i.created_at)), h.status) AS detail
 FROM state.agent_inbox i

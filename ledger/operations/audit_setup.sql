@@ -1,12 +1,12 @@
--- How an audit reads: one moment, nothing written, and plans for the tables as they are (ledger/operations/audit.py).
+-- The transaction of an audit: it sees one moment, writes nothing, and has plans for large tables (ledger/operations/audit.py).
 
 -- name: begin_audit :exec
--- The first statement of its transaction: every rule sees the same moment, and none can write.
+-- The first statement of the transaction: every rule sees the same moment, and none can write.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: tune_audit :one
--- Until the transaction ends: plans made for these parameters, and memory to hash a table. One that reads everything (:whole)
--- joins by hashing alone; one that reads a window (:windowed) looks up by index.
+-- Sets for the transaction: plans for the given parameters, and memory to hash a table. An audit of everything (:whole) uses
+-- hash joins only; an audit of a window (:windowed) uses indexes.
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_config('statement_timeout', '0', true) AS timeout,
        set_config('work_mem', '384MB', true) AS work_mem, set_config('enable_seqscan', 'on', true) AS seqscan,
        set_config('enable_mergejoin', 'off', true) AS mergejoin, set_config('enable_nestloop', (NOT :whole::boolean)::text, true) AS nestloop,
@@ -14,8 +14,8 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true) AS plans, set_co
        set_config('random_page_cost', CASE WHEN :whole THEN '20' WHEN :windowed::boolean THEN '1.1' ELSE '4' END, true) AS random_page_cost;
 
 -- name: list_expected_workflows :many
--- Turns in hand whose workflow must be there: begun, or claimed so long ago, and unchanged for a while. A service of its own target
--- (svc1_…) needs none.
+-- Active turns that must have a workflow: begun, or claimed long enough ago, and unchanged for a while. A turn of a service with
+-- its own target (svc1_…) needs none.
 SELECT t.project_id, t.agent_id, t.agent_turn_id, t.turn_epoch, t.status
 FROM state.turns_in_hand t LEFT JOIN state.agent_inbox i ON i.inbox_id = t.inbox_id
 WHERE t.updated_at < now() - make_interval(secs => :fresh_seconds::float8) AND NOT starts_with(t.worker_target, 'svc1_')
@@ -25,7 +25,7 @@ WHERE t.updated_at < now() - make_interval(secs => :fresh_seconds::float8) AND N
 ORDER BY t.project_id, t.agent_id;
 
 -- name: list_ended_turns :many
--- Those of these turns that have had their outcome for so long.
+-- Those of these turns that ended at least that long ago.
 SELECT o.project_id, o.agent_id, o.agent_turn_id, o.turn_epoch, o.status
 FROM state.turn_outcomes o
 WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.ended_at < now() - make_interval(secs => :older_seconds::float8)

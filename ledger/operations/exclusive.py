@@ -1,10 +1,10 @@
-"""What belongs to one process: an advisory lock on a session of its own, which is watched (protocol §8).
+"""Exclusive use of a worker target: an advisory lock on a session of its own, which is checked (protocol §8).
 
-The lock lives as long as its session. A process that ends loses it at once. One that is cut off gives up
-`give_up` seconds after it last asked and was answered, before the server does, which ends a session that is `silent`
-for so long. Where a session is ended from outside, the server lets go first: who takes a lock over therefore waits
-`settle` seconds before it acts, longer than another takes to notice. What no lock holds back is a process that stands
-still (SIGSTOP, a frozen machine) in the middle of a statement: that one the CAS gate fences.
+The lock lives as long as its session; a process that ends loses it at once. A process that is cut off from the server
+gives up `give_up` seconds after its last successful check, before the server ends the session after `silent` seconds.
+If a session is ended from outside, the server releases the lock first: a process that takes a lock over therefore waits
+`settle` seconds before it acts, longer than the former holder takes to notice. A process that is frozen (SIGSTOP) in
+the middle of a statement cannot be stopped by a lock; the CAS gate fences it.
 
 It needs a session: a direct connection, or a pooler in session mode. Costs one connection and a round trip a second.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LockTimes:
-    """Seconds, each less than the next: what holds back whom is in the docstring of this module."""
+    """Times in seconds, each less than the next; the module's docstring explains them."""
 
     watch: float = 1.0
     give_up: float = 3.0
@@ -39,22 +39,22 @@ LOCK_TIMES = LockTimes()
 
 
 class Hold:
-    """A lock that is held until `lost` is set."""
+    """A lock that this process holds until `lost` is set."""
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
         self.why = ""
-        """What became of it, once it is lost."""
+        """Why the lock was lost."""
 
     def lose(self, why: str) -> None:
-        """It is not held any more; the first reason stays."""
+        """Set `lost`; the first reason is kept."""
         if not self.lost.is_set():
             self.why = why
             self.lost.set()
 
 
 class Held(Exception):
-    """Another session holds it; `holder` is what that calls itself."""
+    """Another session holds the lock; `holder` is that session's name."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
@@ -68,10 +68,10 @@ class _Raw(Session, Protocol):
 
 @asynccontextmanager
 async def try_hold(url: str, name: str, holder: str, pace: LockTimes = LOCK_TIMES) -> AsyncGenerator[Hold]:
-    """Hold the lock of this name for as long as the block lasts, or until `Hold.lost`.
+    """Hold the lock `name` during the block, or until `Hold.lost` is set.
 
-    `holder` is what others hear of who holds it. Raises `Held` if another session does, `ServerUnavailable` if there
-    is none to be had, `ConfigError` behind a pooler that gives each statement another session.
+    `holder` is the name that `Held` shows to other processes. Raises `Held` if another session has the lock,
+    `ServerUnavailable` if no session can be opened, `ConfigError` behind a pooler in transaction mode.
     """
     conn = await _connect(url, holder, pace)
     watching: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ async def _connect(url: str, holder: str, pace: LockTimes) -> _Raw:
 
 
 async def _take(conn: _Raw, name: str) -> int:
-    """The session that holds it now."""
+    """Take the lock; returns the id of the session that holds it."""
     try:
         taken = await query("try_hold").one(conn, name=name)
         backend: int = taken["backend"]
@@ -130,7 +130,7 @@ async def _take(conn: _Raw, name: str) -> int:
 
 
 async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTimes) -> None:
-    """Ask now and then. An answer that is late counts as none: the server may let go before the next one."""
+    """Check periodically that the session still holds the lock; sets `lost` if not, or if the answer is late."""
     clock = asyncio.get_running_loop().time
     proven = clock()
     while not hold.lost.is_set():
@@ -148,7 +148,7 @@ async def _watch(conn: _Raw, name: str, backend: int, hold: Hold, pace: LockTime
 
 
 async def _close(conn: _Raw) -> None:
-    """Gone, whatever state it is in; the server lets go when it sees that."""
+    """Close the session in any state; the server then releases the lock."""
     if conn.is_closed():
         return
     with contextlib.suppress(*DRIVER_ERRORS):
@@ -157,5 +157,5 @@ async def _close(conn: _Raw) -> None:
 
 
 def _kind(error: BaseException) -> str:
-    """An error by its type: its message may hold an address with a password."""
+    """The error's type; its message may hold an address with a password."""
     return type(error).__name__

@@ -1,7 +1,7 @@
-"""All data of a project as JSON lines, of one moment (docs/operations.md says the format).
+"""Exports all data of a project as JSON lines (docs/operations.md describes the format).
 
-One REPEATABLE READ READ ONLY transaction, read through cursors: memory is bounded by some rows, however large the
-project. Takes no lock; what it reads is not vacuumed meanwhile. Nothing of the environment or the settings is in it.
+One REPEATABLE READ READ ONLY transaction is read through cursors, so all lines show the same moment and memory is
+bounded. It takes no lock, but delays vacuum. The export holds nothing of the environment or the settings.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,7 +24,7 @@ TABLES: Final[tuple[str, ...]] = (
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
     *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
 )
-"""What an export holds, in an order in which it can be read back."""
+"""The exported tables, in an order in which they can be imported."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "state.migrations": "of the database",
@@ -32,11 +32,11 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.duties": "of bridges",
     "state.repairs": "sums over all projects",
 }
-"""Tables that hold nothing of a project."""
+"""Tables without data of a project."""
 
 
 class ExportedLine(Tolerant):
-    """One line: its text, and the table that it is a row of; none for the first and the last line."""
+    """One line: its text, and the table of its row; None for the first and the last line."""
 
     table: str | None
     text: str
@@ -45,9 +45,9 @@ class ExportedLine(Tolerant):
 async def export_project(
     pool: Pool, project: ProjectId, agents: Sequence[AgentId] = ()
 ) -> AsyncGenerator[ExportedLine]:
-    """The lines, without their ends: a header, a line for each row, and a last one with the counts.
+    """Yields the lines, without line ends: a header, one line per row, and a last one with the counts.
 
-    Of some agents only, if any are named. Raises `ServerUnavailable` if the server cannot be reached.
+    Named `agents` limit the export to them. Raises `ServerUnavailable` if the server cannot be reached.
     """
     counts: dict[str, int] = dict.fromkeys(TABLES, 0)
     who = list(agents) or None
@@ -85,7 +85,7 @@ class Header(Tolerant):
 
 
 class ExportEnd(Tolerant):
-    """The last line: an export without it is not whole."""
+    """The last line; an export without it is incomplete."""
 
     end: bool = True
     rows: dict[str, int]

@@ -1,4 +1,4 @@
-"""How it stands now, over all projects, for `top`, `doctor` and metrics. Bounded, indexed reads; decides nothing."""
+"""The present state of all projects, for `top`, `doctor` and metrics. Bounded, indexed reads; decides nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import ProjectId
 
 ROW_LIMIT = 10_000
-"""Rows of a kind that are looked at; what is more is not counted."""
+"""The most rows of a kind that are counted."""
 
 
 class InboxLag(Tolerant):
@@ -24,14 +24,14 @@ class InboxLag(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits to be done."""
+    """Inbox rows and threads that wait."""
 
     inbox: InboxLag
     open_threads: int
 
 
 class SystemStatus(InboxLag):
-    """Everything at once. `outcomes` and `mean_seconds` are of the turns that ended in the last minute."""
+    """The whole state. `outcomes` and `mean_seconds` are of the turns that ended in the last minute."""
 
     seen_at: datetime
     agents: Json[dict[str, int]]
@@ -52,7 +52,7 @@ class TargetUse(Tolerant):
 
 
 class LiveWorker(Tolerant):
-    """A worker, or a service of its own, that signed on lately for a target."""
+    """A worker, or another service, that signed on lately for a target."""
 
     instance: str
     worker_target: str
@@ -60,7 +60,7 @@ class LiveWorker(Tolerant):
 
 
 class ToolTarget(Tolerant):
-    """Where the calls of a tool go."""
+    """The target subject of a tool."""
 
     project_id: ProjectId
     tool_name: str
@@ -74,7 +74,7 @@ async def list_target_uses(conn: Connection) -> list[TargetUse]:
 
 
 async def list_live_workers(conn: Connection) -> list[LiveWorker]:
-    """Who serves which target now; one round trip."""
+    """The workers that serve targets now; one round trip."""
     rows = await query("list_live_workers").many(conn, silent_seconds=WORKER_SILENT_SECONDS, row_limit=ROW_LIMIT)
     return [LiveWorker.model_validate(dict(row)) for row in rows]
 
@@ -93,7 +93,7 @@ async def measure_inbox(conn: Connection, worker_targets: Sequence[str] | None =
 
 
 async def count_open_threads(conn: Connection, worker_targets: Sequence[str]) -> int:
-    """Threads of these targets that have messages in flight; one round trip."""
+    """Threads of these targets that have open messages; one round trip."""
     row = await query("count_open_threads").one(conn, worker_targets=list(worker_targets), row_limit=ROW_LIMIT)
     return row["found"]
 
@@ -104,6 +104,6 @@ async def measure_backlog(conn: Connection, worker_targets: Sequence[str], threa
 
 
 async def look_around(conn: Connection) -> SystemStatus:
-    """Everything at once; one round trip."""
+    """The whole state; one round trip."""
     row = await query("look_around").one(conn, row_limit=ROW_LIMIT, silent_seconds=WORKER_SILENT_SECONDS)
     return SystemStatus.model_validate(dict(row))

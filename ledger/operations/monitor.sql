@@ -1,4 +1,4 @@
--- How it stands now, over all projects. Each part reads at most row_limit rows of an index on live rows.
+-- The present state of all projects. Each part reads at most row_limit rows of an index on live rows.
 
 -- name: measure_inbox :one
 -- Live inbox rows by status, and for how long the oldest due one has been due; of these worker targets, or of all.
@@ -15,12 +15,12 @@ SELECT coalesce((SELECT jsonb_object_agg(s.status, s.n) FROM (SELECT l.status, c
                  WHERE l.status IN ('pending', 'deferred') AND l.next_retry_at <= now()), 0)::float8 AS oldest_due_seconds;
 
 -- name: count_open_threads :one
--- Threads of these worker targets that have messages in flight.
+-- Threads of these worker targets that have open messages.
 SELECT count(*) AS found FROM (
     SELECT FROM state.threads t WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[]) LIMIT :row_limit::int) t;
 
 -- name: look_around :one
--- Everything at once, for people who watch: agents, inbox, turns of the last minute, repairs, workers, threads.
+-- The whole state in one statement: agents, inbox, turns of the last minute, repairs, workers, threads.
 WITH
 live AS MATERIALIZED (
     SELECT i.status, i.next_retry_at FROM state.agent_inbox i
@@ -53,7 +53,7 @@ SELECT now() AS seen_at,
        (SELECT count(*) FROM (SELECT FROM state.threads t WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
 
 -- name: list_target_uses :many
--- The worker targets that agents and profiles name, with how many do, and one of them by name.
+-- The worker targets that agents and profiles name, the number of those, and the name of one of them.
 WITH named AS (
     (SELECT a.worker_target, 1 AS agents, 0 AS profiles, 'agent ' || a.agent_id || ' of ' || a.project_id AS example
      FROM resource.project_agents a LIMIT :row_limit::int)
@@ -64,7 +64,7 @@ SELECT n.worker_target, sum(n.agents)::bigint AS agents, sum(n.profiles)::bigint
 FROM named n WHERE n.worker_target IS NOT NULL GROUP BY n.worker_target ORDER BY n.worker_target;
 
 -- name: list_live_workers :many
--- Who signed on lately, for which target, and how long ago.
+-- The workers that signed on lately, with target and time since then.
 SELECT w.instance, w.worker_target, greatest(0, extract(epoch FROM now() - w.last_seen_at))::float8 AS seen_seconds
 FROM state.workers w WHERE w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
 ORDER BY w.instance, w.worker_target LIMIT :row_limit::int;

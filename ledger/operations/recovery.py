@@ -1,6 +1,6 @@
-"""Turns that the engine lost or that show no sign of life, and what the safety net has mended (protocol §8).
+"""Finds turns that the engine lost or that make no progress, and counts repairs (protocol §8).
 
-The ledger's half of the rules *engine* and *reap*: which turns to ask the engine about, and what a restart changes.
+The ledger's part of the rules *engine* and *reap*: it lists the turns to look up in the engine, and records restarts.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ _NO_BOX = "00000000-0000-0000-0000-000000000000"
 
 
 class Run(Protocol):
-    """How a transition is run: `Pool.run`, or `Pool.rehearse`."""
+    """Runs a transition: `Pool.run`, or `Pool.rehearse`."""
 
     async def __call__(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """What the transition answers."""
+        """Run the transition; returns its result."""
         ...
 
 
@@ -36,7 +36,7 @@ class EndedTurn(Tolerant):
 
 
 class Repairs(Tolerant):
-    """How often a rule has mended something."""
+    """How often a rule has repaired something."""
 
     rule: str
     repaired: int
@@ -44,12 +44,12 @@ class Repairs(Tolerant):
 
 
 async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> bool:
-    """Whether it is this bridge's turn to do what one bridge does, at most every so often."""
+    """Whether this bridge takes the duty now; some bridge does, at most once per `every_seconds`."""
     return await query("take_duty").opt(conn, duty=duty, every_seconds=every_seconds) is not None
 
 
 async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[LiveTurn]:
-    """Every turn in hand whose head has not changed for so long, page by page."""
+    """Yields every active turn whose head has not changed for that long, page by page."""
     box = _NO_BOX
     while True:
         rows = await run(
@@ -69,7 +69,7 @@ async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds
 
 
 async def confirm_in_hand(conn: Connection, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
-    """Those of the turns that are still in hand, at the same epoch."""
+    """Those of the turns that are still active, at the same epoch."""
     rows = await query("confirm_in_hand").many(
         conn,
         project_ids=[turn.project_id for turn in turns],
@@ -82,11 +82,11 @@ async def confirm_in_hand(conn: Connection, turns: Sequence[LiveTurn]) -> list[L
 
 
 async def restart_turn(conn: Connection, turn: LiveTurn, *, counted: bool) -> int:
-    """Note that its workflow was started again; returns how often that was.
+    """Record that the turn's workflow was started again; returns how often it was.
 
-    Raises `StaleTurn` if the turn is over, or another bridge has noted the same loss.
+    Raises `StaleTurn` if the turn is over, or another bridge has recorded the same loss.
 
-    Reports and stops that the lost workflow had been told of are due again.
+    Reports and stops that the lost workflow had received become due again.
     """
     row = await query("restart_turn").opt(conn, **gate(turn), restart_count=turn.restart_count, counted=int(counted))
     if row is None:
@@ -97,14 +97,14 @@ async def restart_turn(conn: Connection, turn: LiveTurn, *, counted: bool) -> in
 async def list_undispatched(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[LiveTurn]:
-    """Rule 'dispatched, reap': leased for so long and not begun, with a worker there all that time."""
+    """Rule 'dispatched, reap': turns leased that long ago and not begun, although a worker was there all that time."""
     return await _in_hand("list_undispatched", conn, worker_targets, older_seconds, row_limit)
 
 
 async def list_silent(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[LiveTurn]:
-    """Rule 'running, reap': without a change of the head for so long, with a worker there all that time."""
+    """Rule 'running, reap': turns whose head has not changed for that long, with a worker there all that time."""
     return await _in_hand("list_silent", conn, worker_targets, older_seconds, row_limit)
 
 
@@ -122,16 +122,16 @@ async def _in_hand(
 
 
 async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:
-    """Those of the turns that have had their outcome for so long."""
+    """Those of the turns that ended at least that long ago."""
     rows = await query("list_over").many(conn, agent_turn_ids=list(turns), older_seconds=older_seconds)
     return [EndedTurn.model_validate(dict(row)) for row in rows]
 
 
 async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:
-    """Add what was mended to the sums by rule."""
+    """Add repairs to the sums by rule."""
     await query("record_repairs").many(conn, rules=list(repairs), repaired=list(repairs.values()))
 
 
 async def list_repairs(conn: Connection) -> list[Repairs]:
-    """The sums by rule, over all bridges, since the database was made."""
+    """The sums of repairs by rule, over all bridges, since the database was created."""
     return [Repairs.model_validate(dict(row)) for row in await query("list_repairs").many(conn)]

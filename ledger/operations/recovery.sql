@@ -1,14 +1,14 @@
--- Turns that the engine lost, and turns that show no sign of life (protocol §8, rules engine and reap).
+-- Turns that the engine lost, and turns that make no progress (protocol §8, rules engine and reap).
 
 -- name: take_duty :opt
--- A duty that some bridge does, at most every so often: one row for the bridge whose turn it is.
+-- A duty that some bridge does, at most once per interval: returns one row to the bridge that takes it now.
 INSERT INTO state.duties AS d (duty) VALUES (:duty)
 ON CONFLICT (duty) DO UPDATE SET taken_at = now() WHERE d.taken_at < now() - make_interval(secs => :every_seconds::float8)
 RETURNING d.duty;
 
 -- name: list_in_hand :many
--- Turns in hand for a while, in the order of their output boxes, beyond one of them: the index of busy heads, which idle
--- agents do not lengthen.
+-- Turns that have been active for a while, in the order of their output boxes, after a given one. It reads the index of busy
+-- heads, whose size does not depend on idle agents.
 SELECT t.* FROM state.agent_state_head h
 JOIN state.turns_in_hand t ON t.agent_id = h.agent_id AND t.project_id = h.project_id
 WHERE h.output_box_id > :after_box_id::text::uuid AND t.worker_target = ANY (:worker_targets::text[])
@@ -16,7 +16,7 @@ WHERE h.output_box_id > :after_box_id::text::uuid AND t.worker_target = ANY (:wo
 ORDER BY h.output_box_id LIMIT :row_limit::int;
 
 -- name: confirm_in_hand :many
--- Those of these turns that their agents still have in hand, at these epochs.
+-- Those of these turns that are still active, at these epochs.
 SELECT h.active_agent_turn_id AS agent_turn_id
 FROM unnest(:project_ids::text[], :agent_ids::text[], :agent_turn_ids::text[], :turn_epochs::bigint[])
      t (project_id, agent_id, agent_turn_id, turn_epoch)
@@ -24,8 +24,8 @@ JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.pr
 WHERE h.active_agent_turn_id = t.agent_turn_id AND h.turn_epoch = t.turn_epoch;
 
 -- name: restart_turn :opt
--- A workflow was started again for this turn: counted once for each loss, whoever saw it (by counted: 1, or 0 for an
--- operator's), and the reports and stops that the lost one had in hand are due again.
+-- Records that a workflow was started again for this turn, once per loss (counted: 1, or 0 for an operator's restart). The
+-- reports and stops that the lost workflow had received become due again.
 WITH head AS (
     UPDATE state.agent_state_head h SET
         restart_count = h.restart_count + :counted::int,
@@ -52,7 +52,7 @@ WHERE t.status = 'dispatched' AND t.worker_target = ANY (:worker_targets::text[]
 LIMIT :row_limit::int;
 
 -- name: list_silent :many
--- Rule 'running, reap': turns that run, or should have woken, and changed nothing for long, although a worker was there.
+-- Rule 'running, reap': turns that run, or should have resumed, and have not changed for long, although a worker was there.
 SELECT t.* FROM state.turns_in_hand t
 WHERE t.status IN ('running', 'suspended') AND t.worker_target = ANY (:worker_targets::text[])
   AND greatest(t.updated_at, t.resume_deadline) < now() - make_interval(secs => :older_seconds::float8)
@@ -62,17 +62,17 @@ WHERE t.status IN ('running', 'suspended') AND t.worker_target = ANY (:worker_ta
 LIMIT :row_limit::int;
 
 -- name: list_over :many
--- Those of these turns that have been over for a while, and for how long.
+-- Those of these turns that ended a while ago, and how long ago.
 SELECT o.agent_turn_id, extract(epoch FROM now() - o.ended_at)::float8 AS over_seconds
 FROM state.turn_outcomes o
 WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.ended_at < now() - make_interval(secs => :older_seconds::float8);
 
 -- name: record_repairs :exec
--- What was mended, by rule; adds up over all bridges.
+-- Adds repairs to the sums by rule, over all bridges.
 INSERT INTO state.repairs AS r (rule, repaired)
 SELECT n.rule, n.repaired FROM unnest(:rules::text[], :repaired::bigint[]) n (rule, repaired) ORDER BY n.rule
 ON CONFLICT (rule) DO UPDATE SET repaired = r.repaired + EXCLUDED.repaired, last_at = now();
 
 -- name: list_repairs :many
--- What was mended since the database was made, by rule.
+-- The sums of repairs by rule, since the database was created.
 SELECT r.rule, r.repaired, r.last_at FROM state.repairs r ORDER BY r.rule;

@@ -1,8 +1,8 @@
-"""The removal of a project: no row of it is left in any table (docs/operations.md).
+"""Removes a project: all its rows in all tables (docs/operations.md).
 
-Every table that says which project its rows are of is read once, some blocks to a transaction, and what is the
-project's goes; the rows that hang on them go with them. The roster goes first, so nothing new comes. What a killed run
-has left, the next one removes.
+Every table with a project column is read once, `BLOCKS` blocks per transaction, and the project's rows are removed with
+the rows that depend on them. The roster is removed first, so that no new rows come. After a killed run the next one
+removes the rest.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from turnstile.schema.ids import AgentTurnId, ProjectId
 _PASSES = 5
 _BOXES = "public.boxes"
 BLOCKS = 64
-"""Blocks of 8 kB to a transaction."""
+"""Blocks of 8 kB per transaction."""
 
 Report = Callable[[str, int], None]
-"""Hears of rows of a table, after each transaction."""
+"""Called after each transaction with a table and the number of its removed rows."""
 
 
 class ProjectTable(Tolerant):
-    """A table with rows of projects: how it says whose they are, and how long it is, in blocks."""
+    """A table with rows of projects: its project column, and its length in blocks."""
 
     table_name: str
     project_column: str
@@ -32,14 +32,14 @@ class ProjectTable(Tolerant):
 
 
 async def list_live_turns(conn: Connection, project: ProjectId) -> list[AgentTurnId]:
-    """The turns of the project that are queued or in hand."""
+    """The queued and active turns of the project."""
     return [row["agent_turn_id"] for row in await query("list_live_turns").many(conn, project_id=project)]
 
 
 async def close_project(conn: Connection, project: ProjectId, *, stop_turns: bool) -> list[AgentTurnId]:
-    """Let no more turns in, in a transaction; returns those that are live.
+    """Admit no more turns; returns the live ones. Runs in the caller's transaction.
 
-    Raises `Refused` (project_busy) if turns or threads are, unless they are to be stopped.
+    Raises `Refused` (project_busy) if turns or threads are live, unless `stop_turns`.
     """
     await query("lock_project").many(conn, project_id=project)
     live = await list_live_turns(conn, project)
@@ -50,7 +50,7 @@ async def close_project(conn: Connection, project: ProjectId, *, stop_turns: boo
 
 
 async def count_rows(pool: Pool, project: ProjectId) -> dict[str, int]:
-    """The rows of the project by table, of those that have any."""
+    """The number of the project's rows, by table; tables without any are left out."""
     found: dict[str, int] = {}
     await _read_through(pool, project, "count_project_rows", found, lambda _table, _rows: None)
     return found
@@ -59,11 +59,11 @@ async def count_rows(pool: Pool, project: ProjectId) -> dict[str, int]:
 async def remove_rows(pool: Pool, project: ProjectId, report: Report = lambda _table, _rows: None) -> dict[str, int]:
     """Remove every row of the project; returns how many, by table. Needs two connections.
 
-    Raises `RetentionBusy`, `ServerUnavailable`, or `Refused` (project_busy) if rows come faster than they go.
+    Raises `RetentionBusy`, `ServerUnavailable`, or `Refused` (project_busy) if rows are added as fast as removed.
     """
     removed: dict[str, int] = {}
     async with sole(pool):
-        for _ in range(_PASSES):  # a statement that was in flight at the first may have come behind it
+        for _ in range(_PASSES):  # a statement that ran during the first pass may have added rows behind it
             await _read_through(pool, project, "remove_project_rows", removed, report)
             if not await count_rows(pool, project):
                 return removed
@@ -84,7 +84,7 @@ async def _read_through(pool: Pool, project: ProjectId, what: str, found: dict[s
 
 async def _blocks(conn: Connection, project: ProjectId, what: str, table: ProjectTable, first: int) -> int:
     await query("begin_retention").one(conn)
-    # the last blocks have no end: the table may have grown
+    # the last range is open-ended: the table may have grown
     end = first + BLOCKS if first + BLOCKS <= table.blocks else 2**32 - 1
     place = {"project_id": project, "first_block": first, "end_block": end}
     if what == "remove_project_rows" and table.table_name == _BOXES:

@@ -1,11 +1,11 @@
--- The removal of a project (docs/operations.md): every row of it, whichever table, block by block.
+-- The removal of a project (docs/operations.md): its rows in all tables, block by block.
 
 -- name: lock_project :many
--- The agents of a project, inactive from here on: no turn is enqueued to them any more.
+-- Makes the agents of a project inactive, so that no turn can be enqueued for them.
 UPDATE resource.project_agents a SET status = 'inactive' WHERE a.project_id COLLATE "C" = :project_id RETURNING a.agent_id;
 
 -- name: list_live_turns :many
--- The turns of a project that are queued or in hand.
+-- The queued and active turns of a project.
 SELECT h.active_agent_turn_id AS agent_turn_id FROM state.agent_state_head h
 WHERE h.project_id = :project_id AND h.output_box_id IS NOT NULL
 UNION
@@ -13,16 +13,16 @@ SELECT q.agent_turn_id FROM state.queued_turns q WHERE q.project_id = :project_i
 ORDER BY 1;
 
 -- name: count_live_threads :one
--- The conversations of a project in which a message is in flight.
+-- The number of the project's threads that have open messages.
 SELECT count(*) AS found FROM state.threads t WHERE t.status = 'open' AND t.project_id = :project_id;
 
 -- name: list_project_tables :many
--- The tables that have rows of projects, in the order in which they can be emptied: who is there first, so that nothing new comes.
+-- The tables with rows of projects, in the order in which to empty them: the roster first, so that no new rows come.
 SELECT t.table_name, t.project_column, t.blocks FROM state.project_tables t
 ORDER BY CASE split_part(t.table_name, '.', 1) WHEN 'resource' THEN 0 WHEN 'state' THEN 1 ELSE 2 END, t.table_name;
 
 -- name: count_project_rows :one
--- The rows of a project in some blocks of a table.
+-- The number of a project's rows in some blocks of a table.
 SELECT state.count_project_rows(:table_name::text::regclass, :project_column::text::name, :project_id, :first_block::bigint, :end_block::bigint) AS found;
 
 -- name: remove_project_rows :one
@@ -30,7 +30,7 @@ SELECT state.count_project_rows(:table_name::text::regclass, :project_column::te
 SELECT state.remove_project_rows(:table_name::text::regclass, :project_column::text::name, :project_id, :first_block::bigint, :end_block::bigint) AS found;
 
 -- name: remove_project_places :exec
--- What is in the boxes of a project among some blocks of them.
+-- Removes the contents of a project's boxes that are in some blocks of the table.
 DELETE FROM public.box_cards p USING (
     SELECT b.box_id FROM public.boxes b
     WHERE b.ctid >= format('(%s,0)', :first_block::bigint)::tid AND b.ctid < format('(%s,0)', :end_block::bigint)::tid

@@ -1,10 +1,10 @@
-"""Retention: what ended long ago goes, with the cards that nobody uses any more (protocol §2.10; docs/operations.md).
+"""Retention: removes what ended long ago, and unused cards (protocol §2.10; docs/operations.md).
 
-Five walks along keys, in this order: threads, turns, boxes with their cards, inbox rows of no turn, rejections. A batch
-is one short transaction that looks at so many rows, locks only what it removes, and passes by what another has locked.
-A live turn, and a box that one could still read, is never touched: an enqueue that names a box locks it, so it either
-comes first and the box stays, or finds it gone. A run that is killed leaves whole turns and boxes; the next one goes
-on. A dry run counts in the same walks and writes nothing.
+It walks along the keys of five kinds of rows, in this order: threads, turns, boxes with their cards, inbox rows without
+a turn, rejections. A batch is one short transaction that reads a bounded number of rows, locks only those it removes,
+and skips rows that others have locked. Live turns, and boxes that a turn could still read, are never removed: an
+enqueue locks the boxes it names, so either it comes first and the box stays, or it finds no box. A killed run leaves no
+partial turn or box; the next run continues. A dry run counts in the same walks and writes nothing.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from turnstile.schema.ids import ProjectId, first_id
 
 _NIL: Final = "00000000-0000-0000-0000-000000000000"
 _SKEW: Final = timedelta(hours=1)
-"""Ids may be so far ahead of the ledger's clock."""
+"""How far the time in an id may be ahead of the ledger's clock."""
 
 Report = Callable[["Pruned"], None]
 
 
 class RetentionBusy(TurnstileError):
-    """Another run of retention, or of a project's removal, is at this database."""
+    """Another run of retention, or the removal of a project, is under way on this database."""
 
     code: str = "retention_busy"
 
 
 class Pruned(Tolerant):
-    """What was removed so far, or would be, in rows; and what the batches cost."""
+    """The numbers of rows removed so far, or to remove in a dry run, and the time that the batches took."""
 
     threads: int = 0
     turns: int = 0
@@ -50,7 +50,7 @@ class Pruned(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may go: what ended before a moment, of one project or all; rows to a batch, and the pause after it."""
+    """What to remove (rows that ended before a moment, of one project or all), and the size and pause of batches."""
 
     before: datetime
     project_id: ProjectId | None = None
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What one batch looks at: some rows after an id, up to another."""
+    """The range of one batch: a number of rows after an id, up to another id."""
 
     limits: Limits
     after: str
@@ -81,7 +81,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The last id that a batch looked at, None at the end; and the rows that went, or would, by what they are."""
+    """The last id that a batch read, None at the end, and the numbers of removed rows by kind."""
 
     last: str | None
     removed: dict[str, int] = field(default_factory=dict[str, int])
@@ -92,7 +92,10 @@ _Walk = Callable[[Connection, _Batch], Awaitable[_Done]]
 
 @asynccontextmanager
 async def sole(pool: Pool) -> AsyncGenerator[None]:
-    """Nobody else removes meanwhile; raises `RetentionBusy` if somebody does. Holds a connection of the pool."""
+    """Hold the lock on removals during the block; raises `RetentionBusy` if another process has it.
+
+    Uses one connection of the pool.
+    """
     async with pool.connection() as conn:
         if not (await query("take_retention").one(conn))["taken"]:
             raise RetentionBusy("another prune or project remove is running on this database")
@@ -103,9 +106,9 @@ async def sole(pool: Pool) -> AsyncGenerator[None]:
 
 
 async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Report = lambda _: None) -> Pruned:
-    """Remove what the limits allow; tells `report` after each batch. The pool needs two connections.
+    """Remove what the limits allow; calls `report` after each batch. The pool needs two connections.
 
-    Raises `RetentionBusy`, or `ServerUnavailable` if the server stays away: what was removed by then stays removed.
+    Raises `RetentionBusy`, or `ServerUnavailable` if the server stays down; rows removed by then stay removed.
     """
     total = Pruned()
     async with sole(pool):
@@ -122,13 +125,13 @@ async def prune(pool: Pool, limits: Limits, *, dry_run: bool = False, report: Re
 
 
 def _ranges(before: datetime, start: str) -> list[tuple[str, str | None]]:
-    """The ids of what is old: those before the moment, and strangers' that are no time; the young ones left out."""
+    """The ranges of old ids: those before the moment, and ids that hold no time, as other writers make them."""
     young = max(before, datetime.now(before.tzinfo)) + _SKEW
     return [(start, first_id(before)), (first_id(young), None)]
 
 
 async def _timed(pool: Pool, walk: _Walk, batch: _Batch) -> tuple[_Done, float]:
-    """The batch in a transaction of its own, which says that it is retention; and how long that took, in ms."""
+    """Run a batch in its own transaction, marked as retention; returns its result and duration in ms."""
     spent = 0.0
 
     async def whole(conn: Connection) -> _Done:
@@ -150,7 +153,7 @@ def _added(total: Pruned, removed: dict[str, int], spent: float) -> Pruned:
 
 
 async def _ids(conn: Connection, name: str, **arguments: Any) -> list[str]:
-    """The ids that a query gives."""
+    """The ids that a query returns."""
     return [row["id"] for row in await query(name).many(conn, **arguments)]
 
 
@@ -219,4 +222,4 @@ _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (_loose_rows, "", True),
     (_rejections, "0", False),
 )
-"""Each walk, the id before all others, and whether ids tell the time. A walk finds what those before it let go."""
+"""Each walk, the id before all others, and whether its ids hold a time. Later walks remove what earlier ones freed."""

@@ -1,22 +1,22 @@
--- Retention (docs/operations.md): what is over and old goes, batch by batch. Ids of threads, turns and boxes sort by time, so a walk
--- along a key reads the old rows and leaves the young ones out; each batch looks at so many rows and no more.
+-- Retention (docs/operations.md): removes old rows of what has ended, batch by batch. Ids of threads, turns and boxes sort by time,
+-- so a walk along a key reads only old rows; each batch reads a bounded number of rows.
 
 -- name: take_retention :one
--- Whether this session is the one that removes: of two at once each could leave a card to the other's box.
+-- Takes the lock on removals; says whether this session has it. Two at once could each leave a card for the other to remove.
 SELECT pg_try_advisory_lock(hashtextextended('turnstile.retention', 0)) AS taken;
 
 -- name: leave_retention :one
--- Another may remove.
+-- Releases the lock on removals.
 SELECT pg_advisory_unlock(hashtextextended('turnstile.retention', 0)) AS left;
 
 -- name: begin_retention :one
--- The first statement of a batch: it says that it is retention (invariant 10), and looks up by key what a plan for large batches would
--- rather read whole.
+-- The first statement of a batch: it marks the transaction as retention (invariant 10), and makes plans use indexes where a plan for
+-- large batches would scan.
 SELECT set_config('turnstile.retention', 'on', true) AS retention, set_config('enable_hashjoin', 'off', true) AS hashjoin,
        set_config('enable_mergejoin', 'off', true) AS mergejoin;
 
 -- name: list_prunable_threads :one
--- Of the next threads by id those that may go; the last id that was looked at is null at the end.
+-- Those of the next threads by id that may be removed; the last id that was read is null at the end.
 WITH page AS MATERIALIZED (
     SELECT t.thread_id FROM state.threads t
     WHERE t.thread_id > :after AND t.thread_id <= coalesce(:until::text, (SELECT max(x.thread_id) FROM state.threads x))
@@ -28,7 +28,7 @@ SELECT (SELECT p.thread_id FROM page p ORDER BY p.thread_id DESC LIMIT 1) AS las
              WHERE :project_id::text IS NULL OR t.project_id = :project_id) AS found;
 
 -- name: list_thread_cards :many
--- The payloads of these threads: cards in no box.
+-- The payloads of these threads, which are cards in no box.
 SELECT c.card_id FROM (
     SELECT m.payload_card_id AS card_id FROM state.thread_messages m WHERE m.thread_id = ANY (:ids::text[])
     UNION
@@ -38,7 +38,7 @@ JOIN public.cards c ON c.card_id = n.card_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_threads :many
--- These threads, as far as nobody is at them and none was opened again; segments, messages and replies go with them.
+-- Removes these threads with their segments, messages and replies; skips locked threads and those that were opened again.
 DELETE FROM state.threads t USING (
     SELECT x.thread_id FROM state.threads x WHERE x.thread_id = ANY (:ids::text[]) AND x.status = 'ended' AND x.ended_at < :before::timestamptz
     ORDER BY x.thread_id FOR UPDATE SKIP LOCKED) free
@@ -46,7 +46,7 @@ WHERE t.thread_id = free.thread_id
 RETURNING t.thread_id AS id;
 
 -- name: list_prunable_turns :one
--- Of the next turns by id those that may go; the last id that was looked at is null at the end.
+-- Those of the next turns by id that may be removed; the last id that was read is null at the end.
 WITH page AS MATERIALIZED (
     SELECT o.agent_turn_id FROM state.turn_outcomes o
     WHERE o.agent_turn_id > :after AND o.agent_turn_id <= coalesce(:until::text, (SELECT max(x.agent_turn_id) FROM state.turn_outcomes x))
@@ -58,7 +58,7 @@ SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1
              WHERE :project_id::text IS NULL OR t.project_id = :project_id) AS found;
 
 -- name: list_turn_cards :many
--- The results that were reported to these turns and that no box took.
+-- The result cards that were reported to these turns and are in no box.
 SELECT c.card_id FROM (
     SELECT DISTINCT i.project_id, i.payload ->> 'tool_result_card_id' AS card_id FROM state.agent_inbox i
     WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN {report_types}) n
@@ -66,8 +66,8 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- All rows of these turns, as far as nobody is at them: outcome, inbox rows, calls, steps, and the edges that ask for or answer them.
--- What the turns wrote stays for as long as its box.
+-- Removes all rows of these turns: outcome, inbox rows, calls, steps, and the edges that ask for or answer them. Skips locked turns.
+-- The turns' cards stay as long as their boxes.
 WITH
 gone AS (
     DELETE FROM state.turn_outcomes o USING (
@@ -97,7 +97,7 @@ edges AS (
 SELECT gone.agent_turn_id AS id FROM gone;
 
 -- name: list_prunable_boxes :one
--- Of the next boxes by id those that may go, or may once what is prunable has gone (:planned).
+-- Those of the next boxes by id that may be removed now, or after all prunable rows were removed (:planned).
 WITH page AS MATERIALIZED (
     SELECT b.box_id FROM public.boxes b
     WHERE b.box_id > :after::text::uuid AND b.box_id <= coalesce(:until::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
@@ -109,7 +109,7 @@ SELECT (SELECT p.box_id FROM page p ORDER BY p.box_id DESC LIMIT 1)::text AS las
              WHERE :project_id::text IS NULL OR u.project_id = :project_id) AS found;
 
 -- name: count_box_cards :one
--- Cards that will go with these boxes, the last ones looked at: those of no box that stays, or comes later.
+-- The number of cards that would be removed with these boxes: those that are in no box that stays or comes later.
 SELECT count(DISTINCT p.card_id) AS found FROM public.box_cards p
 WHERE p.box_id = ANY (:ids::text[]::uuid[]) AND NOT EXISTS (
     SELECT FROM public.box_cards o WHERE o.card_id = p.card_id AND o.box_id <> ALL (:ids::text[]::uuid[])
@@ -117,16 +117,16 @@ WHERE p.box_id = ANY (:ids::text[]::uuid[]) AND NOT EXISTS (
            OR NOT EXISTS (SELECT FROM state.unused_boxes(:before::timestamptz, true) u WHERE u.box_id = o.box_id OFFSET 0)) OFFSET 0);
 
 -- name: lock_boxes :many
--- These boxes, as far as no enqueue has just named them; one that names them from here on waits, and does not find them then.
+-- Locks those of these boxes that no enqueue has locked; an enqueue that names one of them from now on waits, and finds no box then.
 SELECT b.box_id::text AS id FROM public.boxes b WHERE b.box_id = ANY (:ids::text[]::uuid[]) ORDER BY b.box_id FOR UPDATE SKIP LOCKED;
 
 -- name: confirm_boxes :many
--- Those of these boxes, locked by now, that are still unused: an enqueue may have committed before the lock.
+-- Those of these locked boxes that are still unused: an enqueue may have committed before the lock.
 SELECT u.box_id::text AS id FROM unnest(:ids::text[]::uuid[]) locked (box_id)
 CROSS JOIN LATERAL (SELECT x.* FROM state.unused_boxes(:before::timestamptz, false) x WHERE x.box_id = locked.box_id OFFSET 0) u;
 
 -- name: remove_boxes :one
--- These boxes, and the cards that no other box has.
+-- Removes these boxes, and the cards that are in no other box.
 WITH
 places AS (DELETE FROM public.box_cards p WHERE p.box_id = ANY (:ids::text[]::uuid[]) RETURNING p.card_id),
 cards AS (
@@ -139,11 +139,11 @@ boxes AS (DELETE FROM public.boxes b WHERE b.box_id = ANY (:ids::text[]::uuid[])
 SELECT (SELECT count(*) FROM boxes) AS boxes, (SELECT count(*) FROM cards) AS cards;
 
 -- name: remove_cards :many
--- These cards, which are in no box.
+-- Removes these cards, which are in no box.
 DELETE FROM public.cards c WHERE c.card_id = ANY (:ids::text[]) RETURNING c.card_id AS id;
 
 -- name: list_loose_rows :one
--- Of the next inbox rows by id the final ones of no turn: refused, or come after their turn had gone.
+-- Those of the next inbox rows by id that are final and have no turn: they were refused, or came after their turn was removed.
 WITH page AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     WHERE i.inbox_id > :after AND i.inbox_id <= coalesce(:until::text, (SELECT max(x.inbox_id) FROM state.agent_inbox x))
@@ -158,7 +158,7 @@ SELECT (SELECT p.inbox_id FROM page p ORDER BY p.inbox_id DESC LIMIT 1) AS last,
                AND NOT EXISTS (SELECT FROM state.agent_inbox q WHERE q.agent_turn_id = i.agent_turn_id AND q.archived_at IS NULL OFFSET 0)) AS found;
 
 -- name: remove_loose_rows :many
--- These rows, and the report that one of them is the answer of.
+-- Removes these rows and their edges.
 WITH gone AS (
     DELETE FROM state.agent_inbox i WHERE i.inbox_id = ANY (:ids::text[]) RETURNING i.inbox_id, i.project_id, i.correlation_id, i.agent_turn_id
 ),
@@ -169,7 +169,7 @@ edges AS (
 SELECT gone.inbox_id AS id FROM gone;
 
 -- name: list_old_rejections :one
--- Of the next rejections those of before; ids rise with time, so the walk ends at the first page that has none.
+-- Those of the next rejections that are older than the moment; ids rise with time, so the walk ends at the first page without any.
 WITH page AS MATERIALIZED (
     SELECT r.rejection_id, r.project_id, r.created_at FROM state.rejections r
     WHERE r.rejection_id > :after::text::bigint ORDER BY r.rejection_id LIMIT :row_limit::int
@@ -180,5 +180,5 @@ SELECT CASE WHEN bool_or(p.created_at < :before::timestamptz) THEN max(p.rejecti
 FROM page p;
 
 -- name: remove_rejections :many
--- These rejections.
+-- Removes these rejections.
 DELETE FROM state.rejections r WHERE r.rejection_id = ANY (:ids::text[]::bigint[]) RETURNING r.rejection_id::text AS id;

@@ -1,4 +1,4 @@
-"""The safety net's statements (protocol §8). Each is safe with many bridges at once and touches only served targets."""
+"""The safety net's statements (protocol §8). Each may run on many bridges at once and reads only served targets."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from turnstile.schema.wire.events import Address, Message
 from turnstile.schema.wire.headers import ContextHeaders
 
 WORKER_SILENT_SECONDS = 30.0
-"""A worker that has not signed on for so long is not there."""
+"""A worker that has not signed on for this long counts as gone."""
 
 
 class Unannounced(EndedTurn):
@@ -43,28 +43,31 @@ class Unannounced(EndedTurn):
 async def release_stale_claims(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[AgentKey]:
-    """Rule 'claims': the agents whose claimed rows became pending again."""
+    """Rule 'claims': make stale claimed rows pending again; returns their agents."""
     return await _agents("release_stale_claims", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def list_due_agents(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[AgentKey]:
-    """Rule 'doorbell': the agents with rows due for longer than that."""
+    """Rule 'doorbell': the agents with rows that have been due for longer than that."""
     return await _agents("list_due_agents", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def retry_dispatched(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[AgentKey]:
-    """Rule 'dispatched, retry': the agents whose leased turn nobody began."""
+    """Rule 'dispatched, retry': make rows of leased turns that were not begun pending again; returns their agents."""
     return await _agents("retry_dispatched", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
 async def retry_resumes(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[AgentKey]:
-    """Rule 'resume': the agents whose sleeping turn was not woken by a report that was claimed, with a worker there."""
+    """Rule 'resume': make claimed reports pending again whose turn is still suspended, although a worker is there.
+
+    Returns their agents.
+    """
     silent = WORKER_SILENT_SECONDS
     return await _agents(
         "retry_resumes", conn, worker_targets, older_seconds=older_seconds, silent_seconds=silent, row_limit=row_limit
@@ -72,7 +75,7 @@ async def retry_resumes(
 
 
 async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:
-    """Rule 'stranded': idle agents that could be leased."""
+    """Rule 'stranded': idle agents with a turn that could be leased."""
     return await _agents("list_stranded", conn, worker_targets, row_limit=row_limit)
 
 
@@ -92,7 +95,7 @@ async def list_unannounced(
 
 
 class SilentCall(Tolerant):
-    """A call to send once more; `repeat` counts from 1 and makes the message id."""
+    """A call whose command is to be published again; `repeat` counts from 1 and is part of the message id."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -116,7 +119,7 @@ class SilentCall(Tolerant):
 async def retry_commands(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[SilentCall]:
-    """Rule 'command': the calls to send again."""
+    """Rule 'command': the calls whose commands are to be published again."""
     rows = await query("retry_commands").many(
         conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
     )
@@ -126,7 +129,7 @@ async def retry_commands(
 async def list_overdue(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[LiveTurn]:
-    """Rule 'suspended': the turns whose deadline is over."""
+    """Rule 'suspended': the turns whose deadline has passed."""
     return await _turns("list_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
 
 
@@ -145,10 +148,10 @@ async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **m
 async def reject(
     conn: Connection, project: ProjectId | None, source: str, code: str, error: str, ids: Mapping[str, str]
 ) -> None:
-    """Record what was refused: from whom and why, never its body. NUL, which a name of a field may have, is cut out."""
-    told = json.dumps({name: each.replace("\0", "") for name, each in ids.items()})
+    """Record a refused message: its sender and the reason, never its body. NUL is removed from the ids."""
+    ids_text = json.dumps({name: each.replace("\0", "") for name, each in ids.items()})
     source, error = source.replace("\0", "")[:200], error.replace("\0", "")[:500]
-    await query("reject").many(conn, project_id=project, source=source, error_code=code, error=error, ids=told)
+    await query("reject").many(conn, project_id=project, source=source, error_code=code, error=error, ids=ids_text)
 
 
 async def is_served(conn: Connection, worker_target: str) -> bool:
@@ -160,7 +163,7 @@ async def is_served(conn: Connection, worker_target: str) -> bool:
 async def touch_worker(
     conn: Connection, instance: str, worker_targets: Sequence[str], serves: Serves | None = None, *, anew: bool = False
 ) -> None:
-    """This instance serves these targets, now, and these listeners; after a gap, or `anew`, it counts as new."""
+    """Sign on: this instance serves these targets and listeners now. After a gap, or with `anew`, it counts as new."""
     await query("touch_worker").many(
         conn,
         instance=instance,

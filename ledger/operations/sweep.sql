@@ -1,7 +1,7 @@
 -- The safety net's rules (protocol §8): each finds its rows by an index on live rows, only for served worker targets.
 
 -- name: release_stale_claims :many
--- Rule 'claims': processing for too long -> pending.
+-- Rule 'claims': rows that have been processing for too long become pending.
 WITH stale AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
@@ -14,8 +14,8 @@ FROM stale WHERE i.inbox_id = stale.inbox_id
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_due_agents :many
--- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred ones that are due. Projects take turns:
--- the oldest row of each, then the next of each. Skips from project to project in the index.
+-- Rule 'doorbell': agents with pending rows that nobody took for a while, or deferred rows that are due. Projects alternate: the
+-- oldest row of each, then the next of each. Skips from project to project in the index.
 WITH RECURSIVE live AS (
     (SELECT i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL AND i.inbox_id >= '' ORDER BY i.project_id COLLATE "C" LIMIT 1)
     UNION ALL
@@ -24,7 +24,7 @@ WITH RECURSIVE live AS (
         WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.project_id COLLATE "C" > live.project_id
         ORDER BY i.project_id COLLATE "C" LIMIT 1) n
 ),
-share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- more than fair: others have less
+share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- twice the fair share: some have fewer
 SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
     SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
         SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
@@ -38,7 +38,7 @@ ORDER BY due.place, due.next_retry_at LIMIT :row_limit::int;
 
 -- name: retry_dispatched :many
 -- Rule 'dispatched, retry': a turn was leased and claimed, but no worker has begun it: its row becomes pending again. Projects
--- have equal shares of the rows, so that what a crash lost of one is not looked for behind what waits of another.
+-- have equal shares of the rows, so that one project's waiting rows do not delay the repair of another's.
 WITH RECURSIVE live AS (
     (SELECT h.project_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL AND h.agent_id >= ''
      ORDER BY h.project_id COLLATE "C" LIMIT 1)
@@ -52,7 +52,7 @@ share AS MATERIALIZED (SELECT greatest(1, :row_limit::int / nullif(count(*), 0))
 late AS MATERIALIZED (
     SELECT l.inbox_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
         SELECT i.inbox_id FROM state.agent_state_head h
-        CROSS JOIN LATERAL (  -- with limits of their own, so that each is looked up by its key
+        CROSS JOIN LATERAL (  -- LIMIT, so that each row is looked up by its key
             SELECT a.worker_target FROM resource.project_agents a
             WHERE a.agent_id = h.agent_id AND a.project_id = h.project_id LIMIT 1) a
         CROSS JOIN LATERAL (
@@ -65,7 +65,7 @@ late AS MATERIALIZED (
         LIMIT share.rows) l
 )
 UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now()
-WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- by key, however many the plan expects
+WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- an array, so that rows are looked up by key
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_stranded :many
@@ -87,7 +87,7 @@ WHERE h.status = 'idle' AND a.worker_target = ANY (:worker_targets::text[]) AND 
 LIMIT :row_limit::int;
 
 -- name: list_unannounced :many
--- Rule 'unannounced': outcomes whose task event is not known to be in the event stream, oldest first.
+-- Rule 'unannounced': outcomes that are not marked as announced, oldest first.
 SELECT o.agent_turn_id, o.project_id, o.agent_id, o.channel_id, o.turn_epoch, o.status, o.deliverable_card_id, o.tool_result_card_id,
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at,
        i.context_headers, i.payload -> 'ui_action' AS ui_action
@@ -99,13 +99,13 @@ WHERE o.announced_at IS NULL AND o.ended_at < now() - make_interval(secs => :old
 ORDER BY o.ended_at LIMIT :row_limit::int;
 
 -- name: reject :exec
--- One refused message: from whom and why, never its body.
+-- Records a refused message: its sender and the reason, never its body.
 INSERT INTO state.rejections (project_id, source, error_code, error, ids)
 VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
--- This instance serves these targets, now, with these listeners on the pump's; a gap of more than silent_seconds, or its
--- own word (anew), starts its service anew. Forgets the long gone.
+-- Signs a worker on for these targets, and for these listeners of the pump's target. After a gap of more than silent_seconds, or
+-- with anew, started_at becomes now. Removes workers that have been gone for long.
 WITH gone AS (
     DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
 )
@@ -124,15 +124,15 @@ SELECT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = :worker_targe
                AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS served;
 
 -- name: list_overdue :many
--- Rule 'suspended': turns whose resume deadline has passed (or is cleared), with the gate of each.
+-- Rule 'suspended': turns whose resume deadline has passed or was cleared, with the gate of each.
 SELECT t.* FROM state.turns_in_hand t
 WHERE t.status = 'suspended' AND t.worker_target = ANY (:worker_targets::text[])
   AND coalesce(t.resume_deadline, t.updated_at) < now() - make_interval(secs => :older_seconds::float8)
 LIMIT :row_limit::int;
 
 -- name: retry_resumes :many
--- Rule 'resume': a report of a sleeping turn was claimed, but the turn has not woken although a worker is there: its row
--- becomes pending again. Without a worker each ring would only lengthen the history of its workflow.
+-- Rule 'resume': a report of a suspended turn was claimed, but the turn has not resumed although a worker is there: its row
+-- becomes pending again. Without a worker each signal would only lengthen the history of the workflow.
 WITH late AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id AND h.active_agent_turn_id = i.agent_turn_id
@@ -157,9 +157,9 @@ WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AN
 LIMIT :row_limit::int;
 
 -- name: retry_commands :many
--- Rule 'command': calls that nobody reported for a while: publish their command once more. Counted on the waiting row's
--- updated_at, so that one bridge at a time does it and the next repeat is as far away again. The collation keeps the lookup
--- by turn from the primary key, which would be read by its project.
+-- Rule 'command': calls without a report for a while, whose command is published again. It sets the waiting row's updated_at, so
+-- that one bridge at a time does it and the next repeat comes after the same interval. The collation keeps the plan from looking up
+-- turns by the primary key, of which it would read the whole project.
 WITH silent AS MATERIALIZED (
     SELECT w.tool_call_id, w.project_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id

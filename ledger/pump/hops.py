@@ -1,9 +1,8 @@
-"""A hop of a thread: a message begun, handled, and settled into what follows from it (protocol §9).
+"""A hop of a thread: begins a message, and settles it with the effect of its handling (protocol §9).
 
-Guarantees: every change of a chain runs behind the lock of its thread; a message is settled once, whoever handles it,
-and what comes late changes nothing; each message makes at most one other, so that a thread cannot multiply; every
-message from outside gets exactly one answer row. `settle_message` runs in a transaction of its caller
-(`Pool.transact`). Never publishes.
+Guarantees: every change of a chain holds the lock of its thread. A message is settled once; later attempts change
+nothing. Each message causes at most one other, so a thread cannot multiply. Every message from outside gets exactly one
+answer row. `settle_message` runs in the caller's transaction (`Pool.transact`). Never publishes.
 """
 
 from collections.abc import Sequence
@@ -36,11 +35,11 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.headers import ContextHeaders
 
 SYSTEM = "system"
-"""`from` of what the pump itself says to a sender."""
+"""The `from` of the pump's own messages."""
 
 
 class ServedElsewhere(TurnstileError):
-    """Another worker has the message's listener, or knows the payload that answers it, and this one does not."""
+    """Another worker, and not this one, has the message's listener or knows its payload."""
 
     code: str = "served_elsewhere"
 
@@ -50,7 +49,7 @@ class ServedElsewhere(TurnstileError):
 
 
 class BegunMessage(Tolerant):
-    """A message in hand: `was` says what it was before; `attempt` counts how often its handler was begun."""
+    """A message that was begun: `was` is its former status; `attempt` counts how often its handler was begun."""
 
     was: MessageStatus
     message_id: MessageId
@@ -73,7 +72,7 @@ class BegunMessage(Tolerant):
     created_at: datetime
     begun_at: datetime
     context_headers: ContextHeaders
-    """Of the message from outside that it descends from."""
+    """The headers of the message from outside that it descends from."""
     agent_turn_id: AgentTurnId | None
     deadline: datetime | None
     is_overdue: bool
@@ -81,12 +80,12 @@ class BegunMessage(Tolerant):
     error_code: str | None
     deliverable: Json[JsonObject] | None
     elsewhere: str | None = None
-    """Always None: a message that another worker is to begin is not in hand."""
+    """Always None: a message for another worker is not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A message to a listener, in a new segment below; `turn` is the agent's that sends it."""
+    """Send a message to a listener, in a new segment below; `turn` is the sending agent's."""
 
     listener: str
     payload: str
@@ -95,7 +94,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Iterate:
-    """A message to its own segment: a self-call, or what the pump says to it (`system`)."""
+    """Send a message to the same segment: a self-call, or a message of the pump (`system`)."""
 
     payload: str
     system: bool = False
@@ -103,9 +102,9 @@ class Iterate:
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """A message to the caller; the segment and all below it end. `system`: it is the pump's in its stead.
+    """Send a message to the caller; the segment and all below it end. `system`: the message is the pump's.
 
-    `expired`: the agent's turn for the message is still out, and ends too.
+    `expired`: the agent's turn for the message still runs, and is stopped, too.
     """
 
     payload: str
@@ -115,7 +114,7 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class NoMessage:
-    """No message: the chain ends here."""
+    """Send no message: the chain ends here."""
 
 
 Effect = Forward | Iterate | Respond | NoMessage
@@ -123,13 +122,13 @@ Effect = Forward | Iterate | Respond | NoMessage
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What settling came to: where the thread stands, and what this call did, if anything."""
+    """The result of settling a message."""
 
     thread: ThreadAdvanced
     effect: str | None = None
-    """As the message's row has it: forward, self, respond, nothing, timeout, limit; None if it was settled before."""
+    """The effect in the message's row (forward, self, respond, nothing, timeout, limit); None if settled before."""
     canceled: int = 0
-    """Messages below that ended with it."""
+    """The number of messages below it that were canceled."""
 
 
 class _Ended(Tolerant):
@@ -142,10 +141,10 @@ class _Ended(Tolerant):
 async def begin_message(
     conn: Connection, thread: ThreadRef, message: MessageId, run: str, serves: Serves | None = None
 ) -> BegunMessage | None:
-    """An open message with what its handling needs; None if it is settled, or not of this thread. One round trip.
+    """Begin an open message; None if it is settled or not of this thread. One round trip.
 
-    `run` names who begins it, so that a repeated try is the same attempt; `serves` is what it has, None for all that
-    may be asked. Raises `ServedElsewhere`, which leaves the message as it is, and `Again`.
+    `run` identifies the activity run, so that a repeat counts as the same attempt. `serves` are the worker's listeners
+    and payloads; None stands for all. Raises `ServedElsewhere`, which leaves the message unchanged, and `Again`.
     """
     row = await query("begin_message").opt(
         conn,
@@ -165,7 +164,7 @@ async def begin_message(
 
 
 async def own_box(conn: Connection, project: ProjectId, segment: SegmentId, new_box: BoxId) -> BoxId:
-    """The memory of an agent in a segment that is there: `new_box`, unless it has one."""
+    """The output box of an agent in an existing segment; it becomes `new_box` if there is none."""
     row = await query("own_box").one(conn, project_id=project, segment_id=segment, new_box_id=new_box)
     return row["output_box_id"]
 
@@ -179,7 +178,7 @@ async def await_turn(
     *,
     deadline_seconds: float,
 ) -> bool:
-    """Note that an agent's turn is out for the message; False if the message was settled meanwhile."""
+    """Record that the message waits for an agent's turn; returns False if the message was settled meanwhile."""
     row = await query("await_turn").opt(
         conn,
         project_id=thread.project_id,
@@ -193,7 +192,7 @@ async def await_turn(
 
 
 async def find_request(conn: Connection, begun: BegunMessage) -> str:
-    """What the segment of a message was asked with, of which the message came."""
+    """The payload of the request in the message's segment from which the message follows."""
     row = await query("find_request").one(conn, message_id=begun.message_id, segment_id=begun.segment_id)
     return row["payload"]
 
@@ -201,7 +200,7 @@ async def find_request(conn: Connection, begun: BegunMessage) -> str:
 async def settle_message(
     conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: Effect, limits: ThreadLimits
 ) -> Settled:
-    """What the handling of a message came to; nothing if the message was settled before."""
+    """Settle a message with the effect of its handling; changes nothing if it was settled before."""
     locked = await lock_thread(conn, thread)
     if locked is None:
         return Settled(await look_at_thread(conn, thread))
@@ -234,14 +233,14 @@ _EXPIRED = "timeout"
 
 
 def _name(effect: Effect, *, limited: bool) -> str:
-    """An effect as the message's row has it."""
+    """The name of an effect in the message's row."""
     if limited:
         return "limit"
     return _EXPIRED if isinstance(effect, Respond) and effect.expired else _NAMES[type(effect)]
 
 
 async def _end(conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: str) -> _Ended | None:
-    """The message is settled; canceled, and so its agent's turn, where that is late. None if it was settled before."""
+    """End the message: handled, or canceled if its agent's turn is late. None if it was settled before."""
     expired = effect == _EXPIRED
     row = await query("end_message").opt(
         conn,
@@ -257,9 +256,9 @@ async def _end(conn: Connection, thread: ThreadRef, begun: BegunMessage, effect:
 async def _respond(
     conn: Connection, thread: ThreadRef, begun: BegunMessage, ended: _Ended, effect: Respond, reason: EndReason
 ) -> int:
-    """The segment ends with all below it; what it answers goes to the segment above, or to the requester.
+    """End the segment and all below it, and send the answer to the segment above or to the requester.
 
-    Returns how many messages were canceled by that.
+    Returns how many messages that canceled.
     """
     canceled = await query("prune_segment").many(
         conn,

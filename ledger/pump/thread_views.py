@@ -1,4 +1,4 @@
-"""Threads as operators, the safety net and the answering of requesters see them (protocol §8, §9). Decides nothing."""
+"""Reads threads for operators, for the safety net and to publish answers (protocol §8, §9). Decides nothing."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from turnstile.schema.wire.inbox import StopRequest
 
 
 class ThreadReply(Tolerant):
-    """An answer to publish, and to whom."""
+    """An answer to publish, and its requester."""
 
     request_id: MessageId
     thread_id: ThreadId
@@ -36,12 +36,12 @@ class ThreadReply(Tolerant):
     created_at: datetime
 
     def event(self, sender: str) -> Message:
-        """The event, with the message id it always has."""
-        told = {**self._headers(sender), headers.MSG_ID: f"reply-{self.request_id}"}
-        return Message(subjects.pump_reply(self.project_id, self.channel_id), self._data(), told, required=True)
+        """The event, under its fixed message id."""
+        sent = {**self._headers(sender), headers.MSG_ID: f"reply-{self.request_id}"}
+        return Message(subjects.pump_reply(self.project_id, self.channel_id), self._data(), sent, required=True)
 
     def copy_to_requester(self, sender: str) -> Message | None:
-        """The same for the inbox of a requester that waits, on core NATS: no stream takes it."""
+        """The copy for the reply inbox of a requester that waits, on core NATS; None if it named no inbox."""
         return None if self.reply_to is None else Message(self.reply_to, self._data(), self._headers(sender))
 
     def _data(self) -> bytes:
@@ -78,14 +78,14 @@ class ThreadTurn(Tolerant):
     channel_id: ChannelId
 
     def stop(self, reason: str) -> Message:
-        """The durable command that ends the turn."""
+        """The durable command that stops the turn."""
         payload = StopRequest(agent_turn_id=self.agent_turn_id, reason=reason).model_dump_json().encode()
         subject = subjects.bridge_command(self.project_id, self.channel_id, "stop")
         return Message(subject, payload, {headers.MSG_ID: f"stop-{self.agent_turn_id}"}, required=True)
 
 
 class EndedMessage(Tolerant):
-    """A message that the handling of another one canceled."""
+    """A message that was canceled by the handling of another."""
 
     message_id: MessageId
     agent_turn_id: AgentTurnId | None
@@ -100,14 +100,14 @@ class TurnMessage(ThreadRef):
 
 
 class Unserved(Tolerant):
-    """A listener for which messages wait, and that no worker has."""
+    """A listener for which messages wait and that no worker has."""
 
     worker_target: str
     listener: str
     waiting: int
     waited_seconds: float
     workers: int
-    """Workers of the target that are there."""
+    """Live workers of the target."""
 
     def told(self) -> str:
         """A sentence for operators."""
@@ -129,25 +129,25 @@ async def find_thread(conn: Connection, project: ProjectId, thread: ThreadId) ->
 
 
 async def list_thread_messages(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[MessageLine]:
-    """Its messages in order."""
+    """The thread's messages in order."""
     rows = await query("list_thread_messages").many(conn, thread_id=thread, row_limit=row_limit)
     return [MessageLine.model_validate(dict(row)) for row in rows]
 
 
 async def list_thread_replies(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[ReplyLine]:
-    """Its answers, in the order in which they were given."""
+    """The thread's answers, oldest first."""
     rows = await query("list_thread_replies").many(conn, thread_id=thread, row_limit=row_limit)
     return [ReplyLine.model_validate(dict(row)) for row in rows]
 
 
 async def list_thread_payloads(conn: Connection, thread: ThreadId, *, row_limit: int) -> dict[MessageId, str]:
-    """What its messages say."""
+    """The payloads of the thread's messages."""
     rows = await query("list_thread_payloads").many(conn, thread_id=thread, row_limit=row_limit)
     return {row["message_id"]: row["payload"] for row in rows}
 
 
 async def list_replies(conn: Connection, thread: ThreadId, *, row_limit: int = 100) -> list[ThreadReply]:
-    """The thread's answers that are not announced yet."""
+    """The thread's answers that are not marked as announced."""
     rows = await query("list_replies").many(conn, thread_id=thread, row_limit=row_limit)
     return [ThreadReply.model_validate(dict(row)) for row in rows]
 
@@ -155,7 +155,7 @@ async def list_replies(conn: Connection, thread: ThreadId, *, row_limit: int = 1
 async def list_late_replies(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[ThreadReply]:
-    """Rule 'thread_reply': answers that should have been announced."""
+    """Rule 'thread_reply': answers that should have been announced by now."""
     rows = await query("list_late_replies").many(
         conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
     )
@@ -163,7 +163,7 @@ async def list_late_replies(
 
 
 async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> set[MessageId]:
-    """The answers to these requests are in the event stream; the requests of which that was not known."""
+    """Mark the answers to these requests as announced; returns the requests that were not marked before."""
     rows = await query("mark_replied").many(conn, request_ids=list(requests))
     return {row["request_id"] for row in rows}
 
@@ -175,13 +175,13 @@ async def messages_of_turns(conn: Connection, turns: Sequence[AgentTurnId]) -> l
 
 
 async def list_ended_messages(conn: Connection, project: ProjectId, ended_by: MessageId) -> list[EndedMessage]:
-    """What the handling of a message canceled: the turns are to be stopped, the handlers to be let go."""
+    """The messages that the handling of a message canceled: their turns and handlers are to be stopped."""
     rows = await query("list_ended_messages").many(conn, project_id=project, ended_by=ended_by)
     return [EndedMessage.model_validate(dict(row)) for row in rows]
 
 
 async def list_canceled_turns(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[ThreadTurn]:
-    """Rule 'thread_turn': turns that still live although their message was canceled."""
+    """Rule 'thread_turn': live turns whose message was canceled."""
     rows = await query("list_canceled_turns").many(conn, worker_targets=list(worker_targets), row_limit=row_limit)
     return [ThreadTurn.model_validate(dict(row)) for row in rows]
 
@@ -189,7 +189,7 @@ async def list_canceled_turns(conn: Connection, worker_targets: Sequence[str], *
 async def list_stalled_threads(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[ThreadRef]:
-    """Rule 'thread': threads of which a message should have moved."""
+    """Rule 'thread': threads with a message that should have been advanced by now."""
     rows = await query("list_stalled_threads").many(
         conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
     )
@@ -199,7 +199,7 @@ async def list_stalled_threads(
 async def list_unserved(
     conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
 ) -> list[Unserved]:
-    """Listeners for which messages wait, and that no worker which is there has; the longest first."""
+    """Listeners for which messages wait and that no live worker has; those with the longest wait first."""
     rows = await query("list_unserved").many(
         conn,
         worker_targets=list(worker_targets),
@@ -211,7 +211,7 @@ async def list_unserved(
 
 
 async def list_served(conn: Connection, worker_target: str) -> dict[str, int]:
-    """How many workers that are there have each listener of a target."""
+    """The number of live workers that have each listener of a target."""
     rows = await query("list_served").many(conn, worker_target=worker_target, silent_seconds=WORKER_SILENT_SECONDS)
     return {row["listener"]: row["workers"] for row in rows if row["listener"] is not None}
 
@@ -219,7 +219,7 @@ async def list_served(conn: Connection, worker_target: str) -> dict[str, int]:
 async def list_open_threads(
     conn: Connection, worker_targets: Sequence[str], *, after: ThreadId | None, older_seconds: float, row_limit: int
 ) -> list[ThreadRef]:
-    """Rule 'thread_engine': open threads in the order of their ids, beyond one of them."""
+    """Rule 'thread_engine': open threads after a given one, in the order of their ids."""
     rows = await query("list_open_threads").many(
         conn,
         worker_targets=list(worker_targets),

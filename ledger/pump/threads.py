@@ -1,7 +1,7 @@
-"""Conversations of the message pump (protocol §9): a message from outside is sent, and where a thread stands.
+"""Threads of the message pump (protocol §9): takes messages from outside, and reads a thread's open messages.
 
-Guarantees: whoever joins a thread holds its lock; a message that is sent twice is one. `send_message` runs in a
-transaction of its caller (`Pool.transact`), and so does what is built of the parts below it. Never publishes.
+Guarantees: a message that joins a thread is added under the thread's lock; a message sent twice is stored once.
+`send_message` and the functions below it run in the caller's transaction (`Pool.transact`). Never publishes.
 """
 
 from dataclasses import dataclass
@@ -28,30 +28,30 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.limits import rate_limited
 
 SHOWN = 50
-"""Open messages that a look tells of: with their ids and codes they fit into one payload of Temporal's."""
+"""The most open messages that `look_at_thread` returns, so that they fit into one Temporal payload."""
 _GONE = ThreadAdvanced(version=2**62)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadLimits:
-    """How much one thread may come to (protocol §9)."""
+    """Limits of threads (protocol §9)."""
 
     max_messages: int = 10_000
     max_hops: int = 200
     """Messages that may descend from one message from outside."""
     max_depth: int = 20
     max_open: int = 100
-    """Messages in flight at once."""
+    """Messages of one thread that may be open at once."""
     max_open_threads: int = 0
-    """Threads of one project that have messages in flight; 0 is no limit."""
+    """Threads of one project that may have open messages; 0 is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message from outside, with the ids it was given, so that a repeated try is the same try."""
+    """A message from outside, with its new ids, so that a repeat of the transaction uses the same ids."""
 
     thread: ThreadRef
-    """A new one, unless `joins`."""
+    """A new thread, unless `joins`."""
     joins: bool
     requester: str
     to: str
@@ -62,12 +62,12 @@ class Send:
     request_digest: str
     reply_to: str | None = None
     wait_seconds: float = 0.0
-    """The project is over its rate until then: only a repeat is answered."""
+    """Above 0, the project exceeds its rate limit for so long: only a repeat is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Where a message from outside went; `duplicate` for a repeat of an earlier one."""
+    """The thread and message of a send; `duplicate` if it repeats an earlier one."""
 
     thread: ThreadRef
     message_id: MessageId
@@ -75,7 +75,7 @@ class Sent:
 
 
 class LockedThread(ThreadRef):
-    """A thread that nobody else changes until the transaction ends."""
+    """A thread that is locked until the transaction ends."""
 
     requester: str
     message_count: int
@@ -95,7 +95,7 @@ class _Look(Tolerant):
 
 
 async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Sent:
-    """Put a message from outside on its way.
+    """Store a message from outside.
 
     Raises `Refused` (correlation_conflict, unknown_thread) and `Limited` (rate_limited, busy, threads_full).
     """
@@ -128,7 +128,7 @@ async def send_message(conn: Connection, send: Send, limits: ThreadLimits) -> Se
 
 
 async def look_at_thread(conn: Connection, thread: ThreadRef) -> ThreadAdvanced:
-    """Where the thread stands now; one that is not there has nothing open, and never will."""
+    """The thread's version and open messages; an unknown thread has none."""
     row = await query("look_at_thread").opt(
         conn, project_id=thread.project_id, thread_id=thread.thread_id, row_limit=SHOWN
     )
@@ -147,13 +147,13 @@ async def _repeated(conn: Connection, send: Send) -> Sent | None:
 
 
 async def lock_thread(conn: Connection, thread: ThreadRef) -> LockedThread | None:
-    """The thread, locked; None if the project has no such thread."""
+    """Lock the thread; returns None if the project has no such thread."""
     row = await query("lock_thread").opt(conn, thread_id=thread.thread_id, project_id=thread.project_id)
     return None if row is None else LockedThread.model_validate(dict(row))
 
 
 async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
-    """The requester's own thread, locked; raises `Refused` (unknown_thread) and `Limited` (busy, threads_full)."""
+    """Lock the requester's own thread; raises `Refused` (unknown_thread) and `Limited` (busy, threads_full)."""
     thread = await lock_thread(conn, send.thread)
     if thread is None or thread.requester != send.requester or thread.channel_id != send.thread.channel_id:
         raise Refused("unknown_thread", "there is no such thread of yours")
@@ -161,12 +161,12 @@ async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef
     if found >= limits.max_open or thread.message_count >= limits.max_messages:
         raise Limited("busy", f"the thread has {found} messages in flight, {thread.message_count} in all")
     if thread.status != "open":
-        await _make_room(conn, send.thread.project_id, limits)
+        await _check_open_threads(conn, send.thread.project_id, limits)
     return ThreadRef.model_validate(thread.model_dump())
 
 
-async def _make_room(conn: Connection, project: ProjectId, limits: ThreadLimits) -> None:
-    """Raises `Limited` (threads_full); as many as are sent at once may pass it."""
+async def _check_open_threads(conn: Connection, project: ProjectId, limits: ThreadLimits) -> None:
+    """Raises `Limited` (threads_full). Not exact: messages sent at the same time may all pass it."""
     if not limits.max_open_threads:
         return
     counted = await query("count_project_threads").one(conn, project_id=project, row_limit=limits.max_open_threads)
@@ -175,7 +175,7 @@ async def _make_room(conn: Connection, project: ProjectId, limits: ThreadLimits)
 
 
 async def _add_thread(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:
-    await _make_room(conn, send.thread.project_id, limits)
+    await _check_open_threads(conn, send.thread.project_id, limits)
     await query("add_thread").many(
         conn,
         thread_id=send.thread.thread_id,
@@ -191,7 +191,7 @@ async def _add_thread(conn: Connection, send: Send, limits: ThreadLimits) -> Thr
 async def add_segment(
     conn: Connection, thread: ThreadId, parent: SegmentId | None, listener: str, turn: AgentTurnId | None
 ) -> SegmentId:
-    """A new place for a listener, below `parent` or at the top; `turn` is the agent's that calls it."""
+    """Add a segment for a listener, below `parent` or at the top; `turn` is the calling agent's."""
     segment = new_segment_id()
     await query("add_segment").many(
         conn, segment_id=segment, thread_id=thread, parent_id=parent, listener=listener, caller_turn_id=turn
@@ -200,7 +200,7 @@ async def add_segment(
 
 
 async def add_payload(conn: Connection, project: ProjectId, message: MessageId, payload: str, author: str) -> CardId:
-    """The card of a message's payload, in no box."""
+    """Store a message's payload as a card that is in no box."""
     made = make_card(
         CardId(f"{message}-payload"), CardType.MESSAGE, Role.USER, TextContent(text=payload), author=author
     )

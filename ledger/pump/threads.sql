@@ -1,51 +1,51 @@
--- The message pump (protocol §9). Transitions lock the thread's row first, so that of one thread only one runs at a time, and
--- each statement of it sees what those before it did. begin_message locks its message only: whatever ends or moves that waits.
+-- The message pump (protocol §9). Transitions lock the thread's row first, so that one runs at a time per thread, and each sees
+-- the effects of those before it. begin_message locks only its message; a transition that ends or moves that message waits.
 
 -- name: find_message :opt
--- What an earlier send under this correlation came to.
+-- The message of an earlier send with this correlation.
 SELECT m.message_id, m.request_digest, t.thread_id, t.project_id, t.channel_id, t.worker_target
 FROM state.thread_messages m JOIN state.threads t ON t.thread_id = m.thread_id
 WHERE m.correlation_id = :correlation_id AND m.project_id = :project_id;
 
 -- name: add_thread :exec
--- A new root thread.
+-- Adds a root thread.
 INSERT INTO state.threads (thread_id, project_id, channel_id, worker_target, requester, context_headers)
 VALUES (:thread_id, :project_id, :channel_id, :worker_target, :requester, :context_headers::jsonb);
 
 -- name: lock_thread :opt
--- A thread of a project, from here on ours: what is counted in it is counted by the statements that follow.
+-- Locks a thread of a project; the statements that follow in the transaction may count its rows.
 SELECT t.thread_id, t.project_id, t.channel_id, t.worker_target, t.requester, t.message_count, t.status
 FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id FOR NO KEY UPDATE;
 
 -- name: count_open_messages :one
--- How many messages of a thread are in flight.
+-- The number of a thread's open messages.
 SELECT count(*) AS found FROM state.thread_messages m
 WHERE m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting');
 
 -- name: count_project_threads :one
--- How many threads of a project are open, as far as row_limit.
+-- The number of a project's open threads, at most row_limit.
 SELECT count(*) AS found FROM (
     SELECT FROM state.threads t WHERE t.project_id COLLATE "C" = :project_id AND t.status = 'open' LIMIT :row_limit::int) t;
 
 -- name: top_segment :opt
--- The live segment at the top of a thread's chain of this listener.
+-- The live segment of this listener at the top of a thread's chain.
 SELECT s.segment_id FROM state.thread_segments s
 WHERE s.thread_id = :thread_id AND s.listener = :listener AND s.parent_id IS NULL AND s.status = 'live'
 ORDER BY s.created_at LIMIT 1;
 
 -- name: add_segment :exec
--- A segment below another one, or at the top.
+-- Adds a segment below another one, or at the top.
 INSERT INTO state.thread_segments (segment_id, thread_id, parent_id, lineage, listener, caller_turn_id)
 SELECT :segment_id, :thread_id, p.segment_id, coalesce(p.lineage, '{}'::text[]) || :segment_id::text, :listener, :caller_turn_id::text
 FROM (SELECT) AS always LEFT JOIN state.thread_segments p ON p.segment_id = :parent_id::text;
 
 -- name: add_card :exec
--- A payload: a card in no box.
+-- Adds a payload, which is a card in no box.
 INSERT INTO public.cards (card_id, tenant_id, content, metadata)
 VALUES (:card_id, :project_id, :content::jsonb, :metadata::jsonb);
 
 -- name: add_message :exec
--- A message on its way to a segment, numbered by its thread, which is open from here on.
+-- Adds a message to a segment, with the thread's next number, and makes the thread open.
 WITH thread AS (
     UPDATE state.threads t SET message_count = t.message_count + 1, version = t.version + 1, updated_at = now(),
         status = 'open', end_reason = NULL, ended_at = NULL
@@ -59,11 +59,11 @@ SELECT :message_id, thread.thread_id, thread.project_id, thread.message_count, :
 FROM thread;
 
 -- name: begin_message :opt
--- An open message in hand, with what its handling needs: its payload, its segment and caller, its turn's end if that is known.
--- was: what it was before. Reading it counts as an attempt of its handler, once for each run (:begun_by). Alone, was is null,
--- and nothing is changed, where the message was moved meanwhile, to a segment that this statement does not see yet; and where
--- elsewhere names the listener: :listeners and :payloads are what the caller has, and another worker has what it lacks of them,
--- the listener or the payload that answers it. Of answers only: the pump has written those itself, so the tag is at their start.
+-- Begins an open message; returns its payload, its segment and caller, and the outcome of its turn if there is one.
+-- was: its former status. Beginning counts as an attempt of its handler, once per run (:begun_by). Two results change nothing:
+-- was alone is null if the message was moved meanwhile to a segment that this statement does not see yet. elsewhere is the
+-- listener's name if the caller lacks it, or the payload of an answer (:listeners and :payloads are the caller's), and another
+-- worker has it. Payloads are checked of answers only: the pump wrote these, so they begin with the tag.
 WITH found AS MATERIALIZED (
     SELECT m.message_id, m.thread_id, m.status, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
     WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.project_id = :project_id
@@ -111,7 +111,7 @@ LEFT JOIN LATERAL (SELECT i.agent_id FROM state.agent_inbox i WHERE i.agent_turn
                    AND i.message_type = 'turn' LIMIT 1) a ON true;
 
 -- name: find_request :one
--- The request of a segment from which one of its messages came, back along what caused what.
+-- The request of a segment from which one of its messages follows; found by following the causes back.
 WITH RECURSIVE past AS (
     SELECT m.cause_id, m.segment_id, m.kind, m.payload_card_id FROM state.thread_messages m
     WHERE m.message_id = :message_id
@@ -124,7 +124,7 @@ SELECT c.content ->> 'text' AS payload FROM past JOIN public.cards c ON c.card_i
 WHERE past.kind = 'request' AND past.segment_id = :segment_id;
 
 -- name: own_box :one
--- The box that an agent has in a segment, whoever is asked there first; made if there is none yet.
+-- The box of an agent in a segment; made if there is none.
 WITH segment AS (
     UPDATE state.thread_segments s SET output_box_id = coalesce(s.output_box_id, :new_box_id::uuid)
     WHERE s.segment_id = :segment_id
@@ -138,7 +138,7 @@ made AS (
 SELECT s.output_box_id::text AS output_box_id FROM segment s;
 
 -- name: await_turn :opt
--- The agent's turn for this message is out: it waits for the turn's end, at most until the deadline.
+-- Makes the message wait for the end of its agent's turn, at most until the deadline.
 WITH thread AS (
     UPDATE state.threads t SET version = t.version + 1, updated_at = now()
     WHERE t.thread_id = :thread_id AND t.project_id = :project_id
@@ -156,15 +156,15 @@ segment AS (
 SELECT message.message_id FROM message;
 
 -- name: end_message :opt
--- A message is handled, or canceled where the agent's turn for it is late; no row if it was settled before.
+-- Ends a message: handled, or canceled if its agent's turn is late. No row if it was settled before.
 UPDATE state.thread_messages m SET status = :status, effect = :effect, ended_by = :ended_by::text, ended_at = clock_timestamp()
 WHERE m.message_id = :message_id AND m.thread_id = :thread_id AND m.status IN ('pending', 'handling', 'waiting')
 RETURNING m.message_id, m.request_id, m.hop, m.segment_id;
 
 -- name: prune_segment :many
--- Ends a segment and all below it: their open messages are canceled. Requests that nobody had begun move to a new segment
--- of the same listener instead, which is made for them. Answers the canceled ones. What a message is, its locked row says:
--- it may be begun until then, and so after the transaction has: it ends by the clock.
+-- Ends a segment and all below it, and cancels their open messages. Requests that nobody has begun move to a new segment of the
+-- same listener instead. Returns the canceled messages. The status is read from the locked row, since a message may be begun
+-- until then; for the same reason ended_at is the clock's time, not the transaction's.
 WITH below AS MATERIALIZED (
     SELECT s.segment_id, s.parent_id, s.lineage, s.listener, s.caller_turn_id FROM state.thread_segments s
     WHERE s.thread_id = :thread_id AND s.status = 'live' AND s.lineage @> ARRAY[:segment_id::text]
@@ -192,13 +192,13 @@ settled AS (
 SELECT e.message_id, e.request_id FROM settled e WHERE e.status = 'canceled';
 
 -- name: add_reply :exec
--- The answer to a message from outside; the first one stays.
+-- Adds the answer to a message from outside, unless it has one.
 INSERT INTO state.thread_replies (request_id, thread_id, kind, reason, payload_card_id, from_id)
 VALUES (:request_id, :thread_id, :kind, :reason, :payload_card_id::text, :from_id::text)
 ON CONFLICT DO NOTHING;
 
 -- name: close_requests :exec
--- Requests whose last message has ended without an answer hear that there will be none.
+-- Adds an answer without payload to each of these requests that has neither an answer nor open messages.
 INSERT INTO state.thread_replies (request_id, thread_id, kind, reason)
 SELECT r.request_id, :thread_id, 'ended', :reason FROM unnest(:request_ids::text[]) r (request_id)
 WHERE NOT EXISTS (SELECT FROM state.thread_messages m WHERE m.thread_id = :thread_id AND m.request_id = r.request_id
@@ -206,7 +206,7 @@ WHERE NOT EXISTS (SELECT FROM state.thread_messages m WHERE m.thread_id = :threa
 ON CONFLICT DO NOTHING;
 
 -- name: close_thread :exec
--- A change is complete: the thread is later, and over once nothing is in flight; then its segments end.
+-- Completes a change: raises the thread's version, and ends the thread and its segments if no message is open.
 WITH thread AS (
     UPDATE state.threads t SET version = t.version + 1, updated_at = now(),
         status = CASE WHEN f.flies THEN 'open' ELSE 'ended' END, ended_at = CASE WHEN f.flies THEN NULL ELSE clock_timestamp() END,
@@ -220,8 +220,8 @@ UPDATE state.thread_segments s SET status = 'pruned', ended_at = now()
 FROM thread WHERE thread.status = 'ended' AND s.thread_id = thread.thread_id AND s.status = 'live';
 
 -- name: look_at_thread :opt
--- Where a thread stands, bounded: its first open messages, those that are due before those whose turns are out, and how many
--- more there are; some of its live chains, as far as their names fit.
+-- A thread's state, bounded: its first open messages, due ones before those that wait for turns; the number of all open ones;
+-- some of its live chains, as far as their names fit.
 SELECT t.version,
        (SELECT coalesce(jsonb_agg(jsonb_build_object('message_id', f.message_id, 'status', f.status, 'listener', f.name,
                                                      'deadline', f.deadline, 'turn_is_over', f.is_over) ORDER BY f.place), '[]')
@@ -242,7 +242,7 @@ SELECT t.version,
 FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id;
 
 -- name: list_canceled_turns :many
--- Rule 'thread_turn': turns in hand or in the queue whose message was canceled, in threads of these targets.
+-- Rule 'thread_turn': active or queued turns whose message was canceled, in threads of these targets.
 SELECT i.agent_turn_id, t.project_id, t.channel_id FROM (
     SELECT h.active_inbox_id AS inbox_id FROM state.agent_state_head h WHERE h.output_box_id IS NOT NULL
     UNION ALL
@@ -262,7 +262,7 @@ LEFT JOIN state.agent_inbox i ON i.correlation_id = m.message_id AND i.project_i
 WHERE m.ended_by = :ended_by AND m.project_id = :project_id ORDER BY m.number;
 
 -- name: list_replies :many
--- A thread's answers whose event is not known to be in the event stream.
+-- A thread's answers that are not marked as announced.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
        m.correlation_id, t.project_id, t.channel_id, coalesce(m.context_headers, t.context_headers) AS context_headers,
        m.created_at AS requested_at, r.created_at
@@ -274,7 +274,7 @@ WHERE r.announced_at IS NULL AND r.thread_id = :thread_id
 ORDER BY r.created_at LIMIT :row_limit::int;
 
 -- name: list_late_replies :many
--- Rule 'thread_reply': such answers of all threads of these targets, once they are older.
+-- Rule 'thread_reply': the same for all threads of these targets, if the answers are old enough.
 SELECT r.request_id, r.thread_id, r.kind, r.reason, r.from_id, r.payload_card_id, c.content ->> 'text' AS payload, m.reply_to,
        m.correlation_id, t.project_id, t.channel_id, coalesce(m.context_headers, t.context_headers) AS context_headers,
        m.created_at AS requested_at, r.created_at
@@ -287,7 +287,7 @@ WHERE r.announced_at IS NULL AND r.created_at <= clock_timestamp() - make_interv
 ORDER BY r.created_at LIMIT :row_limit::int;
 
 -- name: mark_replied :many
--- These answers are safe in the event stream; the ones of which it was not known.
+-- Marks these answers as announced; returns those that were not marked before.
 UPDATE state.thread_replies r SET announced_at = now() WHERE r.request_id = ANY (:request_ids::text[]) AND r.announced_at IS NULL
 RETURNING r.request_id;
 
@@ -298,7 +298,7 @@ JOIN state.threads t ON t.thread_id = m.thread_id
 WHERE m.agent_turn_id = ANY (:agent_turn_ids::text[]) AND m.status = 'waiting';
 
 -- name: list_stalled_threads :many
--- Rule 'thread': open threads of which a message should have moved: nobody began it, its turn is over or its deadline passed.
+-- Rule 'thread': open threads with a message that should have advanced: nobody began it, its turn is over or its deadline passed.
 SELECT DISTINCT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.thread_messages m
 JOIN state.threads t ON t.thread_id = m.thread_id
 LEFT JOIN LATERAL (SELECT x.ended_at FROM state.turn_outcomes x WHERE x.agent_turn_id = m.agent_turn_id LIMIT 1) o ON true
@@ -308,7 +308,7 @@ WHERE m.status IN ('pending', 'handling', 'waiting') AND t.status = 'open' AND t
 LIMIT :row_limit::int;
 
 -- name: list_unserved :many
--- Listeners with messages that nobody has begun for a while, and no worker that is there has them; workers: of their target.
+-- Listeners with messages that nobody has begun for a while and that no live worker has; workers: live ones of their target.
 SELECT t.worker_target, s.listener, count(*) AS waiting, extract(epoch FROM now() - min(m.created_at))::float8 AS waited_seconds,
        (SELECT count(*) FROM state.workers w WHERE w.worker_target = t.worker_target
         AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS workers
@@ -323,13 +323,13 @@ WHERE m.status IN ('pending', 'handling', 'waiting') AND m.status = 'pending' AN
 GROUP BY t.worker_target, s.listener ORDER BY waited_seconds DESC LIMIT :row_limit::int;
 
 -- name: list_served :many
--- The listeners of a target that workers have who are there, and how many of them; a listener of null: workers that name none.
+-- The listeners of a target's live workers, and the number of workers for each; a null listener: workers without a list.
 SELECT l.listener, count(*) AS workers FROM state.workers w LEFT JOIN LATERAL unnest(w.listeners) l (listener) ON true
 WHERE w.worker_target = :worker_target AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
 GROUP BY l.listener ORDER BY l.listener;
 
 -- name: list_open_threads :many
--- Rule 'thread_engine': open threads that have not changed for a while, in the order of their ids, beyond a place in it.
+-- Rule 'thread_engine': open threads that have not changed for a while, in the order of their ids, after a given one.
 SELECT t.project_id, t.channel_id, t.thread_id, t.worker_target FROM state.threads t
 WHERE t.status = 'open' AND t.worker_target = ANY (:worker_targets::text[])
   AND t.updated_at < now() - make_interval(secs => :older_seconds::float8) AND t.thread_id > :after_thread_id
@@ -351,7 +351,7 @@ SELECT t.thread_id, t.channel_id, t.requester, t.status, t.end_reason, t.message
 FROM state.threads t WHERE t.thread_id = :thread_id AND t.project_id = :project_id;
 
 -- name: list_thread_messages :many
--- The messages of a thread in order, each with the chain it was sent to, its agent's turn and what came of it.
+-- The messages of a thread in order, each with its chain, its agent's turn and its effect.
 SELECT m.message_id, m.number, m.request_id, m.cause_id, m.segment_id, t.requester || '.' || (
            SELECT string_agg(x.listener, '.' ORDER BY l.place) FROM unnest(s.lineage) WITH ORDINALITY l (id, place)
            JOIN state.thread_segments x ON x.segment_id = l.id) AS chain,
@@ -362,14 +362,14 @@ JOIN state.thread_segments s ON s.segment_id = m.segment_id
 WHERE m.thread_id = :thread_id ORDER BY m.number LIMIT :row_limit::int;
 
 -- name: list_thread_replies :many
--- The answers to a thread's requests, in the order in which they were given.
+-- The answers to a thread's requests, oldest first.
 SELECT r.request_id, r.kind, r.reason, r.from_id, r.payload_card_id, r.created_at, r.announced_at, c.content ->> 'text' AS payload
 FROM state.thread_messages m JOIN state.thread_replies r ON r.request_id = m.message_id
 LEFT JOIN public.cards c ON c.card_id = r.payload_card_id
 WHERE m.thread_id = :thread_id ORDER BY r.created_at LIMIT :row_limit::int;
 
 -- name: list_thread_payloads :many
--- What the messages of a thread say, in order.
+-- The payloads of a thread's messages, in order.
 SELECT m.message_id, c.content ->> 'text' AS payload FROM state.thread_messages m
 JOIN public.cards c ON c.card_id = m.payload_card_id
 WHERE m.thread_id = :thread_id ORDER BY m.number LIMIT :row_limit::int;

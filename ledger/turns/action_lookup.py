@@ -1,6 +1,6 @@
-"""UI actions as the bridge meets them: the tool one names, and the turn that it has already (protocol §7.10).
+"""Looks up a UI action for the bridge: the tool that it names, and its turn if there is one (protocol §7.10).
 
-Reads only, one round trip; the turn itself is made by `intake.enqueue_action`.
+Only reads, in one round trip; `intake.enqueue_action` makes the turn.
 """
 
 from pydantic import Json
@@ -28,7 +28,7 @@ class ActionTurn(Tolerant):
     error: str | None
 
     def final_ack(self, action: UiAction) -> ActionAck | None:
-        """What its end is told as; None while it is not over."""
+        """The final ack of the turn's outcome; None while it has none."""
         if self.status is None:
             return None
         return final_ack(action.ref, self.agent_id, self.status, self.tool_result_card_id, self.error_code, self.error)
@@ -41,7 +41,7 @@ class _Tool(Tolerant):
 async def find_action(
     conn: Connection, project: ProjectId, action: UiAction
 ) -> tuple[JsonObject | None, ActionTurn | None]:
-    """The row of the tool that the action names, and the turn under its correlation; each if the project has it."""
+    """The row of the action's tool and the turn under its correlation; each is None if the project has none."""
     row = dict(
         await query("find_action").one(
             conn, project_id=project, tool_name=action.tool_name, correlation_id=action.correlation_id

@@ -1,4 +1,4 @@
--- UI actions as the bridge meets them (protocol §7.10); their turns are enqueued by enqueue_turn.
+-- Looks up UI actions for the bridge (protocol §7.10); enqueue_turn enqueues their turns.
 
 -- name: find_action :one
 -- The tool that an action names, and the turn that was enqueued under its correlation, with its outcome.

@@ -1,9 +1,9 @@
-"""Boxes as callers handle them: forked, and named by an agent's pointers (protocol §6).
+"""The verbs on boxes: `box_fork` and `box_replace` (protocol §6).
 
-Guarantees: a fork is its source's list at one moment, under an id that makes a repeat find it; pointers name boxes of
-the agent's project that no other agent's turn is writing as they are set. Both lock what they name, so retention takes
-none of it meanwhile. One round trip each. A box that somebody is yet to hold is not looked for: pointers are outside
-the gate.
+Guarantees: a fork copies its source's list at one moment, under an id by which a repeat finds it. Pointers are set only
+to boxes of the agent's project that no other agent's turn writes at that moment; a later turn of another agent may
+still write them, since pointers are outside the gate. Both lock the boxes they name, so retention cannot remove them
+meanwhile. One round trip each.
 """
 
 from turnstile.ledger.pool import Again
@@ -23,7 +23,7 @@ _REFUSALS = {
 
 
 async def fork_box(conn: Connection, project: ProjectId, source: BoxId, new_box: BoxId) -> bool:
-    """Make `new_box` a copy of the project's box `source`; False if an earlier fork made it.
+    """Make `new_box` a copy of the project's box `source`; returns False if an earlier fork made it.
 
     Raises `Refused` (correlation_conflict, unknown_box), or `Again`.
     """
@@ -38,7 +38,7 @@ async def fork_box(conn: Connection, project: ProjectId, source: BoxId, new_box:
 
 
 async def replace_boxes(conn: Connection, project: ProjectId, wanted: BoxReplaceRequest) -> AgentBoxes:
-    """Set the pointers that `wanted` names, and answer both.
+    """Set the pointers that `wanted` names; returns both.
 
     Raises `Refused` (unknown_agent, unknown_context_box, unknown_output_box, output_box_busy).
     """

@@ -1,13 +1,13 @@
--- Boxes as callers handle them (protocol §6): a copy of one, and those that an agent's pointers name.
+-- The verbs on boxes (protocol §6): box_fork and box_replace.
 
 -- name: fork_box :one
--- A new box with the cards of another, as they are now; a repeat finds what the first one made.
--- verdict: accepted | duplicate | again (run it anew) | the code of a refusal.
+-- Makes a box with the present cards of another; a repeat finds the first one's box.
+-- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
 WITH
 earlier AS MATERIALIZED (
     SELECT b.tenant_id = :project_id AND b.parent_ids = ARRAY[:box_id::uuid] AS same FROM public.boxes b WHERE b.box_id = :new_box_id::uuid
 ),
-source AS MATERIALIZED (  -- retention passes by what is locked, and is waited for where it came first
+source AS MATERIALIZED (  -- locked: retention skips it; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
     WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id AND NOT EXISTS (SELECT FROM earlier) FOR KEY SHARE
 ),
@@ -30,7 +30,7 @@ SELECT CASE
        END AS verdict;
 
 -- name: replace_boxes :one
--- Set the boxes that an agent's pointers name, those that are to be set; outside the gate, so the last one to come has its way.
+-- Sets those of an agent's pointers that are given. It is outside the gate, so the last statement wins.
 -- verdict: accepted | the code of a refusal.
 WITH
 held AS MATERIALIZED (  -- as in fork_box

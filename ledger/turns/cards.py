@@ -1,7 +1,7 @@
-"""Cards as arrays for one statement, cards as rows, and the bounded cache of box contents.
+"""Converts cards to statement parameters and from rows, and caches the contents of boxes.
 
-A box is append-only, so what was read of it once stays right for ever: the cache keeps prefixes of boxes, keyed by
-project and box, and a step asks only for what came after (protocol §7.2). It holds nothing else.
+A box is append-only, so its first cards never change: the cache keeps prefixes of boxes by project and box, and a step
+reads only the cards after them (protocol §7.2). The cache is bounded and holds nothing else.
 """
 
 import json
@@ -65,7 +65,7 @@ class BoxCache:
         self._boxes: OrderedDict[tuple[ProjectId, BoxId], BoxPrefix] = OrderedDict()
 
     def get(self, project: ProjectId, box: BoxId) -> BoxPrefix:
-        """What is known of the box; empty if nothing is."""
+        """The cached prefix of the box; empty if there is none."""
         prefix = self._boxes.get((project, box))
         if prefix is None:
             return _EMPTY
@@ -73,7 +73,7 @@ class BoxCache:
         return prefix
 
     def extend(self, project: ProjectId, box: BoxId, known: BoxPrefix, rows: Sequence[Row]) -> tuple[Card, ...]:
-        """`known` and the rows after it as one list, remembered for the next read."""
+        """The cards of `known` and of the rows after it; caches them for the next read."""
         if not rows and known.position:
             return known.cards
         cards = known.cards + tuple(card_of(row) for row in rows)
@@ -106,5 +106,5 @@ async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Ca
 
 
 async def make_box(conn: Connection, project: ProjectId, box: BoxId, cards: Sequence[Card]) -> None:
-    """A new box with these new cards, for callers that pack a context of their own."""
+    """Store these new cards in a new box, for callers that build a context of their own."""
     await query("make_box").many(conn, project_id=project, box_id=box, **card_columns(cards))

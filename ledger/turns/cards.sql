@@ -15,7 +15,7 @@ WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id
 ORDER BY p.position;
 
 -- name: make_box :exec
--- A new box with these cards, for callers that pack a context of their own.
+-- Makes a box with these cards, for callers that build a context of their own.
 WITH
 box AS (INSERT INTO public.boxes (box_id, tenant_id) VALUES (:box_id::uuid, :project_id) RETURNING box_id),
 cards AS (

@@ -1,8 +1,8 @@
-"""Enqueue: one statement that makes a turn, or a UI action's, and, if the agent is idle, leases it (protocol §6).
+"""Enqueue: one statement that makes a turn, also of a UI action, and leases the agent if it is idle (protocol §6).
 
-Guarantees: nothing is half-written; the same correlation answers the first turn's ids and writes nothing; the next turn
-of an agent is the oldest whose output box is free. Costs one round trip. Never publishes: the caller rings the doorbell
-for what `Enqueued.lease` says, after this returned.
+Guarantees: the statement writes everything or nothing. A repeat with the same correlation returns the first turn's ids
+and writes nothing. An agent's next turn is the oldest one whose output box is free. Costs one round trip. Never
+publishes: the caller then rings the doorbell of `Enqueued.lease`.
 """
 
 import json
@@ -64,7 +64,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The reply to the caller, and the lease to ring for, if the request made one."""
+    """The reply to the caller, and the lease to ring for if the request made one."""
 
     reply: EnqueueReply
     lease: Lease | None
@@ -72,7 +72,7 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Enqueue:
-    """An enqueue with the ids it was given, so that a repeated try is the same try."""
+    """An enqueue with its new ids, so that a repeat of the statement uses the same ids."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -85,11 +85,11 @@ class Enqueue:
     new_output_box_id: BoxId
     admission: Admission = UNLIMITED
     action: UiAction | None = None
-    """What a `ui_action` turn is to do; `request` then names its agent, correlation and metadata only."""
+    """The action of a `ui_action` turn; `request` then holds its agent, correlation and metadata only."""
 
 
 class QueuedStop(Tolerant):
-    """The outcome of a turn that ended in the queue, at epoch 0."""
+    """The outcome of a turn that ended while queued, at epoch 0."""
 
     channel_id: ChannelId
     inbox_id: InboxId
@@ -112,9 +112,9 @@ async def enqueue(
     sender: str,
     admission: Admission = UNLIMITED,
 ) -> Enqueued:
-    """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code that the reply names.
+    """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
-    `queue_full` is exact. `project_full` may be passed by as many turns as are enqueued at once.
+    The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass the one behind `project_full`.
     """
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
@@ -134,7 +134,7 @@ async def enqueue_action(
 ) -> Enqueued:
     """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
 
-    Raises as `enqueue` does. Whether the tool may be called is the caller's to check.
+    Raises as `enqueue` does. The caller must have checked that the tool may be called.
     """
     if action.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
@@ -171,7 +171,7 @@ async def _enqueue(
 
 
 async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:
-    """The statement itself; raises `Again` where it must run anew, `Refused` where it may not."""
+    """Run the statement once; raises `Again` if it must be repeated, `Refused` or `Limited` if it is not allowed."""
     request, action = command.request, command.action
     columns = card_columns(cards)
     row = await query("enqueue_turn").one(
@@ -207,7 +207,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
-            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own answer was lost
+            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own try
             return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
         case "busy":
             busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")
@@ -252,7 +252,7 @@ def _cards(command: Enqueue, sender: str) -> list[Card]:
 
 
 def _instruction(command: Enqueue) -> TextContent | JsonContent | None:
-    """What the turn is asked: a text, or an action's call."""
+    """The content of the turn's instruction card: a text, or an action's call."""
     if (action := command.action) is not None:
         return JsonContent(data={"tool_name": action.tool_name, "arguments": action.args})
     text = command.request.instruction
@@ -291,7 +291,7 @@ def _lease(row: Row, command: Enqueue) -> Lease | None:
 async def stop_queued_turn(
     conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
 ) -> QueuedStop | None:
-    """End a turn that still waits (protocol §6, stop); None if it is not queued (any more)."""
+    """End a queued turn (protocol §6, stop); returns None if it is not queued."""
     row = await query("stop_queued_turn").opt(
         conn,
         project_id=project,

@@ -1,9 +1,9 @@
--- What enters the inbox from callers (protocol §6): enqueue, and the stop of a turn that has not begun.
+-- Enqueue, and the stop of a queued turn (protocol §6).
 
 -- name: enqueue_turn :one
--- Inbox row, edge, boxes and cards of a new turn; an idle agent is leased to its oldest free turn, else the row waits. A UI
--- action never waits: it is leased at once or nothing is written.
--- verdict: accepted | duplicate | busy | again (run it anew) | headless (make_head first) | the code of a refusal or limit.
+-- Writes inbox row, edge, boxes and cards of a new turn. An idle agent is leased to its oldest turn whose output box is free;
+-- else the row is queued. A UI action is never queued: it is leased at once or nothing is written.
+-- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     SELECT i.* FROM state.agent_inbox i
@@ -198,12 +198,12 @@ SELECT CASE
 FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN leased ON true;
 
 -- name: make_head :exec
--- The head of an agent that has none yet.
+-- Makes the head of an agent that has none.
 INSERT INTO state.agent_state_head (project_id, agent_id) VALUES (:project_id, :agent_id) ON CONFLICT DO NOTHING;
 
 -- name: stop_queued_turn :opt
--- A turn that still waits ends at epoch 0: row skipped, deliverable and outcome written, in its box if nobody else holds it.
--- No row: the turn is not queued (any more).
+-- Ends a queued turn at epoch 0: skips its row, writes deliverable and outcome, in its own box if no other agent holds that.
+-- No row: the turn is not queued.
 WITH
 head AS MATERIALIZED (
     SELECT h.agent_id FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE

@@ -1,4 +1,4 @@
-"""Leases and claims: which turn an agent is on, and which inbox rows a bridge has taken (protocol §3, §6)."""
+"""Leases and claims: the turn that an agent runs, and the inbox rows that a bridge has taken (protocol §3, §6)."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,7 +17,7 @@ from turnstile.schema.wire.headers import ContextHeaders
 
 
 class Lease(Tolerant):
-    """An agent leased to a turn, whose inbox row is now pending: somebody must ring."""
+    """A turn that its agent was leased to. Its inbox row is pending now, so the caller must ring the doorbell."""
 
     project_id: ProjectId
     agent_id: AgentId
@@ -38,7 +38,7 @@ class Lease(Tolerant):
 
 
 class Claim(Tolerant):
-    """A claimed inbox row. `start` and `signal`: its workflow must hear of it; the others are settled already."""
+    """A claimed inbox row. With `start` or `signal` its workflow must be started or signalled; others are settled."""
 
     verdict: Literal["start", "signal", "consumed", "skipped", "deferred", "error"]
     inbox_id: InboxId
@@ -65,16 +65,16 @@ class Claim(Tolerant):
         return purpose_of(self.message_type) if isinstance(self.message_type, MessageType) else None
 
     def turn(self) -> TurnRef:
-        """The gate and boxes of the turn that the row is for; its `inbox_id` is the turn's own row."""
+        """The gate and boxes of the row's turn; `inbox_id` is that of the turn's own row."""
         return TurnRef.model_validate(self.model_dump() | {"inbox_id": self.active_inbox_id or self.inbox_id})
 
     def ring(self) -> Ring:
-        """The pointer that the turn's workflow is given."""
+        """The pointer that is sent to the turn's workflow."""
         return Ring.model_validate(self.model_dump())
 
 
 class LiveTurn(TurnRef):
-    """A turn that its agent has in hand, and how it is getting on; `updated_at` is the head's last change."""
+    """An active turn and its progress; `updated_at` is the head's last change."""
 
     status: HeadStatus
     updated_at: datetime
@@ -86,7 +86,7 @@ AgentKey = tuple[ProjectId, AgentId]
 
 
 async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[Lease]:
-    """Lease each idle agent that has a turn waiting; raises nothing for those that are busy."""
+    """Lease each idle agent that has a queued turn; busy agents are skipped."""
     rows = await query("dispatch_next").many(
         conn, project_ids=[project for project, _ in agents], agent_ids=[agent for _, agent in agents]
     )
@@ -96,7 +96,7 @@ async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[Le
 async def claim_inbox(
     conn: Connection, agents: Sequence[AgentKey], worker_targets: Sequence[str], *, row_limit: int
 ) -> list[Claim]:
-    """Take the due rows of these agents, at most `row_limit` of each, in one statement however many rang."""
+    """Claim the due rows of these agents, at most `row_limit` of each, in one statement."""
     rows = await query("claim_inbox").many(
         conn,
         project_ids=[project for project, _ in agents],
@@ -108,6 +108,6 @@ async def claim_inbox(
 
 
 async def release_claims(conn: Connection, inbox_ids: Sequence[InboxId], *, delay_seconds: float) -> int:
-    """Give claimed rows back, due after the delay; returns how many. Their `retry_count` stays."""
+    """Make claimed rows pending again, due after the delay; returns how many. Their `retry_count` is unchanged."""
     rows = await query("release_claims").many(conn, inbox_ids=list(inbox_ids), delay_seconds=delay_seconds)
     return len(rows)

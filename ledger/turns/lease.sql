@@ -15,7 +15,7 @@ next AS MATERIALIZED (
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
 ),
-picked AS (  -- one agent a box, or the statement would fail at every try
+picked AS (  -- one agent per box: with two the statement would always fail
     SELECT DISTINCT ON (next.output_box_id) next.* FROM next ORDER BY next.output_box_id, next.created_at
 ),
 leased AS (
@@ -40,9 +40,9 @@ FROM leased l JOIN moved m ON m.inbox_id = l.active_inbox_id
 JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.project_id;
 
 -- name: claim_inbox :many
--- Due rows of these agents, as far as their worker target is served here: pending | deferred -> processing, or settled
--- at once where no workflow is needed. verdict: start | signal | consumed (a call already settled) | skipped (another or an
--- old turn) | deferred (the turn runs while its call still waits) | error (protocol violation).
+-- Claims due rows of these agents, if their worker target is served here: pending | deferred -> processing, or settles them at
+-- once if no workflow is needed. verdict: start | signal | consumed (a call already settled) | skipped (another or an old
+-- turn) | deferred (the turn runs while its call still waits) | error (protocol violation).
 WITH
 due AS MATERIALIZED (
     SELECT i.inbox_id, a.worker_target FROM unnest(:project_ids::text[], :agent_ids::text[]) w (project_id, agent_id)
@@ -93,7 +93,7 @@ SELECT m.verdict, m.inbox_id, m.project_id, m.agent_id, m.channel_id, m.message_
 FROM marked m ORDER BY m.next_retry_at, m.created_at;
 
 -- name: release_claims :many
--- processing -> pending for rows whose workflow could not be reached; due again after delay_seconds. Not a retry.
+-- Makes rows whose workflow could not be reached pending again, due after delay_seconds. Does not count as a retry.
 UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now() + make_interval(secs => :delay_seconds::float8)
 WHERE i.inbox_id = ANY (:inbox_ids::text[]) AND i.status = 'processing'
 RETURNING i.inbox_id;

@@ -1,4 +1,4 @@
-"""Profiles and the roster (protocol §4): what an operator puts there before anything runs."""
+"""Profiles, agents and tools (protocol §4), which an operator registers before turns can run."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from turnstile.schema.tools import ToolDefinition, ToolRow
 
 
 class ProfileRow(Tolerant):
-    """A profile as `profile list` shows it."""
+    """A profile in `profile list`."""
 
     name: str
     profile_box_id: BoxId
@@ -29,7 +29,7 @@ class ProfileRow(Tolerant):
 
 
 class AgentRow(Tolerant):
-    """An agent as `agent list` shows it, with where its head stands."""
+    """An agent in `agent list`, with its head's status."""
 
     agent_id: AgentId
     worker_target: str
@@ -43,7 +43,7 @@ class AgentRow(Tolerant):
 
 
 async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple[BoxId, bool, int]:
-    """Store the profile in a new box and repoint profile and roster rows to it; turns in hand keep the old one.
+    """Store the profile in a new box and point profile and roster rows to it; active turns keep the old one.
 
     Returns the box, whether the profile is new, and how many agents were repointed.
     """
@@ -51,7 +51,7 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
     metadata = CardMetadata(type=CardType.PROFILE, role=Role.SYSTEM, author_id=SYSTEM_AUTHOR)
 
     async def put(conn: Connection) -> tuple[BoxId, bool, int]:
-        box = new_box_id()  # of each try: the box of one whose answer was lost may be there already
+        box = new_box_id()  # new for each try: an earlier try whose answer was lost may have made its box
         row = await query("put_profile").one(
             conn,
             project_id=project,
@@ -113,9 +113,9 @@ async def add_agent(
 
 
 async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> None:
-    """Take the agent off the roster, in a transaction. Its turns, cards and epoch stay; its memory goes.
+    """Remove the agent from the roster and its memory; its turns, cards and epoch are kept. Runs in a transaction.
 
-    Raises `Refused`: unknown_agent; agent_busy if it has a turn in hand or turns that wait.
+    Raises `Refused`: unknown_agent; agent_busy if it has an active turn or queued turns.
     """
     named = {"project_id": project, "agent_id": agent}
     if await query("hold_agent").opt(conn, **named) is None:
@@ -130,7 +130,7 @@ async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> 
 
 
 async def get_profile(pool: Pool, project: ProjectId, name: str) -> JsonObject:
-    """The profile as it was put; raises `Refused` (unknown_profile) if there is none, or none that can be read."""
+    """The profile as it was stored; raises `Refused` (unknown_profile) if there is none that can be read."""
     row = await pool.run(lambda conn: query("profile_box").opt(conn, project_id=project, name=name))
     box = None if row is None else BoxId(row["profile_box_id"])
     cards = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
@@ -148,7 +148,7 @@ async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:
 
 
 async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:
-    """Store the tool; True if it is new. Turns in hand keep what they pinned."""
+    """Store the tool; returns True if it is new. Active turns keep the row that they pinned."""
     row = await pool.run(
         lambda conn: query("put_tool").one(
             conn,
@@ -165,13 +165,13 @@ async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool
 
 
 async def list_tools(pool: Pool, project: ProjectId) -> list[ToolRow]:
-    """The project's tools by name; rows by other writers that do not parse raise `BadRequest` naming the tool."""
+    """The project's tools by name; raises `BadRequest`, which names the tool, for a row that does not parse."""
     rows = await pool.run(lambda conn: query("list_tools").many(conn, project_id=project))
     return [_tool(row) for row in rows]
 
 
 async def remove_tool(pool: Pool, project: ProjectId, name: str) -> None:
-    """Take the tool away; raises `Refused` (unknown_tool) if there is none."""
+    """Remove the tool; raises `Refused` (unknown_tool) if there is none."""
     row = await pool.run(lambda conn: query("remove_tool").opt(conn, project_id=project, tool_name=name))
     if row is None:
         raise Refused("unknown_tool", f"project {project} has no tool {name!r}")

@@ -1,8 +1,8 @@
 -- Profiles, the roster and tools (protocol §4).
 
 -- name: put_profile :one
--- A new sys.profile card in a new box; the profile of that name and the agents that had its old box point to the new one.
--- verdict: created | replaced | again (we waited for another put, or for an agent that took the profile: our picture is old).
+-- Makes a sys.profile card in a new box, to which the profile of that name and the agents with its old box then point.
+-- verdict: created | replaced | again (this statement waited for another put or add_agent, so its snapshot is old).
 WITH
 held AS MATERIALIZED (
     SELECT p.profile_box_id, p.xmin AS version FROM resource.profiles p
@@ -42,14 +42,14 @@ SELECT CASE WHEN EXISTS (SELECT FROM made) THEN 'created' WHEN EXISTS (SELECT FR
        (SELECT count(*) FROM agents) AS agents;
 
 -- name: list_profiles :many
--- The profiles of a project, with how many agents have each.
+-- The profiles of a project, with the number of agents of each.
 SELECT p.name, p.profile_box_id, p.worker_target, p.tags, p.updated_at,
        (SELECT count(*) FROM resource.project_agents a
         WHERE a.profile_box_id = state.as_uuid(p.profile_box_id) AND a.project_id = p.project_id) AS agents
 FROM resource.profiles p WHERE p.project_id = :project_id ORDER BY lower(p.name);
 
 -- name: add_agent :one
--- An agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
+-- Adds an agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
 WITH
 profile AS (  -- really updated, so that a put that waits for us sees that its picture of the roster is old
     UPDATE resource.profiles p SET name = p.name WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
@@ -68,7 +68,7 @@ edge AS (
     INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
     SELECT :edge_id, :project_id, 'add', :agent_id FROM agent
 ),
-earlier AS MATERIALIZED (  -- this very call, whose answer was lost
+earlier AS MATERIALIZED (  -- an earlier try of this call, whose answer was lost
     SELECT a.worker_target FROM state.identity_edges e
     JOIN resource.project_agents a ON a.agent_id = e.target_agent_id AND a.project_id = e.project_id
     WHERE e.edge_id = :edge_id AND e.project_id = :project_id
@@ -78,7 +78,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM agent) OR EXISTS (SELECT FROM earlier) THEN
        coalesce((SELECT worker_target FROM agent), (SELECT worker_target FROM earlier)) AS worker_target;
 
 -- name: list_agents :many
--- The agents of a project and where each stands.
+-- The agents of a project with the status of their heads.
 SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_name, coalesce(h.status, 'idle') AS head_status,
        h.active_agent_turn_id, coalesce(h.turn_epoch, 0) AS turn_epoch,
        (SELECT count(*) FROM state.queued_turns q WHERE q.agent_id = a.agent_id AND q.project_id = a.project_id) AS queued
@@ -88,14 +88,14 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id =
 WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;
 
 -- name: hold_agent :opt
--- The agent's row and its head, ours until the transaction ends: enqueues that hold the head are waited for.
+-- Locks the agent's row and head until the transaction ends; waits for enqueues that hold the head.
 SELECT a.agent_id FROM resource.project_agents a
 LEFT JOIN LATERAL (
     SELECT h.agent_id FROM state.agent_state_head h WHERE h.agent_id = a.agent_id AND h.project_id = a.project_id FOR UPDATE) h ON true
 WHERE a.agent_id = :agent_id AND a.project_id = :project_id FOR UPDATE OF a;
 
 -- name: count_agent_work :one
--- What an agent that is held has under way: its turn in hand, the turns that wait, and messages of threads that wait for it.
+-- The open work of a locked agent: its active turn, its queued turns, and messages of threads that wait for it.
 SELECT (SELECT count(*) FROM state.agent_state_head h
         WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.status <> 'idle') AS live,
        (SELECT count(*) FROM state.agent_inbox i
@@ -103,7 +103,7 @@ SELECT (SELECT count(*) FROM state.agent_state_head h
           AND i.message_type IN {turn_types} AND i.status = 'queued') AS queued;
 
 -- name: forget_agent :exec
--- Takes an agent that is held off the roster, with its memory and its head; the box of its last turn stays known.
+-- Removes a locked agent from the roster, with its memory and its head; the pointer to the box of its last turn is kept.
 WITH
 agent AS (DELETE FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id),
 pointers AS (
@@ -121,8 +121,8 @@ DELETE FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_
 SELECT h.turn_epoch FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id;
 
 -- name: keep_epoch :exec
--- A new head, so that epochs go on rising if the agent is added again. An enqueue that had seen the old one finds it gone,
--- looks again, and hears that there is no such agent.
+-- Makes a new head, so that epochs continue to rise if the agent is added again. An enqueue that had seen the old head finds it
+-- gone, is repeated, and is refused because there is no such agent.
 INSERT INTO state.agent_state_head (project_id, agent_id, turn_epoch) VALUES (:project_id, :agent_id, :turn_epoch);
 
 -- name: profile_box :opt
@@ -130,7 +130,7 @@ INSERT INTO state.agent_state_head (project_id, agent_id, turn_epoch) VALUES (:p
 SELECT p.profile_box_id FROM resource.profiles p WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id;
 
 -- name: put_tool :one
--- A tool of the project, new or replaced; turns in hand keep what they pinned.
+-- Adds or replaces a tool of the project; active turns keep the row that they pinned.
 INSERT INTO resource.tools AS t (project_id, tool_name, description, parameters, target_subject, after_execution, options)
 VALUES (:project_id, :tool_name, :description, :parameters::jsonb, :target_subject, :after_execution, :options::jsonb)
 ON CONFLICT (project_id, tool_name) DO UPDATE SET description = EXCLUDED.description, parameters = EXCLUDED.parameters,
@@ -143,5 +143,5 @@ SELECT t.tool_name, t.description, t.parameters, t.target_subject, t.after_execu
 WHERE t.project_id = :project_id ORDER BY t.tool_name;
 
 -- name: remove_tool :opt
--- Takes a tool away; turns in hand keep what they pinned.
+-- Removes a tool; active turns keep the row that they pinned.
 DELETE FROM resource.tools t WHERE t.project_id = :project_id AND t.tool_name = :tool_name RETURNING t.tool_name;

@@ -1,11 +1,11 @@
--- The life of a leased turn (protocol §3, §7). Every statement carries the CAS gate: agent, turn and epoch.
--- The next position in the output box is after both the head's count, which is fresh behind a lock, and the box's last
--- card: a stop that believed the box free may have written there beside us, and then the second try sees it.
+-- The transitions of a leased turn (protocol §3, §7). Every statement has the CAS gate: agent, turn and epoch.
+-- The next position in the output box is after both the head's count, which is current once the head is locked, and the box's
+-- last card: a concurrent stop that took the box for free may have written a card there, which the second try then sees.
 
 -- name: begin_step :many
--- The gate of a step: dispatched | running -> running, its stream counted, the turn's inbox row consumed; and what the
--- step reads, in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and
--- output boxes (part 1, 2, 3) beyond the positions the caller knows. No rows: the gate, or the step, is not the caller's.
+-- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
+-- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
+-- boxes (part 1, 2, 3) after the positions that the caller knows. No rows: the gate is closed, or the step is not the next.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
@@ -58,7 +58,7 @@ CROSS JOIN LATERAL (
 ORDER BY 1, 2;
 
 -- name: retry_step :opt
--- A model call failed and will be tried again: counted on the head, which is what bounds the attempts of a step (§7.9).
+-- Counts a failed model call on the head, which bounds the attempts of a step (§7.9).
 UPDATE state.agent_state_head h SET
     step_attempt = h.step_attempt + 1, model_failures = h.model_failures + 1, updated_at = now()
 WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
@@ -66,9 +66,9 @@ WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_t
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
--- A step that another one follows: its row, its cards at the end of the output box, the head on its next step. With calls
--- (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published.
--- result: done | already (committed before, and the gate still holds). No row: stale.
+-- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
+-- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published.
+-- result: done | already (committed before, and the gate is open). No row: stale.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
@@ -254,8 +254,7 @@ LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
 
 -- name: recall_step :one
--- What the ledger says of a turn whose gate did not open: the recorded step (the latest for step 0), the outcome, and where
--- the head is.
+-- The recorded state of a turn whose gate is closed: the step (the latest for step 0), the outcome, and the head's state.
 SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_card_id, o.tool_result_card_id,
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status,
        h.turn_epoch AS head_epoch, h.updated_at,
@@ -279,6 +278,6 @@ LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :proj
 LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id;
 
 -- name: mark_announced :exec
--- The task events of these turns are safe in the event stream.
+-- Marks these turns as announced: their task events are in the event stream.
 UPDATE state.turn_outcomes o SET announced_at = now()
 WHERE o.agent_turn_id = ANY (:agent_turn_ids::text[]) AND o.announced_at IS NULL;

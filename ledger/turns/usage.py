@@ -1,4 +1,4 @@
-"""What models cost, and which models profiles name. Reads only, decides nothing."""
+"""Reads the usage and cost of models, and the models that profiles name. Decides nothing."""
 
 from datetime import datetime
 from typing import Literal
@@ -11,7 +11,7 @@ Grouping = Literal["agent", "model", "day"]
 
 
 class UsageLine(Tolerant):
-    """Sums over attempts, failed ones included; `name` is None in the line of all. A day is one of UTC."""
+    """Sums over attempts, failed ones included; `name` is None in the line for all. Days are in UTC."""
 
     name: str | None
     turns: int
@@ -22,15 +22,15 @@ class UsageLine(Tolerant):
     completion_tokens: int
     total_tokens: int
     response_cost: float | None
-    """In US dollars, of the attempts whose price is known; None if none is."""
+    """In US dollars, of the attempts with a known price; None if there are none."""
     estimated_attempts: int
-    """Attempts whose tokens were counted here, because the provider did not say."""
+    """Attempts whose tokens were counted here, because the provider sent no counts."""
     unknown_attempts: int
-    """Attempts of which nothing is known: failed, or lost with their worker."""
+    """Attempts without any counts: failed, or lost with their worker."""
 
 
 class ProfileModel(Tolerant):
-    """The model a profile names."""
+    """The model that a profile names."""
 
     project_id: ProjectId
     profile_name: str
@@ -40,7 +40,7 @@ class ProfileModel(Tolerant):
 async def sum_usage(
     conn: Connection, project: ProjectId, grouping: Grouping, *, since: datetime | None = None
 ) -> list[UsageLine]:
-    """One line per agent, model or day, and one of all; that one alone if there was no attempt."""
+    """One line per agent, model or day, and one for all; only the latter if there was no attempt."""
     rows = await query("sum_usage").many(conn, project_id=project, grouping=grouping, since=since)
     return [UsageLine.model_validate(dict(row)) for row in rows]
 

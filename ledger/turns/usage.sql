@@ -1,4 +1,4 @@
--- What models cost, summed for people, and which models there are; nothing here decides anything.
+-- Usage and cost of models, and the models that profiles name; for display only.
 
 -- name: sum_usage :many
 -- The attempts of a project's steps since a moment, by agent, model or day; the last row, without a name, is the sum of all.

@@ -1,4 +1,4 @@
-"""What operators and callers look at (`describe`, `turn show`, `inbox list`). Reads only, decides nothing."""
+"""Reads turns, steps, calls and inbox rows for `describe`, `turn show`, `inbox list` and the like. Decides nothing."""
 
 from datetime import datetime
 
@@ -24,14 +24,14 @@ class TurnLine(Tolerant):
     ended_at: datetime | None
     error_code: str | None
     truncated: str | None
-    """Why its last answer is cut off, if it is."""
+    """Why the model's last answer is truncated, if it is."""
     calls_timed_out: int
     asked: str | None
-    """The beginning of what was asked; of a UI action the tool."""
+    """The beginning of the instruction; for a UI action the tool."""
 
 
 class SentCall(Tolerant):
-    """A call that a turn has sent, and where it stands."""
+    """A call that a turn has sent, and its status."""
 
     tool_call_id: ToolCallId
     tool_name: str
@@ -91,7 +91,7 @@ async def list_steps(conn: Connection, project: ProjectId, turn: AgentTurnId) ->
 
 
 async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, row_limit: int) -> list[AgentTurnId]:
-    """The turns whose ids begin so, the newest first."""
+    """The turns whose ids begin with `beginning`, the newest first."""
     rows = await query("find_turns").many(conn, project_id=project, beginning=beginning, row_limit=row_limit)
     return [AgentTurnId(row["agent_turn_id"]) for row in rows]
 
@@ -111,6 +111,6 @@ async def list_inbox(
 
 
 async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> LiveTurn | None:
-    """The gate and boxes of the turn, if an agent has it in hand."""
+    """The gate and boxes of the turn; None if it is not active."""
     row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
     return None if row is None else LiveTurn.model_validate(dict(row))

@@ -1,7 +1,7 @@
--- What operators and callers look at; nothing here decides anything.
+-- Reads for operators and callers; no transition uses them.
 
 -- name: describe_turn :opt
--- One turn of a project: its request, where it stands, and its outcome.
+-- One turn of a project: its request, its status, and its outcome.
 SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.correlation_id, i.status AS inbox_status, i.created_at,
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
        coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id,
@@ -18,7 +18,7 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id =
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};
 
 -- name: list_turns :many
--- The newest turns of a project, or of one of its agents, with the beginning of what was asked.
+-- The newest turns of a project, or of one of its agents, with the beginning of the instruction.
 WITH page AS MATERIALIZED (
     SELECT i.agent_turn_id, i.project_id, i.agent_id, i.created_at, i.correlation_id, i.turn_epoch, i.payload,
            CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
@@ -43,7 +43,7 @@ SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch
 FROM page g ORDER BY g.created_at DESC;
 
 -- name: find_turns :many
--- The turns of a project whose ids begin so, for people who type the beginning of one.
+-- The turns of a project whose ids begin with a text, so that people need not type whole ids.
 SELECT i.agent_turn_id FROM state.agent_inbox i
 WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND starts_with(i.agent_turn_id, :beginning)
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
@@ -70,7 +70,7 @@ WHERE i.project_id COLLATE "C" = :project_id AND (:agent_id::text IS NULL OR i.a
 ORDER BY i.created_at DESC LIMIT :row_limit::int;
 
 -- name: locate_turn :opt
--- The gate and boxes of a turn that the head has now, for whoever must act on it from outside.
+-- The gate and boxes of an active turn, for callers that act on it from outside.
 SELECT t.* FROM state.agent_inbox i
 JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};

@@ -1,7 +1,7 @@
-"""Calls that are out: report, apply, time out, and the stop of a turn (protocol §6, §7.5, §7.6).
+"""Calls that wait for results: report, apply, time out; and the stop of a turn (protocol §6, §7.5, §7.6).
 
-Guarantees: one winner per waiting row and one `tool.result` per call in the output box, whoever reports how often and
-in which order; a repeat writes nothing. Each is one round trip. Never publishes: the caller rings.
+Guarantees: each waiting row has one winner and each call one `tool.result` in the output box, for any number and order
+of reports; a repeat writes nothing. Each is one round trip. Never publishes: the caller rings the doorbell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The reply to the tool, and the agent to ring for; None for a repeat."""
+    """The reply to the tool, and the agent to ring for; `ring` is None for a repeat."""
 
     reply: ReportReply
     ring: Lease | None
 
 
 class SettledRow(Tolerant):
-    """What became of an inbox row; `flaw` is why its card, by `author`, may not answer `call`."""
+    """The final status of an inbox row; `flaw` says why its card, written by `author`, may not answer `call`."""
 
     inbox_id: InboxId
     status: str
@@ -55,7 +55,7 @@ class SettledRow(Tolerant):
 
 
 class AppliedReports(Tolerant):
-    """Where the turn stands after its reports were applied: the calls it still waits for, and until when."""
+    """The turn after its reports were applied: the calls that it still waits for, and the deadline."""
 
     result: Literal["done"]
     status: HeadStatus
@@ -70,7 +70,7 @@ StopVerdict = Literal["accepted", "duplicate", "already_final", "queued", "dispa
 
 
 class RequestedStop(Tolerant):
-    """What a stop found; `queued` and `dispatched` turns are the caller's to end."""
+    """What a stop found; the caller must end `queued` and `dispatched` turns itself."""
 
     verdict: StopVerdict
     inbox_id: InboxId | None
@@ -84,10 +84,10 @@ class RequestedStop(Tolerant):
 async def report(
     pool: Pool, project: ProjectId, request: ReportRequest, incoming: Mapping[str, str] | None = None
 ) -> Reported:
-    """Record a report of a call; raises `Refused` with the rule that it breaks.
+    """Record a report of a call; raises `Refused` with the code of the rule that it breaks.
 
-    The same function serves tools over the bridge and services of one's own; `incoming` are the headers it came with,
-    whose turn, agent and depth must be the call's where they are given.
+    Tools use it through the bridge, other services directly. `incoming` are the report's headers; turn, agent and depth
+    in them, if given, must be the call's.
     """
     content = _content(request)
     inbox_id = InboxId(uuid7())
@@ -102,7 +102,7 @@ async def report_call(
     inbox_id: InboxId,
     incoming: Mapping[str, str],
 ) -> Reported:
-    """The statement itself; raises `Again` where it must run anew."""
+    """Run the statement once; raises `Again` if it must be repeated."""
     row = await query("report_call").one(
         conn,
         project_id=project,
@@ -129,11 +129,12 @@ async def report_call(
         duplicate=verdict == "duplicate" and row["inbox_id"] != inbox_id,  # else our own answer was lost
     )
     return Reported(
-        reply, None if reply.duplicate or row["worker_target"] is None else _ring(project, row["inbox_id"], row)
+        reply,
+        None if reply.duplicate or row["worker_target"] is None else _lease_to_ring(project, row["inbox_id"], row),
     )
 
 
-def _ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") -> Lease:
+def _lease_to_ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") -> Lease:
     values = dict(row)
     values |= {
         "project_id": project,
@@ -143,7 +144,7 @@ def _ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") ->
 
 
 def _content(request: ReportRequest) -> str | None:
-    """The inline result as the content of its card; None where a card is pointed to."""
+    """The content of an inline result's card; None if the report names a card."""
     if request.tool_result_card_id is not None:
         return None
     error = request.error
@@ -160,7 +161,7 @@ def _content(request: ReportRequest) -> str | None:
 
 
 async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[InboxId]) -> AppliedReports:
-    """Apply what is due; raises `StaleTurn` if the gate is gone."""
+    """Apply these reports; raises `StaleTurn` if the gate is closed."""
     row = await query("apply_reports").opt(conn, **gate(turn), inbox_ids=list(inbox_ids))
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
@@ -170,7 +171,7 @@ async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[Inb
 
 
 async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
-    """At the deadline: the timeouts to apply, with whatever else is due; empty before it, or if the gate is gone."""
+    """Inject timeouts at the deadline; returns all due rows, none before the deadline or if the gate is closed."""
     rows = await query("inject_timeouts").many(conn, **gate(turn))
     return [Ring.model_validate(dict(row)) for row in rows]
 
@@ -178,7 +179,7 @@ async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
 async def request_stop(
     conn: Connection, project: ProjectId, turn: AgentTurnId, reason: str, inbox_id: InboxId
 ) -> RequestedStop:
-    """Ask for the end of a turn; raises `Again` while it is between two states."""
+    """Request the end of a turn; raises `Again` if the turn's state changed meanwhile."""
     row = await query("request_stop").one(
         conn, project_id=project, agent_turn_id=turn, reason=reason, inbox_id=inbox_id
     )

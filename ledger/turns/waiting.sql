@@ -1,10 +1,10 @@
--- Calls that are out: reports, timeouts, and their application (protocol §6 report, §7.5, §7.6).
--- Lock order: head, waiting rows, inbox rows. A waiting row is joined by its call and the project of the row that names it:
--- with the project as a constant, a plan made while the table was empty would read it by its project.
+-- Calls that wait for results: reports, timeouts, and their application (protocol §6 report, §7.5, §7.6).
+-- Lock order: head, waiting rows, inbox rows. A waiting row is joined by its call and by the project of the row that names it:
+-- with the project as a constant, a plan made while the table was empty would look rows up by project.
 
 -- name: report_call :one
--- One report of a call: inbox row, waiting row 'received', edge report/response, and the card if the result came inline.
--- verdict: accepted | duplicate (the first report's, nothing written) | again | the code of a refusal.
+-- Records a report of a call: inbox row, waiting row 'received', edge report/response, and the card of an inline result.
+-- verdict: accepted | duplicate (returns the first report's ids, writes nothing) | again | the code of a refusal.
 WITH
 call AS MATERIALIZED (
     SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers,
@@ -81,10 +81,10 @@ SELECT CASE WHEN plan.verdict <> 'accepted' THEN plan.verdict WHEN inbox.inbox_i
 FROM plan LEFT JOIN call ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
 
 -- name: apply_reports :opt
--- Reports that rang, against the suspended head: one winner per waiting row, its card into the output box, the rest settled.
--- A card that is not visible yet defers its row; the last retry puts a failed result in its place. A card of another kind or
--- call, or by an agent, breaks the protocol: its row ends as error, a rejection says whose it was and why, and the call waits on.
--- result: done | again (the picture changed under us). No row: the gate is not the caller's.
+-- Applies reports while the head is suspended: each waiting row has one winner, whose card enters the output box; the other rows
+-- are settled. A card that is not visible yet defers its row; the last retry writes a failed result instead. A card of another
+-- kind or call, or by an agent, breaks the protocol: its row ends as error, a rejection says whose it was and why, and the call
+-- still waits. result: done | again (the snapshot was old). No row: the gate is closed.
 WITH
 head AS MATERIALIZED (
     SELECT h.* FROM state.agent_state_head h
@@ -264,7 +264,7 @@ JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id =
 WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
 
 -- name: request_stop :one
--- The stop of a turn that an agent has in hand or that is over: inbox row, edge, and whom to ring.
+-- Requests the stop of an active turn: inbox row, edge, and the address of the doorbell.
 -- verdict: accepted | duplicate | already_final | queued | dispatched (the caller ends these two itself) | unknown_turn.
 WITH
 turn AS MATERIALIZED (
@@ -313,7 +313,7 @@ SELECT CASE WHEN plan.verdict = 'accepted' AND inbox.inbox_id IS NULL THEN 'agai
 FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
 
 -- name: describe_call :opt
--- A call as its tool needs it: the card with the arguments, where to report, and what the ledger thinks of it.
+-- A call for its tool: the card with the arguments, its turn, and its status.
 SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
        c.card_id AS tool_call_card_id, c.content, h.resume_deadline
 FROM state.turn_waiting_tools w

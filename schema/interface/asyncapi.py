@@ -1,6 +1,6 @@
-"""The catalog as an AsyncAPI 3.0 document. Generated; nothing is written by hand.
+"""Generates an AsyncAPI 3.0 document from the catalog.
 
-There is one operation for each role and subject, tagged with the role: who writes a client takes those of `client`.
+There is one operation for each role and subject, tagged with the role: authors of a client use those of `client`.
 Payloads and headers are references to the JSON Schemas beside the document.
 """
 
@@ -74,17 +74,17 @@ def _reply_channel(entry: Entry) -> JsonObject:
 
 
 def _message(entry: Entry) -> JsonObject:
-    told: JsonObject = {"name": entry.name, "summary": entry.summary}
+    message: JsonObject = {"name": entry.name, "summary": entry.summary}
     if entry.headers is not None:
-        told["headers"] = _schema(entry.headers)
+        message["headers"] = _schema(entry.headers)
     if entry.payload is not None:
-        told["payload"] = _schema(entry.payload)
-    return told
+        message["payload"] = _schema(entry.payload)
+    return message
 
 
 def _reply_message(entry: Entry) -> JsonObject:
-    told: JsonObject = {"name": f"{entry.name}.reply", "summary": f"The answer to `{entry.subject}`."}
-    return told if entry.reply is None else {**told, "payload": _schema(entry.reply)}
+    message: JsonObject = {"name": f"{entry.name}.reply", "summary": f"The answer to `{entry.subject}`."}
+    return message if entry.reply is None else {**message, "payload": _schema(entry.reply)}
 
 
 def _schema(model: type) -> JsonObject:

@@ -1,7 +1,7 @@
-"""Every subject and every document of the protocol, with its models: what `turnstile schema export` writes.
+"""Every subject and every document of the protocol, with its models, as `turnstile schema export` writes them.
 
-One entry says who sends what to whom, over which transport, and what is answered. Nothing at run time reads it; tests
-hold it against the code: a verb, a subject or an event without an entry fails. To add one:
+An entry has senders, receivers, transport, payload and reply of a subject. Nothing reads the catalog at run time; tests
+compare it with the code: a verb, a subject or an event without an entry fails. To add one:
 
     a verb       a line in `VERBS`: request/reply, durable command and ack follow from it
     a subject    an `Entry` in `_SUBJECTS`
@@ -26,7 +26,7 @@ from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeRepl
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the bridge; `durable` ones are commands, too."""
+    """A verb of the bridge; a `durable` one is also a command."""
 
     name: str
     summary: str
@@ -37,7 +37,7 @@ class Verb:
     durable: bool = True
 
     def entries(self) -> Iterator[Entry]:
-        """Its subjects: request/reply, and for a durable one the command and its ack."""
+        """The verb's subjects: request/reply, and for a durable one the command and its ack."""
         yield Entry(
             subject=f"req.sys.bridge.{self.name}",
             summary=self.summary,
@@ -133,7 +133,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="req.tool.{target}.{suffix}.{tool_call_id}",
-        summary="Who runs this call? Asked by a replica that hears a command again; no responders is an answer, too.",
+        summary="Asks which replica runs a call, after a command was delivered again; no responders means: none.",
         transport=Transport.REQUEST,
         section="5",
         payload=None,
@@ -144,7 +144,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.agent.{agent_id}.state",
-        summary="Where an agent stands. Best effort: decide nothing by it.",
+        summary="The status of an agent. Best effort: do not rely on it.",
         transport=Transport.JETSTREAM,
         section="5",
         payload=events.StateEvent,
@@ -154,7 +154,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.agent.{agent_id}.step",
-        summary="How far a step of a turn is. Best effort.",
+        summary="The phase of a step. Best effort.",
         transport=Transport.JETSTREAM,
         section="5",
         payload=events.StepEvent,
@@ -164,7 +164,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.agent.{agent_id}.task",
-        summary="A turn is over: exactly one in the stream for each turn, announced until it is acknowledged.",
+        summary="A turn has ended: exactly one per turn in the stream, published until it is acknowledged.",
         transport=Transport.JETSTREAM,
         section="5",
         payload=events.TaskEvent,
@@ -174,7 +174,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.agent.{agent_id}.inbox_progress",
-        summary="What became of a row of an agent's inbox. Published without waiting, best effort.",
+        summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
         transport=Transport.JETSTREAM,
         section="5",
         payload=events.InboxProgress,
@@ -194,7 +194,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.sys.ui.action_ack",
-        summary="What became of a user's action: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`.",
+        summary="The status of a user's action: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`.",
         transport=Transport.JETSTREAM,
         section="7.10",
         payload=ui_actions.ActionAck,
@@ -214,7 +214,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="evt.sys.probe",
-        summary="Whether the stream takes messages: stored and found again, in its own project. Nobody acts on it.",
+        summary="Checks that the stream stores messages; in a project of its own. No consumer acts on it.",
         transport=Transport.JETSTREAM,
         section="5",
         payload=None,
@@ -224,7 +224,7 @@ _SUBJECTS = (
     ),
     Entry(
         subject="str.agent.{agent_id}.chunk",
-        summary="Streamed text of a turn, as the model writes it. Nothing is decided by it.",
+        summary="Streamed text of a turn, as the model writes it. For display only.",
         transport=Transport.CORE,
         section="5",
         payload=events.Chunk,
@@ -237,12 +237,12 @@ _SUBJECTS = (
 ENTRIES: tuple[Entry, ...] = (*(entry for verb in VERBS for entry in verb.entries()), *_SUBJECTS)
 
 NOT_SPOKEN = frozenset({"cmd.sys.pmo.internal.{tool}"})
-"""Subjects of protocol §5 that nothing speaks yet."""
+"""Subjects of protocol §5 that are not implemented yet."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """Something that is written down rather than sent: a file, a row's payload, a card's content."""
+    """A document that is stored rather than sent: a file, a row's payload, a card's content."""
 
     name: str
     form: Any
@@ -259,5 +259,5 @@ DOCUMENTS = (
 
 
 def find(subject: str) -> Entry | None:
-    """The entry of a subject; None if it is none of the protocol's."""
+    """The entry of a subject; None if the protocol has no such subject."""
     return next((entry for entry in ENTRIES if entry.pattern.fullmatch(subject)), None)

@@ -1,4 +1,4 @@
-"""An entry of the catalog: a subject, who sends what to whom, over which transport, and what is answered. Pure."""
+"""An entry of the catalog: a subject with senders, receivers, transport, payload and reply. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ PARAMETERS = {
     "suffix": "The tool in its service, by the tool's `target_subject`; it may have more than one token.",
     "tool_call_id": "The call.",
 }
-"""What stands in braces in a subject: one token of A-Z a-z 0-9 _ -, at most 128 characters, but for `suffix`."""
+"""The parameters of subjects: each is one token of A-Z a-z 0-9 _ -, at most 128 characters, except `suffix`."""
 _WORD = r"[A-Za-z0-9_-]{1,128}"
 _MANY = {"suffix": rf"{_WORD}(?:\.{_WORD})*"}
 
 
 class Role(StrEnum):
-    """Who speaks on NATS."""
+    """The parties on NATS."""
 
     CLIENT = "client"
-    """Asks for turns, sends messages, and listens to what comes of them."""
+    """Enqueues turns, sends messages, and watches events."""
     OPERATOR = "operator"
-    """A client that may see more."""
+    """A client with more rights."""
     TOOL = "tool"
     """Answers calls."""
     BRIDGE = "bridge"
@@ -41,21 +41,21 @@ class Role(StrEnum):
 
 
 class Transport(StrEnum):
-    """How a message travels."""
+    """The transport of a message."""
 
     JETSTREAM = "jetstream"
-    """JetStream: a stream keeps it."""
+    """JetStream: a stream stores the message."""
     CORE = "core"
-    """Core NATS: lost while nobody listens."""
+    """Core NATS: the message is lost if nobody subscribes."""
     REQUEST = "request"
     """Core NATS request/reply."""
     MICRO = "micro"
-    """Request/reply as the NATS micro service `turnstile`: it can be discovered, and its replicas share the work."""
+    """Request/reply with the NATS micro service `turnstile`: it can be discovered, and its replicas share requests."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One subject: who sends what to whom, and how. `subject` is what follows the prefix, ids in braces."""
+    """One subject. `subject` is the part after the prefix, with ids in braces."""
 
     subject: str
     summary: str
@@ -71,29 +71,29 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """A name without ids, such as `evt.agent.task`."""
+        """The name without ids, such as `evt.agent.task`."""
         return ".".join(part for part in self.subject.split(".") if not part.startswith("{"))
 
     @property
     def address(self) -> str:
-        """The whole subject, ids in braces."""
+        """The whole subject, with ids in braces."""
         return f"{PREFIX}.{self.subject}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What stands in braces, in order."""
+        """The names in braces, in order."""
         return tuple(re.findall(r"\{(\w+)\}", self.address))
 
     @property
     def stream(self) -> str | None:
-        """The stream that keeps it."""
+        """The stream that stores it; None for other transports."""
         if self.transport is not Transport.JETSTREAM:
             return None
         return subjects.CMD_STREAM if self.subject.startswith("cmd.") else subjects.EVT_STREAM
 
     @property
     def is_read(self) -> bool:
-        """Whether the kernel reads it: its schema then says what is accepted, else what is sent."""
+        """Whether the kernel reads it; then its schema describes what is accepted, else what is sent."""
         return Role.BRIDGE in self.receivers and bool({*self.senders} - {Role.BRIDGE, Role.WORKER})
 
     @cached_property

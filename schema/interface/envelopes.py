@@ -1,7 +1,7 @@
-"""Which headers a message carries, as models: one class for each kind of message (protocol §5).
+"""Models of message headers: one class for each kind of message (protocol §5).
 
-For descriptions and checks; messages are made with the names of `turnstile.schema.wire.headers`. Every value is
-text. More headers may be there: a NATS server and its clients add their own.
+They serve documentation and tests; code makes messages with the names in `turnstile.schema.wire.headers`. Every value
+is text. Messages may have more headers: NATS servers and clients add their own.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +16,7 @@ class _Headers(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     tracestate: str | None = Field(default=None, alias=headers.TRACESTATE)
-    """W3C Trace Context: passed through."""
+    """W3C Trace Context; passed on."""
     parent_agent_id: str | None = Field(default=None, alias=headers.PARENT_AGENT_ID)
     """The agent on whose behalf this happens."""
     parent_turn_id: str | None = Field(default=None, alias=headers.PARENT_TURN_ID)
@@ -26,14 +26,14 @@ class _Headers(BaseModel):
 
 
 class CallerHeaders(_Headers):
-    """What a caller may send with a request; whatever is missing is made or read from the subject."""
+    """Headers that a caller may send with a request; missing ones are made or read from the subject."""
 
     thread_id: str | None = Field(default=None, alias=headers.THREAD_ID)
     """The root thread of the message pump that this is for."""
     traceparent: str | None = Field(default=None, alias=headers.TRACEPARENT)
     """W3C Trace Context: the trace that the request joins. A malformed one starts a new trace."""
     recursion_depth: str | None = Field(default=None, alias=headers.DEPTH, pattern=_NUMBER)
-    """How deep in a chain of agents the caller is; 0 when missing."""
+    """The caller's depth in a chain of agents; by default 0."""
     project_id: str | None = Field(default=None, alias=headers.PROJECT_ID)
     """The subject's project, if given."""
     channel_id: str | None = Field(default=None, alias=headers.CHANNEL_ID)
@@ -51,23 +51,23 @@ class CallerHeaders(_Headers):
     version: str | None = Field(default=None, alias=headers.VERSION)
     """The protocol's version, `v1r4`."""
     msg_type: str | None = Field(default=None, alias=headers.MSG_TYPE)
-    """What it is, such as the verb."""
+    """The type of the message, such as the verb."""
     sender: str | None = Field(default=None, alias=headers.SENDER)
-    """Who sends it, such as `client` or `tool.NAME`; for people and for audit."""
+    """The sender, such as `client` or `tool.NAME`; for people and for audit."""
 
 
 class CommandHeaders(CallerHeaders):
-    """What a caller may send with a durable command or a doorbell."""
+    """Headers that a caller may send with a durable command or a doorbell."""
 
     message_id: str | None = Field(default=None, alias=headers.MSG_ID)
-    """A repeat under the same id, within the stream's duplicate window, is stored once."""
+    """The stream stores one of several messages with the same id within its duplicate window."""
 
 
 class _KernelHeaders(_Headers):
     traceparent: str = Field(alias=headers.TRACEPARENT, pattern=_TRACEPARENT)
-    """W3C Trace Context: a span of the message's own in the turn's trace."""
+    """W3C Trace Context: the message's own span in the turn's trace."""
     recursion_depth: str = Field(alias=headers.DEPTH, pattern=_NUMBER)
-    """How deep in a chain of agents the turn is; 0 for what came from outside."""
+    """The turn's depth in a chain of agents; 0 for a request from outside."""
     project_id: str = Field(alias=headers.PROJECT_ID)
     """The subject's project."""
     channel_id: str = Field(alias=headers.CHANNEL_ID)
@@ -77,13 +77,13 @@ class _KernelHeaders(_Headers):
     version: str = Field(alias=headers.VERSION)
     """The protocol's version, `v1r4`."""
     msg_type: str = Field(alias=headers.MSG_TYPE)
-    """What it is, such as the event's last token."""
+    """The type of the message, such as the event's last token."""
     sender: str = Field(alias=headers.SENDER)
-    """Which process made it, such as `turnstile.worker`."""
+    """The process that made it, such as `turnstile.worker`."""
 
 
 class AgentHeaders(_KernelHeaders):
-    """What every event of an agent carries."""
+    """Headers of every event of an agent."""
 
     thread_id: str | None = Field(default=None, alias=headers.THREAD_ID)
     """The root thread of the message pump that this is for."""
@@ -96,37 +96,37 @@ class AgentHeaders(_KernelHeaders):
 
 
 class StepHeaders(AgentHeaders):
-    """What a `step` event carries."""
+    """Headers of a `step` event."""
 
     step_id: str = Field(alias=headers.STEP_ID)
     """The step that it is about."""
 
 
 class TaskHeaders(AgentHeaders):
-    """What a `task` event carries."""
+    """Headers of a `task` event."""
 
     message_id: str = Field(alias=headers.MSG_ID, pattern=r"^task-")
-    """`task-{agent_turn_id}`, however often it is announced: the stream keeps one."""
+    """`task-{agent_turn_id}`, also in repeats, so that the stream stores one."""
 
 
 class ActionAckHeaders(AgentHeaders):
-    """What the ack of a UI action carries."""
+    """Headers of the ack of a UI action."""
 
     message_id: str = Field(alias=headers.MSG_ID, pattern=r"^action-")
-    """Derived from the action or its turn, however often it is announced: the stream keeps one."""
+    """Derived from the action or its turn, also in repeats, so that the stream stores one."""
 
 
 class ToolCommandHeaders(StepHeaders):
-    """What a command to a tool carries: the identity of the call."""
+    """Headers of a command to a tool, which identify the call."""
 
     tool_call_id: str = Field(alias=headers.TOOL_CALL_ID)
-    """The call: the same however often its command is sent, so the tool's key for doing it once."""
+    """The call. It is the same in every repeat of the command: the tool uses it as its idempotency key."""
     message_id: str = Field(alias=headers.MSG_ID, pattern=r"^tool-")
-    """`tool-{tool_call_id}`; a repeat ends with `-{n}`, or the stream would swallow it."""
+    """`tool-{tool_call_id}`; a repeat ends with `-{n}`, since the stream would drop a duplicate."""
 
 
 class AckHeaders(_KernelHeaders):
-    """What the answer to a durable command carries."""
+    """Headers of the answer to a durable command."""
 
     thread_id: str | None = Field(default=None, alias=headers.THREAD_ID)
     """The root thread of the message pump that this is for."""
@@ -137,13 +137,13 @@ class AckHeaders(_KernelHeaders):
     turn_epoch: str | None = Field(default=None, alias=headers.TURN_EPOCH, pattern=_NUMBER)
     """The fencing number of the turn's lease; 0 while the turn is queued."""
     message_id: str = Field(alias=headers.MSG_ID, pattern=r"^ack-")
-    """The same for every delivery of the command: the stream keeps one answer."""
+    """The same for every delivery of the command, so that the stream stores one answer."""
 
 
 class PumpReplyHeaders(_KernelHeaders):
-    """What an answer to a requester of the message pump carries."""
+    """Headers of an answer of the message pump."""
 
     thread_id: str = Field(alias=headers.THREAD_ID)
     """The root thread of the conversation."""
     message_id: str | None = Field(default=None, alias=headers.MSG_ID, pattern=r"^reply-")
-    """`reply-{message_id}`, however often it is announced; the copy in a reply inbox has none."""
+    """`reply-{message_id}`, also in repeats; the copy to a reply inbox has none."""

@@ -1,7 +1,7 @@
-"""The JSON Schema (2020-12) of every model that the catalog names. Generated; nothing is written by hand.
+"""Generates the JSON Schema (2020-12) of every model in the catalog.
 
-What the kernel reads is described as it is accepted, what it sends as it is sent. Docstrings of models, fields and
-members of enumerations become descriptions.
+Schemas of messages that the kernel reads describe what it accepts, schemas of others what is sent. Docstrings of
+models, fields and members of enumerations become descriptions.
 """
 
 import ast
@@ -25,7 +25,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Described(GenerateJsonSchema):
-    """Without titles that repeat a field's name, and with what docstrings say."""
+    """Leaves out titles, which repeat a field's name, and adds docstrings as descriptions."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic's own type is a wide union
         return False
@@ -34,8 +34,8 @@ class _Described(GenerateJsonSchema):
         described = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
         properties = described.get("properties", {})
-        told = {name: text for each in reversed(model.__mro__) for name, text in docstrings(each).items()}
-        for name, text in told.items():
+        texts = {name: text for each in reversed(model.__mro__) for name, text in docstrings(each).items()}
+        for name, text in texts.items():
             info = model.model_fields.get(name)
             key = next((each for each in _names(name, info) if each in properties), None)
             if key is not None:
@@ -50,20 +50,20 @@ class _Described(GenerateJsonSchema):
     def generate(self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         self._members: dict[str, list[str]] = {}
         made = super().generate(schema, mode)
-        for name, told in self._members.items():  # only now: pydantic sets an enumeration's description last
+        for name, members in self._members.items():  # here, since pydantic sets an enumeration's description last
             described = made.get("$defs", {}).get(name)
-            if described is not None and told:
-                described["description"] = "\n\n".join((described["description"], *told))
+            if described is not None and members:
+                described["description"] = "\n\n".join((described["description"], *members))
         return made
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         described = super().tagged_union_schema(schema)
-        described.pop("discriminator", None)  # OpenAPI's, and AsyncAPI means another thing by it
+        described.pop("discriminator", None)  # an OpenAPI keyword; in AsyncAPI it has another meaning
         return described
 
 
 def _names(name: str, info: FieldInfo | None) -> list[str]:
-    """What a field may be called in JSON."""
+    """The names that a field may have in JSON."""
     if info is None:
         return []
     given = info.validation_alias
@@ -73,7 +73,7 @@ def _names(name: str, info: FieldInfo | None) -> list[str]:
 
 @functools.cache
 def docstrings(kind: type) -> dict[str, str]:
-    """What is written below the fields of a model of ours, or the members of an enumeration, by name."""
+    """The docstrings below the fields of a model, or the members of an enumeration, of this package, by name."""
     if not kind.__module__.startswith("turnstile.schema."):
         return {}
     try:
@@ -101,7 +101,7 @@ def json_schema(form: Any, mode: JsonSchemaMode) -> JsonObject:
 
 
 def _reflowed(value: Any) -> Any:
-    """Descriptions with their lines joined; paragraphs stay apart."""
+    """Join the lines of descriptions; paragraphs are kept."""
     match value:
         case dict():
             each = cast("dict[str, Any]", value)
@@ -119,7 +119,7 @@ def _joined(text: Any) -> Any:
 
 
 def schemas() -> dict[str, JsonObject]:
-    """Every schema by its name; raises `ValueError` if two models would share one."""
+    """Every schema by its name; raises `ValueError` if two models have the same name."""
     found: dict[str, JsonObject] = {}
 
     def add(name: str, form: Any, mode: JsonSchemaMode) -> None:

@@ -1,8 +1,8 @@
-"""XML as it comes in from strangers: elements and text within limits, and nothing else (protocol §9.3).
+"""Reads XML from outside: elements and text within limits, and nothing else (protocol §9.3).
 
-Guarantees: no entity is expanded, nothing is fetched or opened, and what is refused is refused as `BadPayload` with a
-stable code and a message without content. Never guesses: a short closed list of repairs, each harmless to the meaning,
-is `repaired`. Costs one pass; a document is given up as soon as it breaks a limit, at most `_CHUNK` bytes late.
+Guarantees: no entity is expanded, and nothing is fetched or opened. A document that is refused raises `BadPayload` with
+a stable code and a message without content. `repaired` makes a short, closed list of repairs that do not change the
+meaning. Costs one pass; reading stops at most `_CHUNK` bytes after a limit is exceeded.
 """
 
 import re
@@ -21,7 +21,7 @@ _BOM = b"\xef\xbb\xbf"
 _WHITESPACE = b" \t\r\n"
 _XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
 _IGNORED = frozenset({f"{_XSI}schemaLocation", f"{_XSI}noNamespaceSchemaLocation"})
-"""Hints where a schema may be found. Ours comes from the model, so they are never followed."""
+"""Hints where to find a schema. They are ignored, since the schema comes from the model."""
 
 _DECLARATION = re.compile(
     rb"""<\?xml\s+version\s*=\s*(?:"1\.0"|'1\.0')"""
@@ -29,13 +29,13 @@ _DECLARATION = re.compile(
     rb"""(?:\s+standalone\s*=\s*(?:"yes"|"no"|'yes'|'no'))?\s*\?>"""
 )
 _DOCTYPE = re.compile(rb"(?:\s+|<\?.*?\?>|<!--.*?-->)*+<!DOCTYPE", re.DOTALL)
-"""A document type can stand before the root element only, after nothing but these."""
+"""A document type declaration before the root element, after white space, instructions and comments only."""
 _FENCED = re.compile(rb"```(?:[xX][mM][lL])?[ \t]*\r?\n(?P<inside>.*)\n[ \t]*```", re.DOTALL)
 _FENCE = re.compile(rb"^ {0,3}(?:```|~~~)", re.MULTILINE)
 
 
 class PayloadCode(StrEnum):
-    """Why a payload was refused. The sender never learns it: it hears `huh`."""
+    """Why a payload was refused. The sender does not get the code, only `huh`."""
 
     TOO_LARGE = "payload_too_large"
     TOO_DEEP = "payload_too_deep"
@@ -50,7 +50,7 @@ class PayloadCode(StrEnum):
 
 
 class BadPayload(TurnstileError):
-    """A payload cannot be read or written; `code` says which rule it breaks, the message holds nothing of it."""
+    """A payload cannot be read or written; `code` names the rule it breaks. The message holds none of its content."""
 
     def __init__(self, code: PayloadCode, message: str) -> None:
         super().__init__(message)
@@ -59,9 +59,9 @@ class BadPayload(TurnstileError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a document may measure at most: bytes, nested elements, elements in all.
+    """The limits of a document: bytes, depth of elements, number of elements.
 
-    The parser has limits of its own that hold whatever is set here: 256 nested elements, 10 MB of text in one piece.
+    The parser's own limits apply as well: 256 nested elements, 10 MB of text in one piece.
     """
 
     size: int = 1_048_576
@@ -74,16 +74,16 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A document that was read: its root's tag, `{namespace}name` or just the name, and the element."""
+    """A parsed document: its root's tag, `{namespace}name` or just the name, and the element."""
 
     tag: str
     element: Element
 
 
 def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
-    """The root of a document; raises `BadPayload` unless it is UTF-8 XML 1.0 of elements and text within `limits`.
+    """Parse a document; raises `BadPayload` unless it is UTF-8 XML 1.0 of elements and text within `limits`.
 
-    Comments and processing instructions are left out. A document type and any attribute are refused.
+    Comments and processing instructions are dropped. A document type declaration and any attribute are refused.
     """
     _check_bytes(data, limits)
     parser = XMLPullParser(
@@ -108,10 +108,10 @@ def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
             parser.feed(data[begin : begin + _CHUNK])
             meter.read(parser)
         root = parser.close()
-    except XMLSyntaxError as error:  # whose message may quote the document, so it is nobody's context
+    except XMLSyntaxError as error:  # not chained: its message may quote the document
         problem = "line {}, column {}".format(*error.position)
     if root is None:
-        meter.read(parser)  # a limit that was broken before the error is the better reason
+        meter.read(parser)  # raises if a limit was exceeded before the error
         raise BadPayload(PayloadCode.MALFORMED, f"not well-formed XML at {problem}")
     if root.getroottree().docinfo.internalDTD:
         raise _doctype()
@@ -119,16 +119,16 @@ def read_root(data: bytes, limits: Limits = LIMITS) -> Root:
 
 
 def read_json(data: bytes, limits: Limits = LIMITS) -> object:
-    """A JSON document within `limits`, counted as the XML of the same values would be; raises `BadPayload`."""
+    """Parse a JSON document within `limits`, counted like XML with the same values; raises `BadPayload`."""
     check_size(data, limits)
     try:
         value: object = from_json(data)
-    except ValueError:  # whose message may quote the document
+    except ValueError:  # not chained: its message may quote the document
         raise BadPayload(PayloadCode.INVALID, "no JSON") from None
     elements, pending = 0, [(value, 1)]
     while pending:
         each, depth = pending.pop()
-        if isinstance(each, list):  # its items are elements, not itself
+        if isinstance(each, list):  # only its items are elements
             pending += [(item, depth) for item in cast("list[object]", each)]
             continue
         elements += each is not None
@@ -142,7 +142,7 @@ def read_json(data: bytes, limits: Limits = LIMITS) -> object:
 
 
 class _Meter:
-    """Counts elements as they are parsed; raises at the first that is too many, too deep or has attributes."""
+    """Counts elements while they are parsed; raises `BadPayload` at the first that breaks a rule."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -150,7 +150,7 @@ class _Meter:
         self._elements = 0
 
     def read(self, parser: XMLPullParser) -> None:
-        """Count what was parsed since the last time."""
+        """Count the elements parsed since the last call."""
         for event, value in parser.read_events():
             if event == "end":
                 self._depth -= 1
@@ -161,7 +161,7 @@ class _Meter:
                 raise BadPayload(PayloadCode.TOO_DEEP, f"nested deeper than {self._limits.depth} elements")
             if self._elements > self._limits.elements:
                 raise BadPayload(PayloadCode.TOO_MANY_ELEMENTS, f"more than {self._limits.elements} elements")
-            element = cast("Element", value)  # of these two events it always is
+            element = cast("Element", value)  # start and end events always have elements
             if len(element.attrib) and any(name not in _IGNORED for name in element.attrib):
                 raise BadPayload(PayloadCode.ATTRIBUTES, "an element has an attribute: payloads have none")
 
@@ -185,7 +185,7 @@ def _check_bytes(data: bytes, limits: Limits) -> None:
 
 
 def check_size(data: bytes, limits: Limits) -> None:
-    """Raises `BadPayload` if there are more bytes than `limits` allow."""
+    """Raises `BadPayload` if `data` is longer than `limits` allow."""
     if len(data) > limits.size:
         raise BadPayload(PayloadCode.TOO_LARGE, f"{len(data)} bytes, more than {limits.size}")
 
@@ -195,7 +195,7 @@ def _doctype() -> BadPayload:
 
 
 def repaired(data: bytes) -> bytes:
-    """`data` without what may surround one document and means nothing. The list is closed (docs/pump.md).
+    """`data` without meaningless text around the document. The list is closed (docs/pump.md).
 
     A UTF-8 byte order mark; white space before and after, so also before an XML declaration; one Markdown fence
     (three backticks, `xml` or nothing after them, each on its own line) around everything, with no other inside.

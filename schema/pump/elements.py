@@ -1,8 +1,8 @@
-"""A payload's values as elements, and back, by its shape.
+"""Writes a payload's values as elements, and reads them, by its shape.
 
-What is written is Canonical XML: no declaration, no comment, no white space between elements, and the same bytes for
-the same values. What is read may have white space between elements. Reading ends at the first misfit: the validator of
-libxml2 goes on after each, and takes seconds for 20,000 of them.
+The output is Canonical XML: no declaration, no comment, no white space between elements, and equal bytes for equal
+values. The input may have white space between elements. Reading stops at the first element that does not fit; the
+validator of libxml2 would continue, and takes seconds for 20,000 such elements.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ _WHITESPACE = " \t\r\n"
 
 
 def written(opening: str, tag: str, shape: Shape, value: object) -> tuple[bytes, int]:
-    """The document of a payload, its root opened by `opening`, and how many elements it has.
+    """The document of a payload, which begins with `opening`, and the number of its elements.
 
-    Raises `BadPayload` for a string that XML cannot hold: a copy or a changed list had no validation.
+    Raises `BadPayload` for a string that XML cannot hold: copies and changed lists are not validated.
     """
     pieces = [opening]
     try:
@@ -54,7 +54,7 @@ def _values(part: Part, value: object) -> Iterator[object]:
 
 
 def read(shape: Shape, element: Element, prefix: str = "") -> dict[str, object]:
-    """The fields under their tags, ready to be validated; raises `BadPayload` at the first thing that does not fit.
+    """The fields by tag, to be validated by the model; raises `BadPayload` at the first element that does not fit.
 
     `prefix` is the namespace of all elements, as `{namespace}`.
     """
@@ -86,7 +86,7 @@ def read(shape: Shape, element: Element, prefix: str = "") -> dict[str, object]:
 
 
 def completed(shape: Shape, value: object) -> object:
-    """An object that was JSON, with what the absence of an element means: no item, or None."""
+    """Add to a parsed JSON object what an absent element means in XML: an empty list, or None."""
     if not isinstance(value, dict):
         return value
     found = dict(cast("dict[str, object]", value))
@@ -123,7 +123,7 @@ def _body(shape: Shape, part: Part, element: Element, prefix: str) -> object:
 
 
 def _no_text(shape: Shape, element: Element, children: list[Element]) -> None:
-    """No text beside elements. White space is none, except where a shape has no elements: XSD says so."""
+    """Raises `BadPayload` for text beside elements. XSD allows white space there, unless a shape has no elements."""
     text = "".join([element.text or "", *(child.tail or "" for child in children)])
     if text and (text.strip(_WHITESPACE) or not shape.parts):
         raise _misfit(shape, "there is text beside elements")

@@ -1,7 +1,7 @@
-"""Values as text of XML elements, and back; what a value must be to have such a text.
+"""Converts values to the text of XML elements and back, and restricts values to those that have such a text.
 
-Each kind is a type of XML Schema. `read` takes what the schema takes, less what Python cannot hold, so nothing that it
-took can fail the schema; `read(kind, write(kind, value)) == value` for every value that went through `fitted`.
+Each kind is a type of XML Schema. `read` accepts the texts that the schema accepts, except those that Python cannot
+represent. `read(kind, write(kind, value)) == value` holds for every value returned by `fitted`.
 """
 
 import re
@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 from pydantic_core import PydanticCustomError
 
 MAX_DIGITS = 1_000
-"""Digits of an integer; places of a decimal before and after its point."""
+"""The most digits of an integer, and of a decimal on each side of its point."""
 _TOO_LARGE = 10**MAX_DIGITS
 _MAX_TEXT = 2 * MAX_DIGITS + 100
 _MAX_OFFSET = timedelta(hours=14)
@@ -65,7 +65,7 @@ _TRIMMED = frozenset({Kind.INTEGER, Kind.DECIMAL, Kind.DOUBLE, Kind.BOOLEAN})
 
 
 def read(kind: Kind, text: str) -> object:
-    """The value that an element's text stands for; raises `ValueError` if it stands for none."""
+    """The value of an element's text; raises `ValueError` if the text is no value of the kind."""
     if kind is Kind.STRING:
         return text
     if kind in _TRIMMED:
@@ -103,9 +103,9 @@ def _escaped(text: str) -> str:
 
 
 def fitted(value: object) -> object:
-    """`value` in the form in which it comes back from XML, within lists too; raises what pydantic reports if none.
+    """`value` as it would be read back from XML, also within lists; raises `PydanticCustomError` if XML cannot hold it.
 
-    A time with an offset keeps it and forgets its zone's name, which XML does not know.
+    A time with an offset keeps the offset and loses the name of its zone, which XML does not have.
     """
     match value:
         case Enum() | bool():

@@ -1,11 +1,11 @@
-"""Listeners: who takes part in conversations (protocol §9), declared in Python or YAML and checked as a whole.
+"""Listeners: the participants of conversations (protocol §9), declared in Python or YAML and checked together.
 
     @listener("greeter", payload=Greeting, description="Greets people.", answers=[Greeted])
     async def greet(payload: Greeting, metadata: HandlerMetadata) -> HandlerResponse | None:
         return HandlerResponse.respond(Greeted(text=f"Hello, {payload.name}"))
 
-A decorated handler is a `Listener`. Nothing is registered by declaring it: a program names the modules and files that
-hold its listeners, and makes one `Registry` of them.
+A decorated handler is a `Listener`. Declaring it registers nothing: a program names the modules and files of its
+listeners and makes one `Registry` of them.
 """
 
 import inspect
@@ -29,7 +29,7 @@ from turnstile.schema.pump.shapes import BadPayloadClass
 from turnstile.schema.pump.threads import Serves
 
 Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse | None]]
-"""`async def handler(payload, metadata)`: the payload is the listener's own, an answer, or a message of the pump."""
+"""`async def handler(payload, metadata)`. The payload is a request, an answer, or a message of the pump."""
 
 T = TypeVar("T")
 RESPOND = "respond"
@@ -37,7 +37,7 @@ THINK = "think"
 _RESERVED_NAMES = frozenset({"system", RESPOND, THINK})
 _LONGEST_SECONDS = 86_400
 _LONGEST_NAME = 59
-"""`send_{name}` is a tool's name, which has 64 characters at most."""
+"""Such that the tool name `send_{name}` has at most 64 characters."""
 
 
 class Thought(Payload, tag="thought"):
@@ -48,10 +48,11 @@ class Thought(Payload, tag="thought"):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One participant: a handler, or an agent of the project's roster.
+    """A participant: a handler, or an agent of the project's roster.
 
-    `agent` ones may name only their `peers` and themselves; others any listener. `answers` are the payloads it sends
-    that no listener takes: its responses and what it says to itself; the first is what a roster agent responds with.
+    A listener with `agent` may address only its `peers` and itself; others may address any listener. `answers` are the
+    payloads it sends that no listener takes: its responses and messages to itself. The first one is the response of a
+    roster agent.
     """
 
     name: str
@@ -65,9 +66,9 @@ class Listener:
     deadline_seconds: float = 60.0
     """How long its handler, or one turn of its agent, may take."""
     retries: int = 0
-    """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+    """How often its handler may run again after its worker died; use more than 0 only if a repeat does no harm."""
     place: str = field(default="", compare=False, repr=False)
-    """Where it is declared, as `file:line`, or a YAML file: for whoever has to mend it."""
+    """Where it is declared, as `file:line`, or the YAML file; for error messages."""
 
     def __post_init__(self) -> None:
         if not self.place:
@@ -75,7 +76,7 @@ class Listener:
 
     @property
     def response(self) -> type[Payload]:
-        """What a roster agent responds with."""
+        """The response payload of a roster agent."""
         return self.answers[0] if self.answers else Text
 
 
@@ -85,7 +86,7 @@ class ListenerEntry(Strict):
     name: str
     """1 to 59 characters of A-Z a-z 0-9 _ -; others address it by this name."""
     description: str
-    """What it does: others choose by it."""
+    """What it does; agents choose their peers by it."""
     payload: str
     """The class of the payload it takes."""
     handler: str | None = None
@@ -93,22 +94,22 @@ class ListenerEntry(Strict):
     agent_id: str | None = None
     """The agent of the project's roster that handles its messages."""
     agent: bool = False
-    """Whether it is an agent, which may name only its peers and itself; with `agent_id` it always is."""
+    """Whether it is an agent, which may address only its peers and itself; always true with `agent_id`."""
     peers: list[str] = Field(default_factory=list)
     """The listeners that an agent may address."""
     answers: list[str] = Field(default_factory=list)
-    """Classes of payloads that it sends and no listener takes; the first is what a roster agent responds with."""
+    """Classes of payloads that it sends and no listener takes; the first is the response of a roster agent."""
     deadline_seconds: float = 60.0
-    """How long its handler, or one turn of its agent, may take; a day at most."""
+    """How long its handler, or one turn of its agent, may take; at most a day."""
     retries: int = 0
-    """How often its handler may run again after its worker died; more than 0 only if repeating does no harm."""
+    """How often its handler may run again after its worker died; use more than 0 only if a repeat does no harm."""
 
 
 class ListenerFile(Strict):
     """A YAML file of listeners, which `[pump].listeners` names."""
 
     listeners: list[ListenerEntry]
-    """In any order."""
+    """The listeners, in any order."""
 
 
 class BadListener(ConfigError):
@@ -119,17 +120,17 @@ class BadListener(ConfigError):
     def __init__(self, message: str, listener: Listener | None = None) -> None:
         super().__init__(message)
         self.listener = listener
-        """The one at fault, where there is one."""
+        """The faulty listener, if the error is about one."""
 
 
 def _bad(listener: Listener, problem: str) -> BadListener:
-    # What tells of a file without lines names the file itself.
+    # A listener without a line was declared in a YAML file: `place` names the file.
     place = f" ({listener.place})" if listener.place.rpartition(":")[2].isdigit() else ""
     return BadListener(f"listener {listener.name!r}: {problem}{place}", listener)
 
 
 def _declared_at() -> str:
-    """The line of the code that declares a listener: the first one that is not of this module."""
+    """The line that declares a listener: the innermost frame outside of this module."""
     frame = sys._getframe(1)  # noqa: SLF001 -- `inspect.stack` reads every file on the way
     while frame.f_back is not None and frame.f_globals.get("__name__") in {__name__, "dataclasses"}:
         frame = frame.f_back
@@ -166,14 +167,14 @@ def listener(
 
 
 def _several(given: Iterable[T]) -> tuple[T, ...]:
-    """What was given, as a tuple; a lone string or class as it is, which the registry then refuses."""
+    """`given` as a tuple; a single string or class is returned unchanged, and the registry then refuses it."""
     known = cast("object", given)
     alone = isinstance(known, str | type) or not isinstance(known, Iterable)
     return cast("tuple[T, ...]", known) if alone else tuple(given)
 
 
 class Registry:
-    """The listeners of a program, checked against each other; raises `BadListener` naming the one at fault."""
+    """The listeners of a program, checked together; raises `BadListener`, which names the faulty one."""
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self._by_name: dict[str, Listener] = {}
@@ -191,11 +192,11 @@ class Registry:
 
     @property
     def listeners(self) -> Mapping[str, Listener]:
-        """By name."""
+        """The listeners by name."""
         return MappingProxyType(self._by_name)
 
     def serves(self, worker_target: str) -> Serves:
-        """What a worker with these listeners says that it has."""
+        """The listeners and payloads with which a worker signs on for the target."""
         payloads = sorted(form_of(each).name for each in self._classes.values())
         return Serves(worker_target, tuple(sorted(self._by_name)), tuple(payloads))
 
@@ -204,22 +205,22 @@ class Registry:
         return self._by_name.get(name)
 
     def route(self, sender: Listener, to: str | None, tag: str) -> Listener | None:
-        """Whom the sender's message is for, by name or else by its root tag; None if there is none, or it may not."""
+        """The target of the sender's message, by name or by root tag; None if there is none or it is forbidden."""
         target = self._by_tag.get(tag) if to is None else self._by_name.get(to)
         if target is None or (sender.agent and target is not sender and target.name not in sender.peers):
             return None
         return target
 
     def read(self, root: Root) -> Payload | None:
-        """The payload of a document, whichever listener's it is; None if nobody knows its tag. Raises `BadPayload`."""
+        """The payload of a document, by its root tag; None if no listener has the tag. Raises `BadPayload`."""
         found = self._classes.get(root.tag)
         return None if found is None else found.from_root(root)
 
     def read_json(self, data: bytes, wanted: type[Payload] | None) -> Payload | None:
-        """The payload of a JSON object, which is a `wanted` one if its keys fit that; raises `BadPayload`.
+        """The payload of a JSON object, as `wanted` if its keys fit that class; raises `BadPayload`.
 
-        An object has no tag. One that does not fit is read as the first listener's that it fits, for nobody: it takes
-        as long as one that is taken.
+        An object has no tag. If it does not fit `wanted`, it is read as the first other payload that it fits, and the
+        caller refuses the result; so an object takes equally long whether it is accepted or not.
         """
         value = read_json(data)
         classes = [each.payload for each in self._by_name.values()]
@@ -231,7 +232,7 @@ class Registry:
         return tag in self._by_tag
 
     def usage_instructions(self, name: str) -> str:
-        """What an agent is told of its peers; empty for a plain handler."""
+        """The instructions about its peers for an agent; empty for a plain handler."""
         found = self._by_name[name]
         if not found.agent:
             return ""
@@ -265,7 +266,7 @@ class Registry:
 
 
 def _problem(new: Listener) -> str | None:
-    """What is wrong with a listener by itself, and what to do."""
+    """What is wrong with a listener without regard to others, and what to do; None if nothing is."""
     if (problem := _bad_types(new)) is not None:
         return problem
     words = new.name.replace("-", "").replace("_", "")
@@ -295,7 +296,7 @@ def _problem(new: Listener) -> str | None:
 
 
 def _bad_types(new: Listener) -> str | None:
-    """What is of a type that it may not have: Python asks nobody."""
+    """Which field has a wrong type, since Python does not check types; None if none has."""
     given: dict[str, object] = {each.name: getattr(new, each.name) for each in fields(new)}
     for name in ("name", "description"):
         if not isinstance(given[name], str):
@@ -319,7 +320,7 @@ def _shown(value: object) -> str:
 
 
 def _bad_handler(handler: object) -> str | None:
-    """Why it cannot be awaited with a payload and metadata."""
+    """Why the handler cannot be awaited with a payload and metadata; None if it can."""
     if not callable(handler):
         return f"its handler is no function, but {_shown(handler)}"
     if inspect.isasyncgenfunction(handler):

@@ -1,8 +1,8 @@
-"""Payloads: the messages of the pump, as models that travel as XML (protocol §9.3).
+"""Payloads: the messages of the pump, as models that are sent as XML (protocol §9.3).
 
-Guarantees: what a payload writes is Canonical XML that its XSD admits and that reads back as an equal payload. What
-comes in passes the XSD and then the model, or is `BadPayload`; what cannot be XML is an error of the constructor, a
-field that cannot be XML one of the class. Parsing and compiling the XSD happen once, when the class is defined.
+Guarantees: a payload writes Canonical XML that its XSD admits and that reads back as an equal payload. Input must pass
+the XSD and then the model, else it raises `BadPayload`. A value that XML cannot hold is an error of the constructor; a
+field type without an XML form is an error of the class. The XSD is compiled once, when the class is defined.
 
     class Greeting(Payload, tag="greeting"):
         name: str
@@ -60,10 +60,10 @@ _FIXED_CONFIG = (
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is made of a payload class once."""
+    """The data derived from a payload class once."""
 
     tag: str
-    """The root tag as documents are read: `{namespace}name`, or just the name."""
+    """The root tag as `read_root` returns it: `{namespace}name`, or just the name."""
     name: str
     opening: str
     prefix: str
@@ -79,7 +79,7 @@ class Payload(Strict):
 
     model_config = ConfigDict(
         allow_inf_nan=False,
-        arbitrary_types_allowed=True,  # so that it is our error, which says what to use instead
+        arbitrary_types_allowed=True,  # so that `shape_of` raises, which says what to use instead
         hide_input_in_errors=True,
         revalidate_instances="subclass-instances",  # a subclass's own fields would be lost in XML
         serialize_by_alias=True,
@@ -111,7 +111,7 @@ class Payload(Strict):
 
     @classmethod
     def __pydantic_on_complete__(cls) -> None:
-        """Every field's type is known: derive the form; raises `BadPayloadClass`."""
+        """Derive the form, once every field's type is known; raises `BadPayloadClass`."""
         if "__names__" not in vars(cls):
             return  # the base itself
         for key in _FIXED_METHODS:
@@ -151,7 +151,7 @@ class Payload(Strict):
         return form_of(cls).xsd
 
     def to_xml(self, limits: Limits = LIMITS) -> bytes:
-        """Canonical XML; raises `BadPayload` if it is larger than `limits`, in which it could not be read."""
+        """Canonical XML; raises `BadPayload` if it exceeds `limits`, since it could not be read then."""
         form = form_of(type(self))
         document, elements = written(form.opening, form.name, form.shape, self)
         check_size(document, limits)
@@ -161,12 +161,12 @@ class Payload(Strict):
 
     @classmethod
     def from_xml(cls, data: bytes, limits: Limits = LIMITS) -> Self:
-        """The payload of a document; raises `BadPayload`."""
+        """Parse a document; raises `BadPayload`."""
         return cls.from_root(read_root(data, limits))
 
     @classmethod
     def from_root(cls, root: Root) -> Self:
-        """The payload of a document that was read; raises `BadPayload`."""
+        """The payload of a parsed document; raises `BadPayload`."""
         form = form_of(cls)
         if root.tag != form.tag:
             raise BadPayload(PayloadCode.ROOT, f"the root is no {form.tag}")
@@ -176,19 +176,19 @@ class Payload(Strict):
         return cls.from_value(values)
 
     def to_json(self) -> bytes:
-        """JSON, in which a date, a time and a decimal are strings; the fields have the names of their elements."""
+        """JSON with the names of elements as keys; dates, times and decimals are strings."""
         return self.model_dump_json().encode()
 
     @classmethod
     def from_json(cls, data: bytes, limits: Limits = LIMITS) -> Self:
-        """The payload of a JSON object; raises `BadPayload`. Of keys that are there twice the last counts."""
+        """Parse a JSON object; raises `BadPayload`. Of duplicate keys the last one counts."""
         return cls.from_value(read_json(data, limits))
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """The payload of an object that was JSON, such as a tool's arguments; raises `BadPayload`.
+        """The payload of a parsed JSON object, such as a tool's arguments; raises `BadPayload`.
 
-        What is absent means what it means in XML: a list without items, None, or the default.
+        An absent key means what an absent element means in XML: an empty list, None, or the default.
         """
         try:
             return cls.model_validate(completed(form_of(cls).shape, value))
@@ -197,7 +197,7 @@ class Payload(Strict):
 
     @classmethod
     def has_fields(cls, value: object) -> bool:
-        """Whether an object that was JSON has no key that is none of this class's fields."""
+        """Whether all keys of a parsed JSON object are fields of this class."""
         return isinstance(value, dict) and cast("dict[str, object]", value).keys() <= _own_names(cls)
 
     @classmethod
@@ -218,7 +218,7 @@ class Payload(Strict):
 
 
 def form_of(cls: type[Payload]) -> Form:
-    """What was made of a class; raises `BadPayloadClass` if a name in its annotations is not defined yet."""
+    """The form of a class; raises `BadPayloadClass` if a name in its annotations is not defined yet."""
     if "__form__" not in vars(cls) and cls is not Payload:
         cls.model_rebuild(raise_errors=False)
     if "__form__" not in vars(cls):
@@ -227,7 +227,7 @@ def form_of(cls: type[Payload]) -> Form:
 
 
 def _nested(cls: type[Payload]) -> dict[type[BaseModel], Shape]:
-    """The shapes of the payloads that a class holds. One that holds this class again has none yet."""
+    """The shapes of the payload classes in a class's fields. A class that contains itself has none."""
     found: dict[type[BaseModel], Shape] = {}
     for info in cls.model_fields.values():
         for model in nested_in(info.annotation):
@@ -240,7 +240,7 @@ def _nested(cls: type[Payload]) -> dict[type[BaseModel], Shape]:
 
 
 def _invalid(cls: type[Payload], error: ValidationError) -> BadPayload:
-    """What the model refused: the field as far as it is one of the model's, and pydantic's name of the rule."""
+    """The error of a value that the model refused: the field, if it is the model's, and pydantic's error type."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     where = [cls.__name__, *(str(part) for part in problems[0]["loc"][:1] if part in _own_names(cls))]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

@@ -1,6 +1,6 @@
-"""What an agent is told of its peers: a JSON Schema for a tool of each, and instructions as text (protocol §9.1). Pure.
+"""What an agent gets about its peers: a JSON Schema for a tool per peer, and instructions (protocol §9.1). Pure.
 
-The same classes make the same schema and the same text, whatever the order in which they are given.
+The result does not depend on the order of the peers.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ RESPONSE_WARNING = (
     "peer that you called is terminated, its state and context are lost, and you cannot call it again in the same "
     "context. If you need a result from a peer, wait for it first."
 )
-"""What every agent must know of responding (protocol §9.1)."""
+"""The warning about responding that every agent gets (protocol §9.1)."""
 
 _SAMPLES = {"string": "text", "dateTime": "date and time, as 2026-01-31T12:00:00Z", "date": "date, as 2026-01-31"}
 
 
 class _Plain(GenerateJsonSchema):
-    """Without titles; decimals without a pattern, which has a form that some providers refuse."""
+    """Leaves out titles, and the patterns of decimals, which some providers refuse."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # pydantic's own type is a wide union
         return False
@@ -44,7 +44,7 @@ def tool_parameters(payload_class: type[Payload]) -> JsonObject:
 
 
 def _inlined(schema: JsonValue, definitions: Mapping[str, JsonObject]) -> JsonValue:
-    """The schema with each reference replaced by what it names. Payloads do not hold themselves, so it ends."""
+    """The schema with each reference replaced by its definition. It ends, since no payload contains itself."""
     if isinstance(schema, list):
         return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):
@@ -54,7 +54,7 @@ def _inlined(schema: JsonValue, definitions: Mapping[str, JsonObject]) -> JsonVa
         own = {**definitions[reference.rpartition("/")[2]], **own}
         own.pop("title", None)
     if "const" in own:
-        own["enum"] = [own.pop("const")]  # which every provider knows
+        own["enum"] = [own.pop("const")]  # every provider supports `enum`
     found: JsonObject = {}
     for key, value in own.items():
         if key == "properties" and isinstance(value, dict):
@@ -67,7 +67,7 @@ def _inlined(schema: JsonValue, definitions: Mapping[str, JsonObject]) -> JsonVa
 
 
 def usage_instructions(peers: Mapping[str, tuple[str, type[Payload]]]) -> str:
-    """What to tell an agent of the peers it may call, by name: description and payload; and the warning, always."""
+    """Instructions on the peers that an agent may call, with description and payload by name, and the warning."""
     sections = [_section(name, *peers[name]) for name in sorted(peers)]
     if sections:
         sections.insert(0, "You can send a message to each of these peers. Each takes one payload, as XML:")
@@ -95,7 +95,7 @@ def _sample(leaf: Leaf) -> str:
 
 
 def _note(part: Part) -> str:
-    """What the element alone does not show, as a comment."""
+    """A comment on what the example element does not show."""
     occurs = {Occurs.ONCE: "", Occurs.MANY: "any number", Occurs.OPTIONAL: "optional", Occurs.DEFAULTED: "optional"}
     words = [occurs[part.occurs], " ".join((part.description or "").split())]
     text = "; ".join(word for word in words if word).replace("--", "- -")

@@ -1,6 +1,6 @@
-"""AgentServer's primitives: what a handler returns and is told, and the two messages of the pump (protocol §9).
+"""AgentServer's primitives: a handler's response and metadata, and the two messages of the pump (protocol §9).
 
-The texts of the pump's messages are canned: they never say what was wrong, nor whether a target exists.
+The texts of the pump's messages are fixed: they never say what was wrong, nor whether a target exists.
 """
 
 import base64
@@ -15,17 +15,17 @@ from turnstile.schema.pump.payloads import Payload
 
 CORE_NAMESPACE = "https://xml-pipeline.org/ns/core/v1"
 INVALID_STRUCTURE = "Invalid payload structure"
-"""The one text of `huh`, for a wrong schema and for an unknown capability alike."""
+"""The only text of `huh`, for an invalid payload and for an unknown one."""
 UNDELIVERABLE = "Message could not be delivered. Please verify your target and try again."
-"""The text for a target that is unknown and for one that is not allowed alike."""
+"""The text for an unknown target and for a forbidden one."""
 REJECTED = "Message could not be delivered. Please verify its content and try again."
 TIMED_OUT = "Message could not be delivered in time."
 MAX_ATTEMPT = 4_096
-"""Bytes of an attempt that `huh` gives back."""
+"""Bytes of the original message that `huh` quotes."""
 
 
 class ResponseKind(StrEnum):
-    """Where a handler's message goes."""
+    """The receiver of a handler's message."""
 
     FORWARD = "forward"
     RESPOND = "respond"
@@ -33,10 +33,10 @@ class ResponseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(hide_input_in_errors=True))
 class HandlerResponse:
-    """What a handler returns for a message to go on; it returns None for none.
+    """The message that a handler returns; a handler that sends none returns None.
 
-    To the listener `to`, or without it to the one whose payload has this root tag. `respond` makes one that goes back
-    to the caller, which ends everything below this handler.
+    It goes to the listener `to`, or without `to` to the listener whose payload has this root tag. `respond` makes a
+    message to the caller, which ends everything below this handler.
     """
 
     payload: InstanceOf[Payload]
@@ -54,10 +54,10 @@ class HandlerResponse:
 
 
 class HandlerMetadata(Strict):
-    """What a handler is told beside the payload."""
+    """The metadata that a handler gets with the payload."""
 
     thread_id: str
-    """Opaque: the chain behind it is never shown."""
+    """An opaque id, from which the chain cannot be read."""
     from_id: str
     """The previous hop, as the pump knows it."""
     own_name: str | None = None
@@ -125,5 +125,5 @@ class SystemErrorMessage(Payload, tag="SystemError", system_namespace=""):
 
 
 def is_system_message(payload: Payload) -> bool:
-    """True for what only the pump may emit (protocol §9.6)."""
+    """Whether only the pump may send this payload (protocol §9.6)."""
     return isinstance(payload, Huh | SystemErrorMessage)

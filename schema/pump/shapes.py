@@ -1,7 +1,7 @@
-"""The shape of a payload: what its model's fields are as elements, derived once, when the class is defined.
+"""The shape of a payload: its model's fields as elements, derived once, when the class is defined.
 
-The XSD, the writer, the reader and the usage text all come from the shape, so they cannot disagree. A class that has no
-shape is a `BadPayloadClass` where it is defined, naming the field and what to use instead.
+The XSD, the writer, the reader and the usage text are all derived from the shape, so they agree. Defining a class that
+can have no shape raises `BadPayloadClass`, which names the field and what to use instead.
 """
 
 import re
@@ -19,25 +19,25 @@ from turnstile.schema.errors import TurnstileError
 from turnstile.schema.pump.lexical import KINDS, NOT_XML, Kind
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")
-"""What an element may be called: ASCII, no colon."""
+"""The valid names of elements: ASCII, no colon."""
 
 
 class BadPayloadClass(TurnstileError):
-    """A payload class has a field that cannot travel as XML, or a name it may not have."""
+    """A payload class has a field without an XML form, or an invalid name."""
 
     code: str = "bad_payload_class"
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An element of text. `choices` are the texts it may have, if not any of its kind."""
+    """An element of text. `choices`, if not empty, are the only texts it may have."""
 
     kind: Kind
     choices: tuple[str, ...] = ()
 
 
 class Occurs(StrEnum):
-    """How often a field's element is there, and what its absence means."""
+    """How often a field's element occurs, and what its absence means."""
 
     ONCE = "once"
     DEFAULTED = "defaulted"
@@ -45,7 +45,7 @@ class Occurs(StrEnum):
     OPTIONAL = "optional"
     """Absent means None."""
     MANY = "many"
-    """One element an item; absent means an empty list."""
+    """One element per item; absent means an empty list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Shape:
     parts: tuple[Part, ...]
     description: str | None
     depth: int = field(init=False)
-    """Elements nested in it, itself included."""
+    """The depth of nested elements, itself included."""
 
     def __post_init__(self) -> None:
         inside = (part.body.depth if isinstance(part.body, Shape) else 1 for part in self.parts)
@@ -95,7 +95,7 @@ _INSTEAD: dict[object, tuple[str, str]] = {
 
 
 def shape_of(model: type[BaseModel], base: type[BaseModel], nested: dict[type[BaseModel], Shape]) -> Shape:
-    """The shape of a subclass of `base`; `nested` has those of the classes it may hold. Raises `BadPayloadClass`."""
+    """Derive the shape of a subclass of `base`; raises `BadPayloadClass`. `nested` has the shapes of field classes."""
     _check_class(model)
     parts = tuple(_part(model, name, info, base, nested) for name, info in model.model_fields.items())
     tags = [part.tag for part in parts]
@@ -106,7 +106,7 @@ def shape_of(model: type[BaseModel], base: type[BaseModel], nested: dict[type[Ba
 
 
 def nested_in(annotation: object) -> list[type[BaseModel]]:
-    """Every model that an annotation mentions."""
+    """Every model in an annotation."""
     if isinstance(annotation, type) and not get_args(annotation):
         return [annotation] if issubclass(annotation, BaseModel) else []
     inner = [_plain(annotation)] if _plain(annotation) is not annotation else list(get_args(annotation))
@@ -223,7 +223,7 @@ def _choices(values: tuple[object, ...]) -> tuple[Kind, tuple[str, ...]]:
 
 
 def _plain(annotation: object) -> object:
-    """Without `Annotated`, `NewType` and the name of a type alias around it."""
+    """The annotation without `Annotated`, `NewType` and type aliases around it."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     named = getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)

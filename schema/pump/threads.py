@@ -1,6 +1,6 @@
-"""Conversations of the message pump as Temporal and the ledger see them (protocol §9): ids, places and codes.
+"""Ids, states and models of the message pump's threads (protocol §9).
 
-These models are workflow and activity payloads, so they hold no content. Fields may be added with defaults; none may be
+The models are workflow and activity payloads, so they hold no content. Fields may be added with defaults; none may be
 renamed or removed while histories that hold them can still be replayed.
 """
 
@@ -14,19 +14,19 @@ from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import ChannelId, ProjectId
 
 ThreadId = NewType("ThreadId", str)
-"""A root thread: what `send` answers and takes."""
+"""The id of a root thread, which `send` takes and returns."""
 SegmentId = NewType("SegmentId", str)
-"""A listener's place in a chain: what its handler sees as `thread_id`, and nothing can be read from."""
+"""The id of a listener's segment in a chain. Its handler gets it as `thread_id`; the chain cannot be read from it."""
 MessageId = NewType("MessageId", str)
 
 
 LISTENER_SILENT_SECONDS = 300.0
-"""A listener that no worker has signed on with for so long is not there: until then messages wait for it."""
+"""Messages wait this long for a listener with which no worker has signed on; then it counts as unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """What one worker has for the messages of a target: its listeners, and the root tags of the payloads it knows."""
+    """The listeners of one worker for a target, and the root tags of the payloads it knows."""
 
     worker_target: str
     listeners: tuple[str, ...]
@@ -34,19 +34,19 @@ class Serves:
 
 
 class MessageStatus(StrEnum):
-    """Where a message is."""
+    """The status of a message."""
 
     PENDING = "pending"
     HANDLING = "handling"
     """A handler runs."""
     WAITING = "waiting"
-    """An agent's turn is out."""
+    """It waits for an agent's turn."""
     HANDLED = "handled"
     CANCELED = "canceled"
 
 
 class MessageKind(StrEnum):
-    """How a message came to its segment."""
+    """The kind of a message."""
 
     REQUEST = "request"
     RESPONSE = "response"
@@ -55,28 +55,28 @@ class MessageKind(StrEnum):
 
 
 class ReplyKind(StrEnum):
-    """How a requester is answered: with a payload, or with the word that there will be none."""
+    """The kind of an answer: with a payload, or a note that there will be none."""
 
     REPLY = "reply"
     ENDED = "ended"
 
 
 class EndReason(StrEnum):
-    """Why a request was answered as it was."""
+    """Why a request got its answer."""
 
     RESPONDED = "responded"
     UNDELIVERED = "undelivered"
-    """The answer is a message of the pump's own (`huh`, `SystemError`)."""
+    """The answer is a message of the pump (`huh`, `SystemError`)."""
     ENDED = "ended"
     """A handler returned nothing."""
     PRUNED = "pruned"
-    """Another answer ended the segment in which it was worked on."""
+    """Another answer ended the segment that handled it."""
     LIMIT = "limit"
     """The thread or the request had too many messages."""
 
 
 class ThreadRef(Tolerant):
-    """A root thread and where it runs."""
+    """A root thread and its worker target."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -98,7 +98,7 @@ class AdvanceInput(Tolerant):
 
 
 class OpenMessage(Tolerant):
-    """A message that is not settled yet; `deadline` is that of an agent's turn."""
+    """A message that is not settled yet; `deadline` is that of its agent's turn."""
 
     message_id: MessageId
     status: MessageStatus
@@ -109,38 +109,38 @@ class OpenMessage(Tolerant):
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be advanced, and does not wait for an agent."""
+        """Whether it is to be advanced now: it does not wait for a running turn."""
         return self.status is not MessageStatus.WAITING or self.turn_is_over
 
 
 class ThreadAdvanced(Tolerant):
-    """Where the thread stands: what both activities answer. A higher version is later."""
+    """The thread's open messages: the result of both activities. A higher version is newer."""
 
     version: int
     open: tuple[OpenMessage, ...] = ()
-    """What is open, as much of it as a history may hold: what is due first."""
+    """The open messages, due ones first, as many as a history may hold."""
     open_count: int = 0
-    """How many there are in all."""
+    """The number of all open messages."""
     canceled: tuple[MessageId, ...] = ()
-    """Messages that were ended by the one that was advanced, while handlers had them in hand."""
+    """Messages that the advanced one canceled while their handlers ran."""
     chains: tuple[str, ...] = ()
-    """Some of the live chains, for operators who look at the workflow."""
+    """Some of the live chains, for display in the workflow's details."""
 
 
 class ThreadEnded(Tolerant):
-    """Result of the workflow: nothing is in flight."""
+    """Result of the workflow: no message is open."""
 
     thread_id: ThreadId
     version: int
 
 
 def new_thread_id() -> ThreadId:
-    """A fresh root thread id: random, so that it tells nothing."""
+    """A new root thread id, which is random, so that nothing can be read from it."""
     return ThreadId(str(uuid.uuid4()))
 
 
 def new_segment_id() -> SegmentId:
-    """A fresh segment id: random, so that it tells nothing of the chain."""
+    """A new segment id, which is random, so that the chain cannot be read from it."""
     return SegmentId(str(uuid.uuid4()))
 
 

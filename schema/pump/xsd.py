@@ -1,6 +1,6 @@
-"""The XML Schema (XSD 1.0) of a payload, from its shape: elements, their order, how often, types, and choices.
+"""Derives the XML Schema (XSD 1.0) of a payload from its shape: elements, order, occurrence, types, and choices.
 
-Other constraints of a model, such as a length or a pattern, are the model's alone.
+Other constraints of a model, such as a length or a pattern, are checked by the model only.
 """
 
 import re
@@ -18,7 +18,7 @@ _OCCURS = {
 
 
 def xsd_of(tag: str, shape: Shape, namespace: str = "") -> bytes:
-    """The schema of documents with the root `tag`, in a namespace or in none. The same bytes for the same shape."""
+    """The schema of documents with the root `tag`, in a namespace or in none; equal bytes for equal shapes."""
     names = _type_names(shape)
     own = "this:" if namespace else ""
     target = f" xmlns:this={quoteattr(namespace)} targetNamespace={quoteattr(namespace)}" if namespace else ""
@@ -35,7 +35,7 @@ def xsd_of(tag: str, shape: Shape, namespace: str = "") -> bytes:
 
 
 def _type_names(root: Shape) -> dict[Shape, str]:
-    """Every shape in a root, first the root itself, with a name of its own."""
+    """A unique name for the root shape and every shape in it; the root comes first."""
     names: dict[Shape, str] = {}
     pending = [root]
     while pending:

@@ -1,4 +1,4 @@
-"""What callers ask of boxes, and hear: `box_fork` and `box_replace` (protocol §6)."""
+"""Requests and replies of the verbs on boxes: `box_fork` and `box_replace` (protocol §6)."""
 
 from typing import Self
 
@@ -13,9 +13,9 @@ class BoxForkRequest(Strict):
     """Arguments of `box_fork`."""
 
     box_id: BoxId
-    """The box (uuid) whose list is copied, as it is now; a turn in hand may be writing it."""
+    """The box (uuid) whose list is copied as it is now, even if a turn writes it meanwhile."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
-    """The caller's own name for the request: repeated for the same box it answers the same new box."""
+    """The caller's own name for the request; a repeat for the same box returns the same new box."""
 
     @field_validator("box_id")
     @classmethod
@@ -24,23 +24,23 @@ class BoxForkRequest(Strict):
 
 
 class BoxForkReply(Reply):
-    """Answer to `box_fork`."""
+    """Reply to `box_fork`."""
 
     box_id: BoxId | None = None
     """The new box."""
     duplicate: bool = False
-    """The same request was made before: this is its box, and nothing was written."""
+    """Whether the same request was made before: then this is its box, and nothing was written."""
 
 
 class BoxReplaceRequest(Strict):
-    """Arguments of `box_replace`: what is left out stays as it is; one box at least is named."""
+    """Arguments of `box_replace`. At least one box is given; a pointer that is left out is not changed."""
 
     agent_id: AgentId
-    """Whose boxes: an agent of the project."""
+    """The agent of the project whose pointers are set."""
     memory_context_box_id: BoxId | None = None
-    """The box (uuid) that a turn reads which is asked without instruction and without a box; null: none any more."""
+    """The box (uuid) that a turn enqueued without instruction and context box reads; null removes it."""
     last_output_box_id: BoxId | None = None
-    """The box (uuid) that stands for the agent's last output, until a turn of it ends."""
+    """The box (uuid) that counts as the agent's last output until its next turn ends."""
 
     @field_validator("agent_id")
     @classmethod
@@ -65,8 +65,8 @@ class AgentBoxes(Tolerant):
     memory_context_box_id: BoxId | None = None
     """The agent's memory."""
     last_output_box_id: BoxId | None = None
-    """The output box of its last turn, or what was put in its place."""
+    """The output box of its last turn, or the box that `box_replace` set instead."""
 
 
 class BoxReplaceReply(Reply, AgentBoxes):
-    """Answer to `box_replace`: both boxes as they are now."""
+    """Reply to `box_replace`: both boxes as they are now."""

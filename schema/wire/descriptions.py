@@ -51,15 +51,15 @@ class TurnView(Tolerant):
     channel_id: ChannelId
     """Its channel."""
     inbox_id: InboxId
-    """The row that asked for it."""
+    """The inbox row of its request."""
     correlation_id: str | None
     """The caller's own name for it."""
     inbox_status: str
-    """What became of the row that asked for it."""
+    """The status of the inbox row of its request."""
     status: str
-    """How it ended, or where its agent stands with it."""
+    """The outcome's status once there is one, else the head's."""
     created_at: datetime
-    """When it was asked for."""
+    """When it was enqueued."""
     turn_epoch: int | None
     """The fencing number of its lease; null or 0 while it is queued."""
     context_box_id: BoxId | None
@@ -69,40 +69,40 @@ class TurnView(Tolerant):
     trace_id: str | None
     """The trace that it belongs to."""
     last_error: str | None
-    """Why the row that asked for it was refused."""
+    """Why the inbox row of its request failed."""
     resume_deadline: datetime | None
-    """Until when it waits for calls."""
+    """The deadline until which it waits for calls."""
     waiting_tool_count: int | None
-    """For how many calls it waits."""
+    """The number of calls that it waits for."""
     started_at: datetime | None
-    """When its agent took it."""
+    """When its first step began."""
     ended_at: datetime | None
-    """When it was over."""
+    """When it ended."""
     announced_at: datetime | None
-    """When its `task` event was safe."""
+    """When its `task` event was known to be in the stream."""
     deliverable_card_id: CardId | None
-    """What it came to; null while it is not over."""
+    """Its deliverable; null while it is not over."""
     tool_result_card_id: CardId | None
     """The result of the tool that ended it, if one did."""
     error_code: str | None
-    """What went wrong, as a stable word."""
+    """A stable code of what went wrong."""
     error: str | None
     """What went wrong, for people."""
     stats: _Json | None
     """Figures, as in its `task` event."""
     steps: int
-    """How many steps are committed."""
+    """The number of committed steps."""
 
 
 class CallView(Tolerant):
-    """A call as its tool needs it. `content` is the `tool.call` card's."""
+    """A call, as its tool needs it."""
 
     tool_call_id: ToolCallId
     """The call."""
     tool_name: str
     """The tool."""
     agent_id: AgentId
-    """Whose turn it is of."""
+    """The agent whose turn made it."""
     agent_turn_id: AgentTurnId
     """The turn."""
     turn_epoch: int
@@ -110,7 +110,7 @@ class CallView(Tolerant):
     step_id: StepId
     """The step that made it."""
     wait_status: str
-    """`waiting` until somebody has reported it, or its turn is over."""
+    """`waiting` until it is reported or its turn is over."""
     tool_result_card_id: CardId | None
     """Its result, once there is one."""
     tool_call_card_id: CardId | None
@@ -118,18 +118,18 @@ class CallView(Tolerant):
     content: _Json | None
     """The card's content: `arguments`, and the subject that it was sent on."""
     resume_deadline: datetime | None
-    """Until when the turn waits for it."""
+    """The deadline until which the turn waits for it."""
 
 
 class DescribeReply(Reply):
-    """What `describe` found: a turn, a card or a call."""
+    """Reply to `describe`: a turn, a card or a call."""
 
     turn: TurnView | None = None
-    """The turn, if one was asked for."""
+    """The turn, if the request named one."""
     card: Card | None = None
-    """The card, if one was asked for."""
+    """The card, if the request named one."""
     call: CallView | None = None
-    """The call, if one was asked for."""
+    """The call, if the request named one."""
 
 
 class ThreadLine(Tolerant):
@@ -140,48 +140,48 @@ class ThreadLine(Tolerant):
     channel_id: ChannelId
     """Its channel."""
     requester: str
-    """Who began it."""
+    """The sender of its first message."""
     status: str
     """`open`, or `ended`."""
     end_reason: EndReason | None
     """Why it ended."""
     message_count: int
-    """How many messages it has had."""
+    """The number of its messages."""
     open_count: int
-    """How many are not settled yet."""
+    """The number of its open messages."""
     created_at: datetime
     """When it began."""
     updated_at: datetime
-    """When it last moved."""
+    """When it last changed."""
     ended_at: datetime | None
     """When it ended."""
 
 
 class MessageLine(Tolerant):
-    """A message of a thread, with the real chain it was sent to: for operators only."""
+    """A message of a thread, with the real chain of its receiver; for operators only."""
 
     message_id: MessageId
     """The message."""
     number: int
-    """Its place in the conversation."""
+    """Its number in the conversation."""
     request_id: MessageId
-    """The message from outside that it works for."""
+    """The message from outside that it descends from."""
     cause_id: MessageId | None
     """The message whose handling sent it."""
     segment_id: SegmentId
-    """The receiver's place in the chain, as the receiver sees it."""
+    """The receiver's segment of the chain, which the receiver sees as `thread_id`."""
     chain: str
     """The real chain, from the requester to the receiver: `a.b.c`."""
     from_id: str
     """The sender."""
     kind: MessageKind
-    """How it came."""
+    """The kind of the message."""
     status: MessageStatus
-    """Where it is."""
+    """The status of the message."""
     effect: str | None
-    """What its handling came to."""
+    """The effect of its handling."""
     attempt: int
-    """How often its handling was begun."""
+    """How often its handler was begun."""
     agent_turn_id: AgentTurnId | None
     """The turn that handles it, if an agent does."""
     payload_card_id: CardId
@@ -202,7 +202,7 @@ class ReplyLine(Tolerant):
     kind: ReplyKind
     """Whether there is a payload."""
     reason: EndReason
-    """Why it was answered like this."""
+    """Why it was answered with this kind."""
     from_id: str | None
     """The listener that answered; null if none did."""
     payload_card_id: CardId | None
@@ -210,17 +210,17 @@ class ReplyLine(Tolerant):
     payload: str | None
     """XML."""
     created_at: datetime
-    """When it was given."""
+    """When the answer was written."""
     announced_at: datetime | None
-    """When its event was safe."""
+    """When its event was known to be in the stream."""
 
 
 class ThreadDescribeReply(Reply):
-    """What `thread.describe` found: the real chains."""
+    """Reply to `thread.describe`, with the real chains."""
 
     thread: ThreadLine | None = None
     """The conversation."""
     messages: tuple[MessageLine, ...] = ()
     """Its first 1000 messages, in order."""
     replies: tuple[ReplyLine, ...] = ()
-    """Its answers, in the order in which they were given."""
+    """Its answers, oldest first."""

@@ -1,4 +1,4 @@
-"""Events and doorbells as messages ready to be published (protocol §5). Pure: built from rows, sent by a publisher."""
+"""Builds events and doorbells as messages to publish (protocol §5). Pure; a publisher publishes them."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from turnstile.schema.wire.ui_actions import ActionAck, ActionRef, final_ack
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message to publish. `required` ones are waited for and their loss raised; others are best effort."""
+    """A message to publish. If a `required` one is not acknowledged, the publisher raises; others are best effort."""
 
     subject: str
     payload: bytes
@@ -29,7 +29,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doorbell(Message):
-    """A `wakeup` message, and for whom it rings."""
+    """A `wakeup` message, and the target and agent for which it rings."""
 
     worker_target: str
     project_id: ProjectId
@@ -37,10 +37,10 @@ class Doorbell(Message):
 
 
 class Wakeup(Tolerant):
-    """A doorbell: it carries no meaning of its own."""
+    """Payload of a doorbell; it carries no meaning of its own."""
 
     agent_id: AgentId
-    """Whose inbox to look at."""
+    """The agent whose inbox is to be looked at."""
     inbox_id: InboxId | None = None
     """The row that is due, as a hint."""
     reason: str | None = None
@@ -57,15 +57,15 @@ class StateEvent(Tolerant):
     agent_turn_id: AgentTurnId | None
     """Its current turn; null while it has none."""
     status: HeadStatus
-    """Where it stands."""
+    """The head's status."""
     turn_epoch: int
     """The fencing number of the turn's lease: a lower one is older."""
     updated_at: datetime
-    """When it came there."""
+    """When the head changed to this status."""
     output_box_id: BoxId | None
     """The box that the turn's cards go to."""
     metadata: JsonObject = Field(default_factory=dict)
-    """Its activity, such as how many calls it waits for; for people."""
+    """Its activity, such as the number of calls that it waits for; for people."""
 
 
 class StepEvent(Tolerant):
@@ -76,15 +76,15 @@ class StepEvent(Tolerant):
     step_id: StepId
     """The step."""
     phase: StepPhase
-    """How far it is."""
+    """The phase of the step."""
     metadata: JsonObject = Field(default_factory=dict)
-    """How long it took and what it used; for people."""
+    """Its duration and usage; for people."""
     new_card_ids: list[CardId] = Field(default_factory=list)
-    """Cards that the step has made."""
+    """The cards of the step."""
 
 
 class TaskEvent(Tolerant):
-    """Payload of `evt.agent.{agent_id}.task`: exactly one a turn, without derived content (protocol §2.4)."""
+    """Payload of `evt.agent.{agent_id}.task`: exactly one per turn, without derived content (protocol §2.4)."""
 
     agent_turn_id: AgentTurnId
     """The turn: the key of this event."""
@@ -99,9 +99,9 @@ class TaskEvent(Tolerant):
     error: str | None = None
     """What went wrong, for people."""
     error_code: str | None = None
-    """What went wrong, as a stable word."""
+    """A stable code of what went wrong."""
     stats: JsonObject = Field(default_factory=dict)
-    """Figures: steps, times in ms, tokens, model."""
+    """Statistics: steps, times in ms, tokens, model."""
 
 
 class ReplyEvent(Tolerant):
@@ -110,13 +110,13 @@ class ReplyEvent(Tolerant):
     thread_id: ThreadId
     """The conversation."""
     message_id: MessageId
-    """The message that is answered, as `send` named it: the key of this event."""
+    """The answered message, with its id from the reply to `send`: the key of this event."""
     correlation_id: str
     """The caller's own name for it."""
     kind: ReplyKind
     """Whether there is a payload."""
     reason: EndReason
-    """Why it was answered like this."""
+    """Why it was answered with this kind."""
     sender: str | None = Field(default=None, alias="from")
     """The listener that answered; null if none did."""
     payload: str | None = None
@@ -126,26 +126,26 @@ class ReplyEvent(Tolerant):
 
 
 class Chunk(Tolerant):
-    """Payload of `str.agent.{agent_id}.chunk`. A higher `attempt` of a step replaces what lower ones sent."""
+    """Payload of `str.agent.{agent_id}.chunk`. A higher `attempt` of a step replaces the chunks of lower ones."""
 
     agent_turn_id: AgentTurnId
     """The turn."""
     step_id: StepId
     """The step."""
     attempt: int
-    """Which attempt at the step's model this is of, from 1."""
+    """The attempt of the step, from 1."""
     index: int
-    """Counts the chunks of an attempt; a gap is a loss."""
+    """The number of the chunk in its attempt; a gap means lost chunks."""
     chunk_type: ChunkType
-    """What it is a piece of."""
+    """The kind of the chunk."""
     content: str = ""
     """The text."""
     metadata: JsonObject = Field(default_factory=dict)
-    """Such as the call that a piece of arguments belongs to."""
+    """Further data, such as the call to which a piece of arguments belongs."""
     usage: JsonObject | None = None
-    """Tokens, as the provider names them; at the end."""
+    """Token counts with the provider's names; only in the `end` chunk."""
     response_cost: float | None = None
-    """What the answer cost, in US dollars; at the end."""
+    """The cost of the answer in US dollars; only in the `end` chunk."""
 
 
 class InboxProgress(Tolerant):
@@ -154,9 +154,9 @@ class InboxProgress(Tolerant):
     inbox_id: InboxId
     """The row."""
     status: Literal["consumed", "deferred", "skipped", "dropped", "error"]
-    """What became of it."""
+    """The new status of the row."""
     reason: str | None = None
-    """Why, as a stable word."""
+    """The reason, as a stable code."""
 
 
 class TurnIds(Protocol):
@@ -176,7 +176,7 @@ class TurnIds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Whom a message is about: the identity headers and the subject's project, channel and agent."""
+    """The turn that messages are about: its identity headers, and project, channel and agent of their subjects."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -232,23 +232,23 @@ class Address:
         return self._event("step", event, {headers.STEP_ID: event.step_id})
 
     def task(self, event: TaskEvent) -> Message:
-        """The turn's `task` event; repeated, it has the same message id."""
+        """The turn's `task` event; a repeat has the same message id."""
         return self._event("task", event, {headers.MSG_ID: f"task-{event.agent_turn_id}"}, required=True)
 
     def ended(self, event: TaskEvent, action: ActionRef | None) -> list[Message]:
-        """What a turn's end is announced by: its `task` event and, of a UI action, the last ack (protocol §7.10)."""
+        """The messages that announce a turn's end: its `task` event and, of a UI action, the final ack (§7.10)."""
         messages = [self.task(event)]
         if action is not None:
-            told = (event.status, event.tool_result_card_id, event.error_code, event.error)
-            ack = final_ack(action, self.agent_id, *told)
+            fields = (event.status, event.tool_result_card_id, event.error_code, event.error)
+            ack = final_ack(action, self.agent_id, *fields)
             messages.append(self.action_ack(ack, f"action-{event.agent_turn_id}"))
         return messages
 
     def action_ack(self, ack: ActionAck, message_id: str) -> Message:
-        """What a UI is told of its action."""
+        """An ack of a UI action."""
         subject = subjects.action_ack(self.project_id, self.channel_id)
-        told = self.headers("action_ack", **{headers.MSG_ID: message_id})
-        return Message(subject, ack.model_dump_json(exclude_none=True).encode(), told, required=True)
+        sent = self.headers("action_ack", **{headers.MSG_ID: message_id})
+        return Message(subject, ack.model_dump_json(exclude_none=True).encode(), sent, required=True)
 
     def inbox_progress(self, event: InboxProgress) -> Message:
         """An `inbox_progress` event."""
@@ -260,7 +260,7 @@ class Address:
         return Message(subject, event.model_dump_json(exclude_none=True).encode())
 
     def tool_command(self, command: ToolCommand, step: StepId, repeat: int = 0) -> Message:
-        """A call's command; a repeat has a message id of its own, or the stream would swallow it (protocol §5)."""
+        """A call's command; each repeat has a new message id, since the stream drops duplicates (protocol §5)."""
         message_id = f"tool-{command.tool_call_id}" + (f"-{repeat}" if repeat else "")
         more = {headers.STEP_ID: step, headers.TOOL_CALL_ID: command.tool_call_id, headers.MSG_ID: message_id}
         if place := headers.derived_span(self.context.get(headers.TRACEPARENT, ""), command.tool_call_id):

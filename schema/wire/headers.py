@@ -29,14 +29,14 @@ PARENT_AGENT_ID = "CG-Parent-Agent-Id"
 PARENT_TURN_ID = "CG-Parent-Turn-Id"
 PARENT_STEP_ID = "CG-Parent-Step-Id"
 THREAD_ID = "CG-Thread-Id"
-"""Ours: the root thread of the message pump for which a turn works (protocol §9)."""
+"""Turnstile's own: the root thread of the message pump for which a turn works (protocol §9)."""
 TIMESTAMP = "CG-Timestamp"
 VERSION = "CG-Version"
 MSG_TYPE = "CG-Msg-Type"
 SENDER = "CG-Sender"
 MSG_ID = "Nats-Msg-Id"
 PARENT_SPAN = "CG-Parent-Span-Id"
-"""Ours, in `context_headers` only: the span under which the row's own one was made (docs/observability.md)."""
+"""Turnstile's own, in `context_headers` only: the parent of the row's span (docs/observability.md)."""
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
@@ -46,18 +46,18 @@ _DEPTH_LIMIT = 1_000_000
 
 
 def new_traceparent() -> str:
-    """A fresh sampled trace with one span."""
+    """A new sampled trace with one span."""
     return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"
 
 
 def child_span(traceparent: str) -> str:
-    """The same trace with a new span: every primitive makes one (protocol §5)."""
+    """The same trace with a new span; every primitive makes one (protocol §5)."""
     version, trace, _, flags = traceparent.split("-")
     return f"{version}-{trace}-{os.urandom(8).hex()}-{flags}"
 
 
 def derived_span(traceparent: str, name: str) -> str | None:
-    """The same trace with the span that `name` always has in it; None if it is no trace (§5)."""
+    """The same trace with a span id derived from `name`; None if `traceparent` is invalid (§5)."""
     if not _TRACEPARENT.match(traceparent):
         return None
     version, trace, _, flags = traceparent.split("-")
@@ -66,18 +66,18 @@ def derived_span(traceparent: str, name: str) -> str | None:
 
 
 def span_id(traceparent: str) -> str:
-    """The 16 hex digits that name the span; empty if it is no trace."""
+    """The 16 hex digits of the span id; empty if `traceparent` is invalid."""
     return traceparent.split("-")[2] if _TRACEPARENT.match(traceparent) else ""
 
 
 def parent_span(context: Mapping[str, str]) -> str:
-    """The span under which a row's own one was made; empty where it began its trace."""
+    """The parent of a row's span; empty if the row began its trace."""
     given = context.get(PARENT_SPAN, "")
     return given if _SPAN_ID.match(given) else ""
 
 
 def named(given: Mapping[str, str], header: str) -> str | None:
-    """The id that a header names, for a log line; None if it is none, whoever wrote it."""
+    """The id in a header, for a log line; None if it is no valid id."""
     try:
         return token(given[header], header) if header in given else None
     except BadRequest:
@@ -85,12 +85,12 @@ def named(given: Mapping[str, str], header: str) -> str | None:
 
 
 def trace_id(traceparent: str) -> str:
-    """The 32 hex digits that name the trace."""
+    """The 32 hex digits of the trace id."""
     return traceparent.split("-")[1]
 
 
 def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
-    """What an enqueue keeps of the caller's headers: trace (made when missing), depth (0 when missing) and lineage.
+    """The caller's headers that an enqueue keeps: trace (new if missing), depth (0 if missing) and lineage.
 
     A malformed `traceparent` starts a new trace, as W3C asks; a malformed depth or lineage is `BadRequest`.
     """
@@ -106,7 +106,7 @@ def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
 
 
 def depth(incoming: Mapping[str, str]) -> int:
-    """`CG-Recursion-Depth` as a number, 0 when missing; raises `BadRequest` if it is none."""
+    """`CG-Recursion-Depth` as a number, 0 if missing; raises `BadRequest` if it is no number."""
     value = incoming.get(DEPTH, "0")
     if not value.isascii() or not value.isdigit() or int(value[:8]) > _DEPTH_LIMIT:
         raise BadRequest(f"{DEPTH} must be a whole number from 0, got {value[:20]!r}")
@@ -114,7 +114,7 @@ def depth(incoming: Mapping[str, str]) -> int:
 
 
 def _loaded(value: object) -> object:
-    """What a row holds, as headers: JSON text is read, nulls and strangers' numbers become text or nothing."""
+    """Parse the headers in a row: JSON text or an object; numbers become text, other values are dropped."""
     loaded = json.loads(value) if isinstance(value, str) else value
     if not isinstance(loaded, dict):
         return {}
@@ -127,7 +127,7 @@ ContextHeaders = Annotated[dict[str, str], BeforeValidator(_loaded)]
 
 
 def carried(context: Mapping[str, str]) -> dict[str, str]:
-    """What every message about a turn carries of its context: a child span, `tracestate`, lineage and depth (§5)."""
+    """The headers that every message about a turn takes from its context: child span, `tracestate`, lineage, depth."""
     given = context.get(TRACEPARENT, "")
     kept = {name: context[name] for name in (TRACESTATE, *_LINEAGE) if name in context}
     kept[TRACEPARENT] = child_span(given) if _TRACEPARENT.match(given) else new_traceparent()

@@ -1,4 +1,4 @@
-"""What callers send to the bridge, what they hear, and the payloads of inbox rows (protocol §4, §6)."""
+"""Requests to the bridge and its replies, and the payloads of inbox rows (protocol §4, §6)."""
 
 import hashlib
 import json
@@ -22,28 +22,28 @@ REQUEST_ID_LIMIT = 256
 
 
 class EnqueueRequest(Strict):
-    """Arguments of `enqueue` (protocol §6). One of instruction, context box and the agent's memory is needed."""
+    """Arguments of `enqueue` (protocol §6). An instruction, a context box or the agent's memory box is required."""
 
     agent_id: AgentId
-    """Who is asked: an agent of the project."""
+    """The agent of the project that shall run the turn."""
     instruction: str | None = Field(default=None, min_length=1)
-    """What is asked, as text: it becomes a card after those of the context box."""
+    """The instruction as text; it becomes a card after those of the context box."""
     context_box_id: BoxId | None = None
     """A box (uuid) whose cards the turn reads."""
     profile_name: str | None = Field(default=None, min_length=1, max_length=128)
     """A profile of the project for this turn, instead of the agent's own."""
     output_box_id: BoxId | None = None
-    """A box (uuid) that the turn appends its cards to; a new one by default."""
+    """The box (uuid) to which the turn appends its cards; by default a new one."""
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
     """Fields that the deliverable must have."""
     runtime_config: RuntimeConfig = RuntimeConfig()
-    """What this turn alone overrides or adds."""
+    """Settings that this turn overrides or adds."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
-    """The caller's own name for the request: repeated with the same content it answers the same turn."""
+    """The caller's own name for the request; a repeat with the same content returns the same turn."""
     message_type: Literal["turn"] = "turn"
-    """What is asked for: a turn."""
+    """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
-    """The caller's own notes; kept, and never shown to a model."""
+    """The caller's own notes; stored, and never shown to a model."""
 
     @field_validator("agent_id")
     @classmethod
@@ -56,30 +56,30 @@ class EnqueueRequest(Strict):
         return None if value is None else box_id(value, "box id")
 
     def digest(self) -> str:
-        """A fingerprint of the caller's own fields: the same correlation with another one is a conflict."""
+        """A fingerprint of the caller's fields; the same correlation with a different one is a conflict."""
         text = self.model_dump_json(exclude={"correlation_id"}, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def text_bytes(self) -> int:
-        """Bytes of UTF-8 text in the request, which `TEXT_LIMIT_BYTES` bounds."""
+        """The bytes of UTF-8 text in the request, limited by `TEXT_LIMIT_BYTES`."""
         texts = [self.instruction or "", *(f.name + f.description for f in self.result_fields or [])]
         texts += self.runtime_config.texts()
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 class Reply(Tolerant):
-    """What every primitive answers at least (protocol §6)."""
+    """The fields of every primitive's reply (protocol §6)."""
 
     status: ReplyStatus
-    """`accepted`: it is done. `busy`: try again. `rejected`: it cannot be. `error`: a server failed."""
+    """`accepted`: done. `busy`: try again. `rejected`: refused. `error`: a server failed."""
     error_code: str | None = None
-    """Why not, as a stable word; null if accepted."""
+    """The reason as a stable code; null if accepted."""
     error: str | None = None
-    """Why not, for people."""
+    """The reason, for people."""
 
 
 class EnqueueReply(Reply):
-    """Answer to `enqueue`. `turn_epoch` is 0 while the turn is queued."""
+    """Reply to `enqueue`. `turn_epoch` is 0 while the turn is queued."""
 
     agent_turn_id: AgentTurnId | None = None
     """The turn: its `task` event has this id."""
@@ -88,7 +88,7 @@ class EnqueueReply(Reply):
     inbox_id: InboxId | None = None
     """The row of the agent's inbox."""
     inbox_status: InboxStatus | None = None
-    """`queued` while the agent is busy, `pending` once it is the turn's."""
+    """`queued` while the agent is busy, `pending` once the agent is leased to the turn."""
     context_box_id: BoxId | None = None
     """The box that the turn reads."""
     output_box_id: BoxId | None = None
@@ -96,11 +96,11 @@ class EnqueueReply(Reply):
     trace_id: str | None = None
     """The trace that the turn belongs to: 32 hex digits."""
     duplicate: bool = False
-    """The same request was made before: these are its ids, and nothing was written."""
+    """Whether the same request was made before: then these are its ids, and nothing was written."""
 
 
 class DescribeRequest(Strict):
-    """Arguments of `describe`: exactly one of a turn, a card or a call of the caller's project."""
+    """Arguments of `describe`: exactly one id of a turn, a card or a call of the caller's project."""
 
     agent_turn_id: AgentTurnId | None = None
     """A turn."""
@@ -114,13 +114,13 @@ class TurnPayload(Tolerant):
     """`payload` of an inbox row of type `turn`."""
 
     profile_box_id: BoxId
-    """The profile, as the box that holds its card."""
+    """The box that holds the profile's card."""
     context_box_id: BoxId
     """The box that the turn reads."""
     output_box_id: BoxId
     """The box that the turn's cards go to."""
     runtime_config: RuntimeConfig = RuntimeConfig()
-    """What the enqueue overrides."""
+    """The settings of the enqueue."""
 
 
 class ReportPayload(Tolerant):
@@ -138,15 +138,15 @@ class StopPayload(Tolerant):
     """`payload` of an inbox row of type `stop`."""
 
     reason: str = ""
-    """The stop's, in words for people."""
+    """The reason of the stop, for people."""
 
 
 RESULT_LIMIT_BYTES = 524_288
-"""An inline result of a report: 512 KiB of JSON; what is larger goes into a card, whose id is reported."""
+"""Limit of an inline result: 512 KiB of JSON. A larger result must be stored as a card, whose id is reported."""
 
 
 def _by_either_name(schema: JsonObject) -> None:
-    """The call's id may have either name; pydantic's own schema knows the first."""
+    """Allow either name of the call's id; pydantic's own schema has only the first."""
     properties, required = schema["properties"], schema["required"]
     if isinstance(properties, dict) and isinstance(required, list):
         properties["correlation_id"] = {"type": "string", "maxLength": 128, "description": "The same, by another name."}
@@ -160,17 +160,17 @@ class ReportRequest(Strict):
     model_config = ConfigDict(json_schema_extra=_by_either_name)
 
     tool_call_id: ToolCallId = Field(validation_alias=AliasChoices("tool_call_id", "correlation_id"), max_length=128)
-    """The call, which may also be named by `correlation_id`."""
+    """The call; the field may also be named `correlation_id`."""
     status: TurnStatus
     """How the call ended."""
     after_execution: AfterExecution | None = None
     """What the result does to the turn; null: what the tool's row says."""
     tool_result_card_id: CardId | None = Field(default=None, min_length=1, max_length=256)
-    """A `tool.result` card that the tool has written itself."""
+    """A `tool.result` card that the tool has stored itself."""
     result: JsonValue = None
-    """The result, inline: at most 512 KiB of JSON."""
+    """The inline result: at most 512 KiB of JSON."""
     error: ToolError | None = None
-    """Why it failed, inline."""
+    """The inline error of a failed call."""
 
     @model_validator(mode="after")
     def _pointer_or_inline(self) -> Self:
@@ -180,54 +180,54 @@ class ReportRequest(Strict):
 
 
 class ReportReply(Reply):
-    """Answer to `report`."""
+    """Reply to `report`."""
 
     tool_call_id: ToolCallId | None = None
     """The call."""
     inbox_id: InboxId | None = None
     """The row of the agent's inbox."""
     duplicate: bool = False
-    """The call was reported before: this report changed nothing."""
+    """Whether the call was reported before: then this report changed nothing."""
 
 
 class StopRequest(Strict):
     """Arguments of `stop`."""
 
     agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
-    """The turn to end, whatever state it is in."""
+    """The turn to end, in any state."""
     reason: str = Field(default="", max_length=1024)
-    """Why, for people."""
+    """The reason, for people."""
 
 
 class StopReply(Reply):
-    """Answer to `stop`."""
+    """Reply to `stop`."""
 
     agent_turn_id: AgentTurnId | None = None
     """The turn."""
     inbox_id: InboxId | None = None
-    """The row that asks the running turn to stop."""
+    """The inbox row that asks the running turn to stop."""
     already_final: bool = False
-    """The turn was over before."""
+    """Whether the turn was over before."""
     duplicate: bool = False
-    """The turn is being stopped already."""
+    """Whether a stop of the turn was requested before."""
 
 
 class SendRequest(Strict):
     """Arguments of `send` (protocol §9): XML as text, or the fields of the listener's payload as an object."""
 
     to: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
-    """A name as listeners have them: it shows where threads are shown, so it is no place for content."""
+    """The name of a listener. It is shown in lists of threads, so it must not hold content."""
     payload: str | JsonObject
     """XML as text, or the fields of the listener's payload."""
     thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
-    """The conversation that it joins; a new one by default."""
+    """The conversation that the message joins; by default a new one."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
-    """The caller's own name for the message: repeated with the same content it is sent once."""
+    """The caller's own name for the message; a repeat with the same content is sent once."""
     reply_to: str | None = Field(default=None, max_length=256)
-    """A reply inbox that is sent a copy of the answer."""
+    """A reply inbox to which a copy of the answer is published."""
 
     def text(self) -> str:
-        """The payload as it travels to its listener."""
+        """The payload as text, as it is stored for the listener."""
         return self.payload if isinstance(self.payload, str) else json.dumps(self.payload, ensure_ascii=False)
 
     def check_size(self) -> None:
@@ -237,14 +237,14 @@ class SendRequest(Strict):
 
 
 class SendReply(Reply):
-    """Answer to `send`: the message is on its way; what it comes to follows on `evt.sys.pump.reply`."""
+    """Reply to `send`: the message is stored; its answer follows on `evt.sys.pump.reply`."""
 
     thread_id: ThreadId | None = None
     """The conversation."""
     message_id: MessageId | None = None
     """The message: its answer has this id."""
     duplicate: bool = False
-    """The same message was sent before: these are its ids."""
+    """Whether the same message was sent before: then these are its ids."""
 
 
 class ThreadDescribeRequest(Strict):

@@ -1,6 +1,6 @@
 """Subjects `cg.{ver}.{project_id}.{channel_id}.{category}.{component}.{target}.{suffix}` (protocol §5).
 
-Building one checks every token, so that no id can widen or break a subject; parsing one gives its tokens back.
+Building a subject checks every token, so that no id can widen or break it; `parse` returns the tokens.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ AgentEvent = Literal["state", "step", "task", "inbox_progress"]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A parsed subject; `rest` is what follows the category, at least one token."""
+    """A parsed subject; `rest` are the tokens after the category, at least one."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -36,7 +36,7 @@ class Subject:
 
 
 def parse(subject: str) -> Subject:
-    """The tokens of a subject; raises `BadRequest` if it is not one of ours."""
+    """Parse a subject; raises `BadRequest` if it is none of this protocol."""
     tokens = subject.split(".")
     if len(tokens) < 6 or tokens[0] != "cg" or tokens[1] != VERSION:
         raise BadRequest(f"not a cg.{VERSION} subject: {subject[:120]!r}")
@@ -61,7 +61,7 @@ def wakeup(project: ProjectId, channel: ChannelId, worker_target: str) -> str:
 
 
 def wakeup_filter(worker_target: str) -> str:
-    """The filter of the consumer that hears one target's doorbells, of all projects."""
+    """The filter of the consumer of one target's doorbells, of all projects."""
     return f"cg.{VERSION}.*.*.cmd.agent.{token(worker_target, 'worker_target')}.wakeup"
 
 
@@ -91,7 +91,7 @@ def agent_chunk(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
 
 
 def bridge_request(project: ProjectId, channel: ChannelId, verb: str) -> str:
-    """A bridge verb over request/reply; the name of an operator's has two tokens (`thread.describe`)."""
+    """A bridge verb over request/reply; an operator's verb has two tokens (`thread.describe`)."""
     return _build(project, channel, "req", "sys", "bridge", *(token(part, "verb") for part in verb.split(".")))
 
 
@@ -101,38 +101,38 @@ def bridge_command(project: ProjectId, channel: ChannelId, verb: str) -> str:
 
 
 def bridge_ack(project: ProjectId, channel: ChannelId, verb: str) -> str:
-    """Where a durable command is answered: `evt.sys.bridge.{verb}_ack`."""
+    """The answer to a durable command: `evt.sys.bridge.{verb}_ack`."""
     return _build(project, channel, "evt", "sys", "bridge", f"{token(verb, 'verb')}_ack")
 
 
 def ui_action(project: ProjectId, channel: ChannelId) -> str:
-    """Where a UI asks for an action: `cmd.sys.ui.action`."""
+    """A UI action: `cmd.sys.ui.action`."""
     return _build(project, channel, "cmd", "sys", "ui", "action")
 
 
 def action_ack(project: ProjectId, channel: ChannelId) -> str:
-    """Where UIs are told of their actions: `evt.sys.ui.action_ack`."""
+    """The acks of UI actions: `evt.sys.ui.action_ack`."""
     return _build(project, channel, "evt", "sys", "ui", "action_ack")
 
 
 def pump_reply(project: ProjectId, channel: ChannelId) -> str:
-    """Where requesters of the message pump are answered: `evt.sys.pump.reply`."""
+    """The answers of the message pump: `evt.sys.pump.reply`."""
     return _build(project, channel, "evt", "sys", "pump", "reply")
 
 
 def stream_probes(probe: str) -> dict[str, str]:
-    """A subject of each stream, of one probe alone, that nobody listens to: of a target and a project nobody has."""
+    """By stream, a subject of one probe that no consumer reads: its project and target do not exist."""
     project, channel = ProjectId(_PROBE), ChannelId(token(probe, "probe"))
     return {CMD_STREAM: wakeup(project, channel, _PROBE), EVT_STREAM: probe_event(project, channel)}
 
 
 def probe_event(project: ProjectId, channel: ChannelId) -> str:
-    """What a probe stores in the event stream: `evt.sys.probe`."""
+    """The message of a probe in the event stream: `evt.sys.probe`."""
     return _build(project, channel, "evt", "sys", "probe")
 
 
 def tool_target(target: str, suffix: str) -> str:
-    """`target_subject` of a tool's row: its command's subject, with project and channel still to be filled in."""
+    """`target_subject` of a tool's row: the subject of its commands, with placeholders for project and channel."""
     return f"cg.{VERSION}.{{project_id}}.{{channel_id}}.{_tool_command(target, suffix)}"
 
 
@@ -147,6 +147,6 @@ def _tool_command(target: str, suffix: str) -> str:
 
 
 def tool_presence(project: ProjectId, channel: ChannelId, target: str, suffix: str, call: ToolCallId) -> str:
-    """Where replicas of a tool ask each other who runs a call: `req.tool.{target}.{suffix}.{tool_call_id}`."""
+    """Requests between replicas of a tool about a running call: `req.tool.{target}.{suffix}.{tool_call_id}`."""
     rest = (token(target, "target"), token(suffix, "suffix"), token(call, "tool_call_id"))
     return _build(project, channel, "req", "tool", *rest)

@@ -1,4 +1,4 @@
-"""UI actions (protocol §7.10): what a UI asks for, what its turn keeps of that, and what the UI is told. Pure."""
+"""UI actions (protocol §7.10): the command, the part that its turn stores, and the acks. Pure."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ FAILED = "the tool did not succeed: its result says why"
 
 
 class ActionRef(Tolerant):
-    """What the inbox row of an action's turn keeps, under `ui_action`: enough to tell the UI of its end."""
+    """The part of an action that its turn's inbox row stores under `ui_action`, to build the final ack."""
 
     action_id: str
     message_id: str | None = None
@@ -22,20 +22,20 @@ class ActionRef(Tolerant):
 
 
 class UiAction(Strict):
-    """Payload of `cmd.sys.ui.action`; `agent_id` may come as a header instead (protocol §5)."""
+    """Payload of `cmd.sys.ui.action`; a header may have the `agent_id` instead (protocol §5)."""
 
     action_id: str = Field(min_length=1, max_length=256)
     """The UI's own name for the action; every ack repeats it."""
     agent_id: AgentId
-    """The agent in whose name the tool is called; the header `CG-Agent-Id` may say it instead."""
+    """The agent in whose name the tool is called; the header `CG-Agent-Id` may have it instead."""
     tool_name: str = Field(min_length=1, max_length=128)
     """A tool of the project whose options say `ui_allowed`."""
     args: JsonObject
     """Its arguments, checked against its schema before there is a turn."""
     metadata: JsonObject = Field(default_factory=dict)
-    """Kept for audit; no part of what tells a repeat from a conflict."""
+    """Stored for audit; a repeat may differ in it."""
     message_id: str | None = Field(default=None, min_length=1, max_length=256)
-    """By which a repeat is known; without it, `action_id`."""
+    """The id that identifies repeats; by default `action_id`."""
     parent_step_id: str | None = None
     """The step in which the user was offered the action."""
 
@@ -46,21 +46,21 @@ class UiAction(Strict):
 
     @property
     def correlation_id(self) -> str:
-        """By which a repeat is known."""
+        """The id that identifies repeats."""
         return self.message_id or self.action_id
 
     @property
     def ref(self) -> ActionRef:
-        """What its turn keeps of it."""
+        """The part that its turn stores."""
         return ActionRef(action_id=self.action_id, message_id=self.message_id, tool_name=self.tool_name)
 
     def digest(self) -> str:
-        """A fingerprint of what is asked, whatever its `metadata` says: the same correlation with another conflicts."""
+        """A fingerprint without `metadata`; the same correlation with a different one is a conflict."""
         text = json.dumps(self.model_dump(exclude={"metadata"}, exclude_none=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def text_bytes(self) -> int:
-        """Bytes of its arguments as JSON, which `TEXT_LIMIT_BYTES` bounds."""
+        """The bytes of its arguments as JSON, limited by `TEXT_LIMIT_BYTES`."""
         return len(json.dumps(self.args, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
@@ -68,19 +68,19 @@ class ActionAck(Tolerant):
     """Payload of `evt.sys.ui.action_ack`: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`."""
 
     action_id: str
-    """As the action had it."""
+    """The action's `action_id`."""
     agent_id: AgentId
     """The agent in whose name the tool is called."""
     status: ActionStatus
-    """What became of it."""
+    """The status of the action."""
     message_id: str | None = None
-    """As the action had it."""
+    """The action's `message_id`."""
     tool_result_card_id: CardId | None = None
     """The tool's result, once there is one."""
     error_code: str | None = None
-    """Why it was refused or has failed, for programs."""
+    """Why it was refused or has failed, as a stable code."""
     error: str | None = None
-    """The same for people."""
+    """Why it was refused or has failed, for people."""
 
 
 def final_ack(
@@ -91,7 +91,7 @@ def final_ack(
     error_code: str | None,
     error: str | None,
 ) -> ActionAck:
-    """What the UI is told of its turn's outcome."""
+    """The final ack of an action from its turn's outcome."""
     well = status is TurnStatus.SUCCESS
     return ActionAck(
         action_id=action.action_id,
@@ -105,7 +105,7 @@ def final_ack(
 
 
 def _loaded(value: object) -> object:
-    """What a row holds, as text or an object; a stranger's that cannot be read is no action."""
+    """Parse the action in a row, text or object; None if it does not parse, as other writers may store anything."""
     try:
         match value:
             case str():

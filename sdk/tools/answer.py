@@ -1,7 +1,8 @@
-"""From a call to the arguments of a function, and from its result to a report (protocol §6, §7.3). Pure.
+"""Turns a call into a function's arguments, and the function's result into a report (protocol §6, §7.3). Pure.
 
-An env placeholder is replaced only where the decorator allows this argument this variable: anywhere else it is the
-model's own data, or the model could read what it likes. Values of env variables are cut out of whatever is reported.
+A placeholder for an env variable is replaced only in the argument for which the decorator allows this variable; in
+other arguments it is data of the model, which could else read any variable. Values of env variables are removed from
+reports.
 """
 
 import json
@@ -22,16 +23,16 @@ from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
 from turnstile.sdk.tools.spec import ToolCall, ToolSpec
 
 MESSAGE_LIMIT: Final = 500
-"""Characters of an error message that the model hears."""
+"""Characters of an error message that the model gets."""
 
 _ENV_KEY = "$env"
-_SHORTEST_SECRET = 4  # a shorter value would be found, and cut, in the middle of ordinary words
+_SHORTEST_SECRET = 4  # removing a shorter value would damage ordinary words
 _CUT = "***"
 Result = TypeVar("Result")
 
 
 class ToolFailed(TurnstileError):
-    """Raise it in a tool to answer with a failed result that has a code of your own."""
+    """Raise it in a tool to report a failed result with a code of your own."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -53,7 +54,7 @@ class CallContent(Tolerant):
 
 
 class DescribedCall(Tolerant):
-    """What `describe` says of a call."""
+    """The part of `describe`'s reply that a tool needs of a call."""
 
     tool_call_id: ToolCallId
     tool_name: str
@@ -67,13 +68,13 @@ class DescribedCall(Tolerant):
 
     @property
     def waits(self) -> bool:
-        """False once somebody has reported it, or its turn is over."""
+        """False once the call was reported or its turn is over."""
         return self.wait_status == WaitStatus.WAITING
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Keyword arguments, and the env values among them, which nobody may hear."""
+    """Keyword arguments, and the values of env variables among them, which must not be reported or logged."""
 
     arguments: dict[str, object]
     secrets: frozenset[str]
@@ -81,7 +82,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ToolReport:
-    """What a tool answers."""
+    """The result of a call, to be reported."""
 
     status: Literal[TurnStatus.SUCCESS, TurnStatus.FAILED]
     result: JsonValue = None
@@ -91,14 +92,14 @@ class ToolReport:
     def payload(self, tool_call_id: ToolCallId) -> JsonObject:
         """Arguments of the verb `report`."""
         error: JsonObject | None = None if self.error is None else self.error.model_dump(mode="json")
-        told: JsonObject = {"tool_call_id": tool_call_id, "status": self.status.value}
-        told |= {} if error is None else {"error": error}
-        told |= {} if self.result is None else {"result": self.result}
-        return told | ({} if self.after_execution is None else {"after_execution": self.after_execution.value})
+        arguments: JsonObject = {"tool_call_id": tool_call_id, "status": self.status.value}
+        arguments |= {} if error is None else {"error": error}
+        arguments |= {} if self.result is None else {"result": self.result}
+        return arguments | ({} if self.after_execution is None else {"after_execution": self.after_execution.value})
 
 
 def failed(code: str, message: str, secrets: frozenset[str] = frozenset()) -> ToolReport:
-    """A failed result; the message is shortened, and cleared of secrets."""
+    """A failed result; its message is shortened, and secrets are removed from it."""
     text = cleared(message, secrets)
     if len(text) > MESSAGE_LIMIT:
         text = text[: MESSAGE_LIMIT - 1] + "…"
@@ -106,7 +107,7 @@ def failed(code: str, message: str, secrets: frozenset[str] = frozenset()) -> To
 
 
 def prepare(spec: ToolSpec, arguments: JsonObject, call: ToolCall, environ: Mapping[str, str]) -> Prepared:
-    """The arguments as the function takes them; raises `ToolFailed` (`missing_env`, `invalid_arguments`)."""
+    """Validate and fill the function's arguments; raises `ToolFailed` (`missing_env`, `invalid_arguments`)."""
     filled, secrets = _filled(spec, arguments, environ)
     try:
         model = spec.arguments.model_validate(filled)
@@ -136,14 +137,14 @@ def _filled(spec: ToolSpec, arguments: JsonObject, environ: Mapping[str, str]) -
 
 
 def _worded(spec: ToolSpec, error: ValidationError) -> str:
-    """Names and rules, never what was given."""
+    """The error message: names of arguments and the rules they break, never their values."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)
-    told = (f"{'/'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults)
-    return f"The arguments of {spec.name} do not fit: {'; '.join(told)}"
+    reasons = (f"{'/'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in faults)
+    return f"The arguments of {spec.name} do not fit: {'; '.join(reasons)}"
 
 
 def answer(value: object, secrets: frozenset[str]) -> ToolReport:
-    """A function's value as a report: what is no JSON, or too much of it, is a failed result that says so."""
+    """The report of a function's return value; one that is no JSON or too large becomes a failed result."""
     after = None
     if isinstance(value, Terminate):
         value, after = value.result, AfterExecution.TERMINATE  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # of anything
@@ -159,13 +160,13 @@ def answer(value: object, secrets: frozenset[str]) -> ToolReport:
 
 
 def too_large(size: int | None = None) -> ToolReport:
-    """The failed result in place of one that cannot be reported."""
+    """The failed result that replaces one too large to report."""
     had = "is too large to send" if size is None else f"has {size} bytes"
     return failed("result_too_large", f"the tool's result {had}; the limit is {RESULT_LIMIT_BYTES} bytes: ask for less")
 
 
 def cleared(text: str, secrets: frozenset[str]) -> str:
-    """The text without secrets, and without what PostgreSQL cannot store: NUL and lone surrogates."""
+    """The text without secrets, and without the characters PostgreSQL cannot store: NUL and lone surrogates."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, _CUT).replace(json.dumps(secret)[1:-1], _CUT).replace(repr(secret)[1:-1], _CUT)

@@ -1,8 +1,8 @@
-"""A command to a tool as it arrives, and the two verbs that answer it: `describe` and `report` (protocol §5, §6).
+"""Reads commands to a tool, and calls the two verbs that a tool needs: `describe` and `report` (protocol §5, §6).
 
-A report goes out as a request; where no bridge answers, or its database is away, as a durable command, which a bridge
-applies when there is one. Both are idempotent by call: a report that arrives twice is a duplicate. Only `rejected`
-refuses a report for good; a bridge that fails for a reason that nobody knows may have repaired it when asked again.
+A report is first sent as a request. If no bridge replies, or the bridge's database is down, it is published as a
+durable command, which a bridge applies later. Both are idempotent by call: a second report is a duplicate. Only
+`rejected` refuses a report for good; after an internal error of a bridge the same report may succeed later.
 """
 
 import logging
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class BridgeFailed(TurnstileError):
-    """A bridge answered `internal_error`: what came of the request is not known."""
+    """A bridge replied `internal_error`: whether it carried out the request is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallCommand:
-    """A command and the message it came in."""
+    """A command and the message that carried it."""
 
     project_id: ProjectId
     channel_id: ChannelId
@@ -51,21 +51,21 @@ class CallCommand:
 
     @property
     def key(self) -> tuple[ProjectId, ToolCallId]:
-        """The call; ids of calls are unique in their project."""
+        """Identifies the call: ids of calls are unique in their project."""
         return self.project_id, self.tool_call_id
 
     @property
     def fresh(self) -> bool:
-        """The call's first command, delivered for the first time: nobody else can have it."""
+        """True for the first delivery of the call's first command: no other replica can have it."""
         first = f"tool-{self.tool_call_id}"
         return self.delivery == 1 and self.headers.get(headers.MSG_ID, first) == first
 
     def under(self, traceparent: str) -> "CallCommand":
-        """The same command in another place of its trace."""
+        """The same command under another span of its trace."""
         return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
 
     def context(self, described: DescribedCall) -> ToolCall:
-        """The call as a function may see it."""
+        """The call as it is passed to the tool's function."""
         return ToolCall(
             tool_call_id=self.tool_call_id,
             tool_name=described.tool_name,
@@ -81,7 +81,7 @@ class CallCommand:
 
 
 def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
-    """The command in a message; raises `BadRequest` if it is none, or another project's."""
+    """The command in a message; raises `BadRequest` if it is none or belongs to another project."""
     subject = subjects.parse(msg.subject)
     if project is not None and subject.project_id != project:
         raise BadRequest(f"a command of project {subject.project_id} reached the tools of {project}")
@@ -105,16 +105,16 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
 
 
 class CallClient:
-    """Asks about calls and reports them."""
+    """Calls `describe` and `report` for calls."""
 
     def __init__(self, conn: NatsConnection) -> None:
         self._conn = conn
         self._log = LimitedLog(logger)
 
     async def describe(self, command: CallCommand) -> DescribedCall:
-        """The call; raises `Refused` if the project has no such call, else as `report` if nobody can tell now.
+        """Describe the call; raises `Refused` if the project has no such call, `ServerUnavailable` or `BridgeFailed`.
 
-        Also `Refused` where the command is not the call's own: somebody else sent it.
+        Also raises `Refused` if the command does not match the call: the kernel did not send it.
         """
         asked: JsonObject = {"tool_call_id": command.tool_call_id}
         sent = self._headers(command)
@@ -131,11 +131,11 @@ class CallClient:
         return call
 
     async def report(self, command: CallCommand, report: ToolReport) -> bool:
-        """Report: True if a bridge has accepted it, False if the stream has it and a bridge will.
+        """Report; returns True if a bridge has accepted it, False if it is in the stream for a bridge to apply later.
 
-        A result that the bridge does not take is replaced by a failed one that says so. Raises `Refused` if the call
-        cannot be reported at all, `ServerUnavailable` if there is no way now, `BridgeFailed` if a bridge has failed
-        over it: then no other way is tried, since a command in the stream is given up in the end.
+        A result that the bridge refuses is replaced by a failed one that says so. Raises `Refused` if the call cannot
+        be reported at all, `ServerUnavailable` if neither way works now, `BridgeFailed` after an internal error of a
+        bridge: a durable command is not tried then, since bridges give one up after some failures.
         """
         try:
             return await self._send(command, report)
@@ -153,7 +153,7 @@ class CallClient:
         try:
             _raise_unless_accepted(await client.request("report", payload, headers=sent, timeout=_REQUEST_SECONDS))
         except ServerUnavailable as error:
-            self._log.warning("report", "a report goes out as a durable command: %s", error)
+            self._log.warning("report", "a report is published as a durable command: %s", error)
             await client.command("report", payload, f"{command.tool_call_id}", headers=sent)
             return False
         return True
@@ -162,19 +162,19 @@ class CallClient:
         return BridgeClient(self._conn, command.project_id, command.channel_id)
 
     def _headers(self, command: CallCommand) -> dict[str, str]:
-        """The call's own trace, depth, agent and turn, against which the ledger checks the report."""
+        """Trace, depth, agent and turn of the call; the ledger checks the report against them."""
         kept = {name: value for name in _PASSED_ON if (value := command.headers.get(name))}
         return kept | {headers.TOOL_CALL_ID: command.tool_call_id, headers.SENDER: f"tool.{command.tool_name}"}
 
 
 def _raise_unless_accepted(reply: JsonObject) -> None:
-    code, told = str(reply.get("error_code")), str(reply.get("error"))
+    code, message = str(reply.get("error_code")), str(reply.get("error"))
     match reply.get("status"):
         case ReplyStatus.ACCEPTED.value:
             return
         case ReplyStatus.REJECTED.value:
-            raise Refused(code, told)
+            raise Refused(code, message)
         case _ if code == BridgeFailed.code:
-            raise BridgeFailed(told)
-        case _:  # busy, or a server of the bridge's is away
-            raise ServerUnavailable(told)
+            raise BridgeFailed(message)
+        case _:  # busy, or a server of the bridge is down
+            raise ServerUnavailable(message)

@@ -1,8 +1,8 @@
-"""One run of a tool's function, bounded in time, whatever the function does.
+"""One run of a tool's function, bounded in time.
 
-An async function is a task and is cancelled at its timeout; a sync one is a daemon thread of its own, which nothing
-can cancel: its caller hears of the timeout at once, and `ended` of the thread's end. A hung thread does not keep the
-process alive. Costs one task, and one thread for a sync function.
+An async function runs as a task and is cancelled at its timeout. A sync function runs in a daemon thread, which cannot
+be cancelled: `outcome` returns at the timeout all the same, and `ended` when the thread has ended. A hung thread does
+not keep the process alive. Costs one task, and one thread for a sync function.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from turnstile.sdk.tools.spec import ToolFunction
 
 @dataclass(frozen=True, slots=True)
 class FunctionReturned:
-    """The function came to its end."""
+    """The function returned."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRaised:
-    """The function failed."""
+    """The function raised."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The function has not come to its end in time."""
+    """The function did not end in time."""
 
 
 Finished: TypeAlias = FunctionReturned | FunctionRaised
@@ -42,14 +42,14 @@ Outcome: TypeAlias = Finished | TimedOut
 
 
 class ToolRun:
-    """A function that has been started. Made in the running loop."""
+    """A function that was started. Create it in a running event loop."""
 
     def __init__(self, function: ToolFunction, arguments: dict[str, object]) -> None:
         self._cancellable = inspect.iscoroutinefunction(function)
         self._task = asyncio.create_task(_call(function, arguments), name=f"tool {function.__name__}")
 
     async def outcome(self, timeout: float) -> Outcome:
-        """What came of it within `timeout` seconds; an async function is told to stop then."""
+        """Wait for the outcome, at most `timeout` seconds; an async function is cancelled then."""
         await asyncio.wait({self._task}, timeout=timeout)
         if not self._task.done():
             if self._cancellable:
@@ -60,11 +60,11 @@ class ToolRun:
         return self._task.result()
 
     async def ended(self) -> None:
-        """Returns when nothing of it runs any more; never raises."""
+        """Return when neither task nor thread runs any more; never raises."""
         await asyncio.wait({self._task})
 
     def cancel(self) -> None:
-        """Wait for it no longer; a thread goes on unheard."""
+        """Cancel the task; a thread runs on, and its result is dropped."""
         self._task.cancel()
 
 
@@ -75,7 +75,7 @@ async def _call(function: ToolFunction, arguments: dict[str, object]) -> Finishe
         finished = await _in_thread(partial(function, **arguments))
         if isinstance(finished, FunctionReturned) and inspect.isawaitable(finished.value):
             return FunctionReturned(await finished.value)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a tool raises is its answer
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- anything a tool raises becomes its result
         return FunctionRaised(error)
     return finished
 
@@ -92,9 +92,9 @@ def _in_thread(work: Callable[[], object]) -> asyncio.Future[Finished]:
     def body() -> None:
         try:
             finished: Finished = FunctionReturned(context.run(work))
-        except BaseException as error:  # noqa: BLE001 -- a thread has nobody above it to tell
+        except BaseException as error:  # noqa: BLE001 -- the outcome carries it to the event loop
             finished = FunctionRaised(error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended without it
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the service ended before the thread
             loop.call_soon_threadsafe(settle, finished)
 
     threading.Thread(target=body, name="turnstile-tool", daemon=True).start()

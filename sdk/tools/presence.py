@@ -1,9 +1,10 @@
-"""Who runs a call: how replicas of a tool keep from running one call twice.
+"""Finds out which replica of a tool runs a call, so that no two run the same call.
 
-While a replica runs a call it answers on a core subject of that call alone. Whoever gets a command that was delivered
-before, or repeated by the safety net, asks there first: nobody listening is told by the server at once, so a dead
-replica costs no waiting, and a stuck one that is still connected is waited for. The first delivery of a command asks
-nobody. Costs one subscription per running call. Two replicas asking within the same millisecond may both find nobody.
+While a replica runs a call it replies on a core subject of that call. A replica that gets a command delivered before,
+or repeated by the safety net, sends a request there first. If no replica subscribes, the server says so at once, so a
+dead replica costs no waiting; a stuck one that is still connected counts as running the call. The first delivery of a
+command needs no request. Costs one subscription per running call. Two replicas that ask within the same millisecond
+may both find none.
 """
 
 import re
@@ -35,11 +36,11 @@ class NotRunning:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """Somebody holds it and does not answer, or NATS is away: it cannot be known."""
+    """Unknown: a replica subscribes and does not reply, or NATS is down."""
 
 
 class Presence:
-    """What one replica tells and asks about the calls of one tool."""
+    """Lets one replica of a tool announce the calls that it runs, and ask about others."""
 
     def __init__(self, conn: NatsConnection, spec: ToolSpec, instance: str) -> None:
         self._conn = conn
@@ -47,7 +48,7 @@ class Presence:
         self._instance = instance
 
     async def check(self, project: ProjectId | None) -> None:
-        """Raises `ConfigError` if this user may not ask or answer: it would take every repeated command for held."""
+        """Raises `ConfigError` if this user may not ask or reply: every repeated call would then seem to be running."""
         subject = self._subject(project or ProjectId("any"), ChannelId("any"), ToolCallId("check"))
         subscription = await self._conn.subscribe(subject, _ignore)
         await self._conn.send(subject, b"")
@@ -59,7 +60,7 @@ class Presence:
             await self._conn.unsubscribe(subscription)
 
     async def holder(self, command: CallCommand) -> ToolCallHolder | NotRunning | NoReply:
-        """Who runs the call. Ask before `held`, or the answer is one's own."""
+        """The replica that runs the call. Ask before entering `held`: inside it this replica would reply to itself."""
         subject = self._subject(command.project_id, command.channel_id, command.tool_call_id)
         try:
             answer = await self._conn.request(subject, b"", timeout=_ASK_SECONDS)
@@ -71,12 +72,12 @@ class Presence:
 
     @asynccontextmanager
     async def held(self, command: CallCommand) -> AsyncGenerator[None]:
-        """Tell whoever asks that the call runs here."""
-        told = encode(ToolCallHolder(instance=self._instance, stream_seq=command.stream_seq).model_dump(mode="json"))
+        """Inside the block, reply to every replica that asks that the call runs here."""
+        reply = encode(ToolCallHolder(instance=self._instance, stream_seq=command.stream_seq).model_dump(mode="json"))
 
         async def on_question(msg: Msg) -> None:
-            if _REPLY.match(msg.reply):  # anywhere else the answer would land in somebody's events
-                await self._conn.send(msg.reply, told)
+            if _REPLY.match(msg.reply):  # a reply to any other subject could look like an event
+                await self._conn.send(msg.reply, reply)
 
         subject = self._subject(command.project_id, command.channel_id, command.tool_call_id)
         subscription = await self._conn.subscribe(subject, on_question)

@@ -1,4 +1,4 @@
-"""Tools in Python, in ten lines (docs/tools.md): functions that answer the calls of agents, over NATS alone.
+"""Tools in Python (docs/tools.md): functions that answer the calls of agents. They need a connection to NATS only.
 
     service = ToolService()
 
@@ -12,9 +12,9 @@
 
     service.main()  # or, in a program of your own: await service.run()
 
-Every call is answered: with the function's value, or with a failed result that says why there is none. Run as many
-replicas as you like: they share one durable consumer for each tool, and one of them runs a call. At least once, if a
-replica dies in the middle of it; `ToolCall.tool_call_id` is the same then.
+Every call is answered: with the function's return value, or with a failed result that says why there is none. Run any
+number of replicas: they share one durable consumer per tool, and one of them runs a call. If a replica dies while it
+runs a call, another runs it again, with the same `ToolCall.tool_call_id`.
 """
 
 import argparse
@@ -55,10 +55,10 @@ Function = TypeVar("Function", bound=ToolFunction)
 
 
 class ToolService:
-    """Functions as tools of one project, or of all where `project_id` is None.
+    """Functions as tools of one project, or of all projects if `project_id` is None.
 
-    `concurrency` bounds the calls of each tool that run at once in this process. `ack_wait_seconds` is how long after a
-    replica's death its calls are run by another; all replicas of a tool must say the same. `telemetry` hears of every
+    `concurrency` bounds the calls of each tool that run at once in this process. `ack_wait_seconds` after a replica's
+    death another replica runs its calls; all replicas of a tool must have the same value. `telemetry` records every
     call (docs/observability.md).
     """
 
@@ -94,7 +94,7 @@ class ToolService:
         concurrency: int | None = None,
         envs: Mapping[str, str] | None = None,
     ) -> Callable[[Function], Function]:
-        """Make a function the tool that answers `cmd.tool.{target}.{suffix}`; the function itself stays as it is.
+        """Make a function the tool that answers `cmd.tool.{target}.{suffix}`; returns the function unchanged.
 
         `envs` maps arguments to env variables of this process, which the model neither sees nor sets. Raises
         `ConfigError` if the function cannot be a tool.
@@ -116,11 +116,11 @@ class ToolService:
         return decorate
 
     def definitions(self) -> list[ToolDefinition]:
-        """The tools as `turnstile tool put` registers them."""
+        """The definitions of the tools, as `turnstile tool put` registers them."""
         return [spec.definition for spec in self._specs.values()]
 
     def yaml(self, tool_name: str | None = None) -> str:
-        """The file for `turnstile tool put` of one tool; raises `ConfigError` if it is not clear which."""
+        """The file of one tool for `turnstile tool put`; raises `ConfigError` if several match, or none."""
         chosen = [spec for name, spec in self._specs.items() if tool_name in (None, name)]
         if len(chosen) != 1:
             raise ConfigError(f"name one of the tools: {', '.join(self._specs) or 'there are none'}")
@@ -128,7 +128,7 @@ class ToolService:
         return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
     def counts(self) -> dict[str, ToolCounts]:
-        """What became of the commands of each tool since `run` began."""
+        """Counts of each tool's commands since `run` began."""
         return {name: worker.counts for name, worker in self._workers.items()}
 
     async def run(
@@ -139,12 +139,12 @@ class ToolService:
         ready: Callable[[], None] | None = None,
         inbox_prefix: str | None = None,
     ) -> None:
-        """Answer calls until `stop`, or SIGTERM or SIGINT where no `stop` is given; then drain.
+        """Answer calls until `stop` is set, or until SIGTERM or SIGINT if no `stop` is given; then drain.
 
-        Without `nats_url` it finds the NATS of a `turnstile up` in this directory or above, wherever that has moved.
+        Without `nats_url` it uses the NATS of a `turnstile up` in this directory or above, and follows its address.
 
-        Running calls have `drain_seconds` to end, then other replicas run them. Raises `ConfigError` if NATS refuses
-        this user something, `ServerUnavailable` once the connection is closed for good. End it by `stop` rather than
+        Running calls have `drain_seconds` to end; then other replicas run them. Raises `ConfigError` if this user lacks
+        a permission on NATS, `ServerUnavailable` once the connection is closed for good. End it by setting `stop`, not
         by cancelling it.
         """
         if not self._specs:
@@ -178,7 +178,7 @@ class ToolService:
             await self._serve(conn, list(self._workers.values()), stop)
 
     async def declare(self, nats_url: str | None = None) -> None:
-        """Make the tools' consumers, as a user who may, for a service whose own user may not."""
+        """Create the tools' consumers, for a service whose own NATS user may not create them."""
         conn = await connect(nats_url, name="turnstile-tools-declare")
         try:
             for spec in self._specs.values():
@@ -188,14 +188,14 @@ class ToolService:
             await conn.drain()
 
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """The program of a tool: serves until it is told to end; with `--yaml`, writes its definition instead."""
+        """Run the service as a program until a signal ends it; with `--yaml`, print a tool's definition instead."""
         parser = argparse.ArgumentParser(description=f"Answers calls of {', '.join(self._specs)}.")
-        told = "nats://… of the kernel (default: $NATS_URL, else that of a `turnstile up` in this directory or above)"
-        parser.add_argument("--nats", metavar="URL", default=os.environ.get("NATS_URL") or None, help=told)
-        told = "write the file for `turnstile tool put` of this tool (or of the only one) and end"
-        parser.add_argument("--yaml", metavar="TOOL", nargs="?", const="", help=told)
-        told = "serve this project only, by a consumer of its own (docs/tools.md, permissions)"
-        parser.add_argument("--project", metavar="ID", default=self._project, help=told)
+        about = "nats://… of the kernel (default: $NATS_URL, else that of a `turnstile up` in this directory or above)"
+        parser.add_argument("--nats", metavar="URL", default=os.environ.get("NATS_URL") or None, help=about)
+        about = "write the file for `turnstile tool put` of this tool (or of the only one) and end"
+        parser.add_argument("--yaml", metavar="TOOL", nargs="?", const="", help=about)
+        about = "serve this project only, by a consumer of its own (docs/tools.md, permissions)"
+        parser.add_argument("--project", metavar="ID", default=self._project, help=about)
         parser.add_argument("--declare", action="store_true", help="make the tools' consumers and end")
         options = parser.parse_args(argv)
         stop, program, code = asyncio.Event(), Program(end_seconds=self._drain_seconds + END_SECONDS), 0
@@ -224,7 +224,7 @@ class ToolService:
         self._specs[spec.name] = spec
 
     async def _serve(self, conn: NatsConnection, workers: list[ToolWorker], stop: asyncio.Event) -> None:
-        ending = asyncio.Event()  # our own: one tool that fails ends the others, not the caller's event
+        ending = asyncio.Event()  # not the caller's `stop`: a tool that fails sets this to end the other tools
         watch = asyncio.create_task(_pass_on(stop, ending))
         pulls = [asyncio.create_task(worker.run(ending)) for worker in workers]
         beats = [asyncio.create_task(self._keep(workers)), asyncio.create_task(self._announce_workers(conn, workers))]
@@ -256,11 +256,11 @@ class ToolService:
     def _log_counts(self, conn: NatsConnection, workers: list[ToolWorker]) -> None:
         state = "connected" if conn.connected.is_set() else "not connected"
         for worker in workers:
-            told = worker.counts
+            counts = worker.counts
             logger.info(
                 "tool %s (%s): %d running, %d succeeded, %d failed, %d duplicates, %d refused, %d deferred",
-                *(worker.spec.name, state, worker.running, told.succeeded, told.failed),
-                *(told.duplicates, told.refused, told.deferred),
+                *(worker.spec.name, state, worker.running, counts.succeeded, counts.failed),
+                *(counts.duplicates, counts.refused, counts.deferred),
             )
 
 
@@ -270,7 +270,7 @@ async def _pass_on(stop: asyncio.Event, ending: asyncio.Event) -> None:
 
 
 def _on_signals(stop: asyncio.Event) -> Callable[[], None]:
-    """The first signal sets `stop`, a second one ends the process as it always would; returns what undoes it."""
+    """Set `stop` at the first signal; a second one ends the process as by default. Returns a function to undo this."""
     loop = asyncio.get_running_loop()
 
     def undo() -> None:

@@ -1,7 +1,7 @@
-"""What a Python function says of itself as a tool: its arguments as a model, its definition for the registry. Pure.
+"""Derives a tool's definition and its argument model from a Python function. Pure.
 
-Type hints become the JSON schema, the docstring the descriptions. A function that cannot be a tool is a `ConfigError`
-where it is decorated, naming the function and what to change.
+Type hints become the JSON schema, the docstring the descriptions. The decorator raises `ConfigError`, which names the
+function and what to change, if the function cannot be a tool.
 """
 
 import inspect
@@ -32,9 +32,9 @@ _HEADINGS = {"args:", "arguments:", "parameters:"}
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The call a function answers, for one that has a parameter of this type; the model does not see it.
+    """The call that a function answers. It is passed to a parameter of this type; the model does not see the parameter.
 
-    `tool_call_id` is the same however often the call is run: use it as the idempotency key of what cannot be undone.
+    `tool_call_id` is the same each time the call is run: use it as the idempotency key of what cannot be undone.
     """
 
     tool_call_id: ToolCallId
@@ -46,14 +46,14 @@ class ToolCall:
     step_id: StepId
     traceparent: str | None
     delivery: int
-    """1, or more where the command had been delivered before."""
+    """1, or more if the command was delivered before."""
     resume_deadline: datetime | None
     """When the turn stops waiting for this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolTerms:
-    """What a decorator says of a tool."""
+    """The decorator's arguments."""
 
     target: str
     suffix: str
@@ -82,17 +82,17 @@ class ToolSpec:
         return self.definition.tool_name
 
     def filter(self, project: ProjectId | None) -> str:
-        """The commands of this tool, of one project or of all."""
+        """The subject filter of this tool's commands, of one project or of all."""
         return subjects.tool_commands_filter(project, self.terms.target, self.terms.suffix)
 
     def consumer(self, project: ProjectId | None) -> str:
-        """The durable consumer its replicas share; one of a single project has a name of its own."""
+        """The name of the durable consumer that its replicas share; a service of one project has one of its own."""
         shared = f"turnstile_tool_{self.terms.target}_{self.terms.suffix}"
         return shared if project is None else f"{shared}@{project}"
 
 
 class _Untitled(GenerateJsonSchema):
-    """Fields without a title that repeats their name: it costs the model tokens and says nothing."""
+    """Leaves out titles of fields: they repeat the field's name and cost the model tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # pydantic's own type is a wide union
         return False
@@ -104,8 +104,8 @@ def read_spec(function: ToolFunction, terms: ToolTerms) -> ToolSpec:
     try:
         return _read(function, terms, name)
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"tool {name}: {told}") from None
+        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"tool {name}: {reasons}") from None
     except (PydanticUserError, PydanticSchemaGenerationError) as error:
         raise ConfigError(f"tool {name}: a type hint has no JSON schema: {str(error).splitlines()[0]}") from None
     except (BadRequest, NameError, TypeError, ValueError) as error:
@@ -121,11 +121,11 @@ def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
     parameters = inspect.signature(function).parameters
     takers = [each for each in parameters if hints.get(each) is ToolCall]
     visible = {each: parameter for each, parameter in parameters.items() if each not in takers}
-    about, told = _docstring(function, visible)
-    # fields have names of their own, so that a parameter may be called `schema`, `json` or `_x`
+    about, descriptions = _docstring(function, visible)
+    # fields are renamed, so that a parameter may be called `schema`, `json` or `_x`
     fields = {each: f"argument_{position}" for position, each in enumerate(visible)}
     defined: dict[str, Any] = {  # what create_model takes is not typed
-        fields[each]: _field(parameter, hints, told.get(each)) for each, parameter in visible.items()
+        fields[each]: _field(parameter, hints, descriptions.get(each)) for each, parameter in visible.items()
     }
     arguments: type[BaseModel] = create_model(name or "tool", __config__=ConfigDict(extra="forbid"), **defined)
     definition = ToolDefinition.model_validate(
@@ -161,20 +161,20 @@ def _schema(arguments: type[BaseModel]) -> JsonObject:
 
 
 def _docstring(function: ToolFunction, parameters: Mapping[str, object]) -> tuple[str, dict[str, str]]:
-    """What the docstring says of the tool, and of each parameter: `name: …`, with deeper lines that go on."""
+    """The docstring's text on the tool, and on each parameter: `name: …`, continued by lines indented deeper."""
     about: list[str] = []
-    told: dict[str, list[str]] = {}
+    descriptions: dict[str, list[str]] = {}
     current: tuple[str, int] | None = None
     for line in (inspect.getdoc(function) or "").splitlines():
         indent = len(line) - len(line.lstrip())
         match = _PARAMETER.fullmatch(line)
         if match is not None and match[2] in parameters:
             current = match[2], indent
-            told[match[2]] = [match[3]]
+            descriptions[match[2]] = [match[3]]
         elif current is not None and line.strip() and indent > current[1]:
-            told[current[0]].append(line.strip())
+            descriptions[current[0]].append(line.strip())
         else:
             current = None
             if line.strip().lower() not in _HEADINGS:
                 about.append(line)
-    return "\n".join(about).strip(), {name: " ".join(lines).strip() for name, lines in told.items()}
+    return "\n".join(about).strip(), {name: " ".join(lines).strip() for name, lines in descriptions.items()}

@@ -1,7 +1,7 @@
-"""A call's spans as its tool makes them: `tool` below the span of its command, and below that each part of the work.
+"""The spans of a call in its tool: `tool` as a child of the command's span, and one child of it per part of the work.
 
-What the tool asks the bridge, and what the function itself enqueues, goes under the part that asks. Where nobody
-listens, the command's own place goes on being used.
+Requests to the bridge, and turns that the function enqueues, become children of the part that makes them. If telemetry
+is off, they are children of the command's span.
 """
 
 import time
@@ -16,7 +16,7 @@ from turnstile.sdk.tools.commands import CallCommand
 
 @dataclass(slots=True)
 class CallTrace:
-    """One run of one call. `error_code` is what came of it, if it failed."""
+    """The spans of one run of one call. `error_code` is set if it failed."""
 
     telemetry: Telemetry
     command: CallCommand
@@ -31,7 +31,7 @@ class CallTrace:
 
     @contextmanager
     def part(self, name: str, kind: SpanKind = "internal") -> Generator[CallCommand]:
-        """A part of the work; gives the command as it stands in it."""
+        """Record the block as a part of the work; yields the command under the part's span."""
         if not self.own:
             yield self.command
             return
@@ -43,13 +43,13 @@ class CallTrace:
             self._record(name, place, headers.span_id(self.own), started, code, kind)
 
     def ended(self) -> None:
-        """Nothing more is done for the call here."""
+        """Record the `tool` span: this replica's work on the call has ended."""
         if self.own:
             parent = headers.span_id(self.command.headers[headers.TRACEPARENT])
             self._record("tool", self.own, parent, self.started, self.error_code, "consumer")
 
     def ran(self, status: str, error_code: str | None) -> None:
-        """The function has run, or could not be given its arguments."""
+        """Count a run of the function, or a failure to prepare its arguments."""
         self.error_code = error_code
         meter, tool = self.telemetry.meter, self.command.tool_name
         meter.count(Metric.TOOL_RUNS, tool=tool, status=status)

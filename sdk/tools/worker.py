@@ -1,9 +1,9 @@
-"""Runs the calls of one tool in one process: at most `concurrency` at a time, each once, each answered.
+"""Runs the calls of one tool in one process: at most `concurrency` at a time, each once, and answers each.
 
-A command is held, kept from redelivery, and acknowledged only after its report is with a bridge or in the stream; a
-replica that dies leaves it to the others. A command that comes again while its call runs, here or elsewhere, while its
-report waits in the stream, or after it was answered, runs nothing. Messages wait in the consumer, never here. Keeps the
-last answered calls in memory, to save a round trip; the ledger knows the others.
+A command is kept from redelivery while its call runs, and acknowledged only once a bridge or the stream has its report;
+if the replica dies, another gets it. A command delivered again runs nothing while its call runs, here or elsewhere,
+while its report waits in the stream, or after it was answered. Messages wait in the consumer, never here. The last
+answered calls are kept in memory to save a round trip; the ledger knows the others.
 """
 
 import asyncio
@@ -40,27 +40,27 @@ _REMEMBERED = 10_000
 _REPORT_PAUSE_SECONDS = (0.5, 10.0)
 _CANCEL_SECONDS = 2.0
 _LINGERING = 1_000
-"""Calls whose reports wait in the stream that this replica goes on to name as its own."""
+"""Calls with reports in the stream for which this replica still replies that it runs them."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class ToolCounts:
-    """What became of a tool's commands since the service started."""
+    """Counts of a tool's commands since the service started."""
 
     succeeded: int = 0
     failed: int = 0
     duplicates: int = 0
-    """Commands whose call was running or answered already."""
+    """Commands of calls that ran already or were answered."""
     refused: int = 0
-    """Commands that are none, or whose call or report the ledger refused."""
+    """Unreadable commands, and commands whose call or report the ledger refused."""
     deferred: int = 0
-    """Put off because no bridge could describe them, or the service ended."""
+    """Commands postponed because no bridge could describe the call, or the service ended."""
 
 
 class ToolWorker:
-    """One tool's calls. `run` takes them until stopped, `drain` sees the running ones to their end."""
+    """Runs one tool's calls. `run` takes calls until stopped; `drain` waits for the running ones."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ToolWorker:
         self.counts = ToolCounts()
         self._conn = conn
         self._project = project
-        self._desk = CallClient(conn)
+        self._calls = CallClient(conn)
         self._presence = Presence(conn, spec, instance)
         self._filter = spec.filter(project)
         self._consumer = spec.consumer(project)
@@ -94,14 +94,14 @@ class ToolWorker:
 
     @property
     def running(self) -> int:
-        """Calls in hand, with functions that still run after their timeout."""
+        """Calls that run here, functions that still run after their timeout included."""
         return len(self._tasks)
 
     async def check(self) -> None:
-        """Raises `ConfigError` if this user may not do what a tool must, or if the consumer is another tool's."""
+        """Raises `ConfigError` if this user lacks a permission, or if the consumer belongs to another tool."""
         try:
             info = await self._conn.js.consumer_info(subjects.CMD_STREAM, self._consumer)
-        except NATS_TROUBLE:  # not there yet, or nobody to tell: the pull declares it, as often as it takes
+        except NATS_TROUBLE:  # no consumer yet, or no answer: the pull will declare it, repeatedly if need be
             info = None
         if info is not None and info.config.filter_subject != self._filter:
             raise ConfigError(
@@ -116,7 +116,7 @@ class ToolWorker:
         await self._pull.run(self._take, stop)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for what runs, at most so long; the rest is given back for others to run."""
+        """Wait for the running calls, at most `seconds`; the rest are given back for other replicas."""
         for task in self._lingering:
             task.cancel()
         if self._tasks:
@@ -130,7 +130,7 @@ class ToolWorker:
             await asyncio.wait(left, timeout=_CANCEL_SECONDS)
 
     async def keep(self) -> None:
-        """Tell the server that the held commands are being worked on, so that they are not delivered again."""
+        """Send an in-progress acknowledgement for each held command, so that it is not delivered again."""
         for msg in list(self._held.values()):
             try:
                 await msg.in_progress()
@@ -164,7 +164,7 @@ class ToolWorker:
             await self._settle(msg, Defer(2))
         elif (holding := self._held.get(command.key)) is not None:
             self.counts.duplicates += 1
-            if holding.metadata.sequence.stream != command.stream_seq:  # the one that is held is the call's
+            if holding.metadata.sequence.stream != command.stream_seq:  # another message for the held call
                 await self._settle(msg, Done())
         elif command.key in self._answered:
             self.counts.duplicates += 1
@@ -177,7 +177,7 @@ class ToolWorker:
         run: list[ToolRun] = []
         try:
             disposition = await self._dispose(command, run)
-        except asyncio.CancelledError:  # the drain is over
+        except asyncio.CancelledError:  # `drain` ran out of time
             self.counts.deferred += 1
             disposition = Defer(2)
         finally:
@@ -185,10 +185,10 @@ class ToolWorker:
         if disposition is not None:
             await self._settle(msg, disposition)
         for each in run:
-            await self._outlast(each)
+            await self._await_end(each)
 
-    async def _outlast(self, run: ToolRun) -> None:
-        """A function that overran its time keeps its place until it is over, or the service is."""
+    async def _await_end(self, run: ToolRun) -> None:
+        """Wait until a function that exceeded its timeout has ended: it occupies a slot until then."""
         over, stopped = asyncio.create_task(run.ended()), asyncio.create_task(self._stop.wait())
         await asyncio.wait({over, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -196,7 +196,7 @@ class ToolWorker:
         await over
 
     async def _dispose(self, command: CallCommand, run: list[ToolRun]) -> Disposition | None:
-        """See to the call; None leaves its message to come again if whoever has it dies."""
+        """Run and answer the call. None leaves the message unsettled: it is delivered again if its holder dies."""
         if not command.fresh:
             match await self._presence.holder(command):
                 case ToolCallHolder(stream_seq=seq):
@@ -220,11 +220,11 @@ class ToolWorker:
         async with self._presence.held(command):
             try:
                 with trace.part("describe call", "client") as asking:
-                    described = await self._desk.describe(asking)
+                    described = await self._calls.describe(asking)
             except (ServerUnavailable, BridgeFailed) as error:
                 self.counts.deferred += 1
                 trace.error_code = error.code
-                self._log.warning("describe", "tool %s: a call is put off: %s", self.spec.name, error)
+                self._log.warning("describe", "tool %s: a call is postponed: %s", self.spec.name, error)
                 return deferred(command.delivery)
             except Refused as error:
                 trace.error_code = error.code
@@ -252,12 +252,12 @@ class ToolWorker:
             case FunctionReturned(value):
                 return answer(value, prepared.secrets)
             case TimedOut():
-                told = f"the tool did not end within its {self.spec.terms.timeout_seconds:g} s"
-                return failed("tool_timeout", told)
+                message = f"the tool did not end within its {self.spec.terms.timeout_seconds:g} s"
+                return failed("tool_timeout", message)
             case FunctionRaised(ToolFailed() as error):
                 return failed(error.code, str(error), prepared.secrets)
             case FunctionRaised(error):
-                # the author's traceback goes to the log, without env values; the model hears one sentence
+                # the traceback goes to the log, without env values; the model gets one sentence
                 trace = cleared("".join(traceback.format_exception(error)), prepared.secrets)
                 logger.warning("tool %s, call %s failed:\n%s", self.spec.name, command.tool_call_id, trace.rstrip())
                 return failed("tool_error", str(error) or type(error).__name__, prepared.secrets)
@@ -265,11 +265,11 @@ class ToolWorker:
                 assert_never(outcome)
 
     async def _report(self, command: CallCommand, report: ToolReport) -> None:
-        """Report until a bridge or the stream has taken it, a bridge has refused it for good, or the call is over."""
+        """Repeat the report until a bridge or the stream has it, a bridge refuses it for good, or the call is over."""
         pause, longest = _REPORT_PAUSE_SECONDS
         while True:
             try:
-                taken = await self._desk.report(command, report)
+                taken = await self._calls.report(command, report)
             except (ServerUnavailable, BridgeFailed) as error:
                 if isinstance(error, BridgeFailed) and not await self._waits(command):
                     self._refuse(command, Refused(error.code, f"the call waits no more; {error}"))
@@ -284,7 +284,7 @@ class ToolWorker:
                 self.counts.succeeded += report.status is TurnStatus.SUCCESS
                 self.counts.failed += report.status is TurnStatus.FAILED
                 if not taken and len(self._lingering) < _LINGERING:
-                    lingering = asyncio.create_task(self._linger(command))
+                    lingering = asyncio.create_task(self._hold_until_applied(command))
                     self._lingering.add(lingering)
                     lingering.add_done_callback(self._lingering.discard)
                 break
@@ -292,8 +292,8 @@ class ToolWorker:
         if len(self._answered) > _REMEMBERED:
             self._answered.popitem(last=False)
 
-    async def _linger(self, command: CallCommand) -> None:
-        """Until a bridge has applied the report in the stream: others would run a call that still waits."""
+    async def _hold_until_applied(self, command: CallCommand) -> None:
+        """Reply that the call runs here until a bridge has applied its report: else another replica would run it."""
         pause, longest = _REPORT_PAUSE_SECONDS
         async with self._presence.held(command):
             while await self._waits(command):
@@ -301,9 +301,9 @@ class ToolWorker:
                 pause = min(pause * 2, longest)
 
     async def _waits(self, command: CallCommand) -> bool:
-        """Whether the call may still be answered, as far as anybody can tell."""
+        """False once the call needs no answer any more; True if no bridge can say."""
         try:
-            return (await self._desk.describe(command)).waits
+            return (await self._calls.describe(command)).waits
         except (ServerUnavailable, BridgeFailed):
             return True
         except Refused:
@@ -316,5 +316,5 @@ class ToolWorker:
     async def _settle(self, msg: Msg, disposition: Disposition) -> None:
         try:
             await settle(msg, disposition)
-        except NATS_TROUBLE as error:  # it comes again, and is known or described then
+        except NATS_TROUBLE as error:  # it is delivered again, and found answered then
             self._log.warning("settle", "tool %s: a command could not be settled: %s", self.spec.name, error)

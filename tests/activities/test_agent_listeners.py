@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnstile.activities.pump.routing import asked
+from turnstile.activities.pump.routing import turn_settings
 from turnstile.schema.ids import AgentId
 from turnstile.schema.pump.listeners import BadListener, Listener, Registry
 from turnstile.schema.pump.payloads import Payload
@@ -37,12 +37,12 @@ def test_an_agents_id_is_a_token(name: str) -> None:
 def test_a_description_is_not_too_long_for_a_tool() -> None:
     registry = Registry([agent(peers=("b",)), agent("b", Other, description="d" * 20_000)])
     with pytest.raises(BadListener, match=r"listener 'a': its agent cannot be asked .* description: ") as told:
-        asked(registry, registry.listeners["a"])
+        turn_settings(registry, registry.listeners["a"])
     assert "ddd" not in str(told.value)
 
 
 def test_an_agent_remembers() -> None:
     registry = Registry([agent(peers=("a", "b")), agent("b", Other)])
-    found = asked(registry, registry.listeners["a"])
+    found = turn_settings(registry, registry.listeners["a"])
     assert [each.name for each in found.choices] == ["send_b", "respond", "think"]
     assert found.remember

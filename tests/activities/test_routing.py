@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from turnstile.activities.pump.routing import (
-    asked,
     choices,
     effect_of_response,
     effect_of_turn,
     huh,
     read_payload,
     timed_out,
+    turn_settings,
     unreachable,
     unreadable,
 )
@@ -559,7 +559,7 @@ def parameters(choice: Choice) -> JsonObject:
 
 
 def test_an_agent_is_told_of_its_peers() -> None:
-    config = asked(REGISTRY, BOSS)
+    config = turn_settings(REGISTRY, BOSS)
     assert config.choices == choices(REGISTRY, BOSS)
     assert "# adder" in (config.instructions or "")
     assert "complete ALL sub-tasks" in (config.instructions or "")
@@ -575,4 +575,4 @@ def test_an_agent_that_cannot_be_asked_is_named() -> None:
     names = tuple(peer.name for peer in peers)
     busy = Listener("busy", Order, "Knows all.", agent_id=AgentId("a"), agent=True, peers=names)
     with pytest.raises(BadListener, match=r"^listener 'busy': its agent cannot be asked with these peers: choices"):
-        asked(Registry([busy, *peers]), busy)
+        turn_settings(Registry([busy, *peers]), busy)
