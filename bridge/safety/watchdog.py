@@ -43,9 +43,9 @@ class Watchdog:
         self._rules = rules.all()
         self._meter = rules.telemetry.meter
         self._times = rules.times
-        self._hindered: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._served = rules.served
-        self._asked: dict[str, float] = {}
+        self._duty_tried_at: dict[str, float] = {}
         self.repairs: Counter[str] = Counter()
         """Repairs of this process by rule."""
 
@@ -104,7 +104,7 @@ class Watchdog:
         now = time.monotonic()
         if now - self._duty_tried_at.get(rule.name, -rule.every) < rule.every:
             return False
-        self._asked[rule.name] = now
+        self._duty_tried_at[rule.name] = now
         duty = f"{rule.name}: {','.join(sorted(self._served.now()))}"
         return await self._pool.run(lambda conn: take_duty(conn, duty, every_seconds=rule.every))
 

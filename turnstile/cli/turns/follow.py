@@ -35,7 +35,7 @@ def look_into_ledger(session: Session, pool: "Pool", turn: AgentTurnId, *, gives
 
     async def look() -> TurnView:
         view = await require_turn(pool, session.project, turn)
-        await missing.look(view)
+        await missing.check(view)
         return view
 
     return look
