@@ -215,7 +215,7 @@ async def test_a_connection_closed_for_good_ends_it(server: NatsServer, project:
     conn = await connect(server.url, name="test")
     listener = Listener(conn, project)
     task = asyncio.create_task(listener.pull.run(listener.handle, listener.stop))
-    await eventually(lambda: listener.pull._turn.is_set() or conn.nc.stats["out_msgs"] > 3)
+    await eventually(lambda: listener.pull._changed.is_set() or conn.nc.stats["out_msgs"] > 3)
     await conn.close()
     with pytest.raises(ServerUnavailable, match="closed"):
         await asyncio.wait_for(task, 5)
