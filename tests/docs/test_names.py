@@ -164,3 +164,8 @@ def test_every_room_is_a_link_in_the_package() -> None:
 def test_a_folder_fits_a_glance() -> None:
     count = Counter(path.parent for path in ours("turnstile", *LINKED, "lab", "tests", "examples"))
     assert {str(folder.relative_to(ROOT)): n for folder, n in count.items() if n > MOST_FILES} == {}
+
+
+def test_a_module_is_called_as_at_most_one_other() -> None:
+    count = Counter(path.name for path in ours("turnstile", *LINKED) if path.name != "__init__.py")
+    assert [name for name, times in count.items() if times > 2] == []

@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.embedded.errors import DataDirectoryUnusable, NoUnprivilegedUser
+from turnstile.embedded.server_errors import DataDirectoryUnusable, NoUnprivilegedUser
 
 FALLBACKS = ("nobody", "postgres", "daemon")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from turnstile.embedded.errors import DataDirectoryHeld
+from turnstile.embedded.server_errors import DataDirectoryHeld
 from turnstile.transport.local_servers import LOCK
 
 TRIES = 15

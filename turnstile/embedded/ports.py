@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from turnstile.embedded.errors import EmbeddedError
 from turnstile.embedded.files import write_private
+from turnstile.embedded.server_errors import EmbeddedError
 
 LOOPBACK = "127.0.0.1"
 CANDIDATES = range(20_000, 30_000)

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from turnstile.embedded.account import Account
-from turnstile.embedded.errors import BinaryMissing, DataDirectoryUnusable, ServerStartFailed
 from turnstile.embedded.files import tail, write_private
 from turnstile.embedded.ports import LOOPBACK
 from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import ServerName, clean_environment, is_listening, log_path
+from turnstile.embedded.server_errors import BinaryMissing, DataDirectoryUnusable, ServerStartFailed
 from turnstile.embedded.supervisor import Supervisor
 
 USER = DATABASE = "turnstile"

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal, Protocol
 
-from turnstile.embedded.errors import BinaryMissing, ServerStartFailed
 from turnstile.embedded.files import tail, turn_over
 from turnstile.embedded.protocol import StartProcess
+from turnstile.embedded.server_errors import BinaryMissing, ServerStartFailed
 from turnstile.embedded.supervisor import Supervisor
 
 ServerName = Literal["postgres", "nats", "temporal"]

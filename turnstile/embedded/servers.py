@@ -16,13 +16,13 @@ from typing import Self
 
 from turnstile.embedded.account import check_owner, postgres_account
 from turnstile.embedded.endpoints import DEFAULT_DATA, Endpoints, remove_endpoints, write_endpoints
-from turnstile.embedded.errors import DataDirectoryUnusable, EmbeddedError, ServerNotRunning
 from turnstile.embedded.files import private_directory, tail
 from turnstile.embedded.lock import DataLock
 from turnstile.embedded.nats_server import NatsServer
 from turnstile.embedded.ports import Moved, choose_ports
 from turnstile.embedded.postgres_server import PostgresServer
 from turnstile.embedded.server import EmbeddedServer, ServerName, describe_exit, log_path, start_server
+from turnstile.embedded.server_errors import DataDirectoryUnusable, EmbeddedError, ServerNotRunning
 from turnstile.embedded.supervisor import Supervisor
 from turnstile.embedded.temporal_server import TemporalServer
 

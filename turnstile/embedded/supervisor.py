@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from turnstile.embedded.errors import EmbeddedError, ServerNotRunning, StillStopping, WardenLost
 from turnstile.embedded.protocol import (
     EVENT,
     Command,
@@ -22,6 +21,7 @@ from turnstile.embedded.protocol import (
     StartProcess,
     StopProcess,
 )
+from turnstile.embedded.server_errors import EmbeddedError, ServerNotRunning, StillStopping, WardenLost
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.embedded.errors import EmbeddedError
 from turnstile.embedded.files import last_error
+from turnstile.embedded.server_errors import EmbeddedError
 from turnstile.schema.errors import TurnstileError
 from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.stream_probe import NoStream, probe_streams

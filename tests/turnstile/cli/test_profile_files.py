@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from turnstile.cli.demo.turns import demo_profiles
+from turnstile.cli.demo.first_turn import demo_profiles
 from turnstile.schema.errors import ConfigError, ModelError
 from turnstile.settings.yaml_files import check_scripted, read_profile
 

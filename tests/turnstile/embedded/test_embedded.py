@@ -15,16 +15,16 @@ import pytest
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerName, find_endpoints, read_endpoints
 from turnstile.embedded.endpoints import write_endpoints
-from turnstile.embedded.errors import (
+from turnstile.embedded.ports import Moved, choose_ports
+from turnstile.embedded.postgres_server import find_postgres_program
+from turnstile.embedded.server import is_listening
+from turnstile.embedded.server_errors import (
     DataDirectoryHeld,
     DataDirectoryUnusable,
     EmbeddedError,
     ServerNotRunning,
     ServerStartFailed,
 )
-from turnstile.embedded.ports import Moved, choose_ports
-from turnstile.embedded.postgres_server import find_postgres_program
-from turnstile.embedded.server import is_listening
 
 ALL: tuple[ServerName, ...] = ("postgres", "nats", "temporal")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile.cli.demo.agents import agent_profiles
-from turnstile.cli.demo.servers import add_demo_agent, run_with_own_servers
+from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED, CommandFailed
 from turnstile.cli.session import Session
 from turnstile.cli.threads.thread_report import document_of, print_chain, read_thread

@@ -58,7 +58,7 @@ async def demo(
     ] = "scripted/demo",
 ) -> None:
     """Start everything, let two agents answer, print what happened, and stop everything."""
-    from turnstile.cli.demo.turns import run_demo
+    from turnstile.cli.demo.first_turn import run_demo
 
     await run_demo(session, keep=keep, model=model)
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from turnstile.cli.demo.servers import add_demo_agent, run_with_own_servers
+from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
