@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.bridge.conftest import CHANNEL, eventually
+from tests.support.processes.nats_server import CHANNEL, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.verbs.durable_commands import DurableCommands
 from turnstile.bridge.verbs.micro_service import VerbRequest

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from nats.aio.msg import Msg
 
-from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.verbs.durable_commands import DurableCommands
 from turnstile.bridge.verbs.micro_service import VerbRequest, VerbService

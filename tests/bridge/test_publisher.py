@@ -6,7 +6,7 @@ import time
 import pytest
 from nats.aio.msg import Msg
 
-from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, ProjectId, uuid7

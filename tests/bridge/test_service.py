@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from nats.aio.msg import Msg
 
-from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, VerbService
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
 from turnstile.schema.ids import ProjectId

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.bridge.conftest import CHANNEL, NatsServer
+from tests.support.processes.nats_server import CHANNEL, NatsServer
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ProjectId, uuid7
 from turnstile.schema.states import TurnStatus

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.bridge.conftest import NatsServer, eventually
+from tests.support.processes.nats_server import NatsServer, eventually
 from turnstile.schema.errors import ConfigError
 from turnstile.transport.connection import connect
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bridge.conftest import NatsServer, eventually
+from tests.support.processes.nats_server import NatsServer, eventually
 from turnstile.sdk.tools.service import ToolService
 from turnstile.transport.connection import connect
 from turnstile.transport.local_servers import find_nats

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from nats.aio.msg import Msg
 
-from tests.bridge.conftest import CHANNEL, NatsServer, eventually
+from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ProjectId, uuid7
 from turnstile.schema.wire.subjects import CMD_STREAM, wakeup

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.bridge.conftest import NatsServer
+from tests.support.processes.nats_server import NatsServer
 from turnstile.schema.base import JsonObject
 from turnstile.schema.wire.subjects import CMD_STREAM, CMD_SUBJECTS, EVT_STREAM, EVT_SUBJECTS
 from turnstile.transport.connection import NatsConnection, connect

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.bridge.conftest import NatsServer
 from tests.conftest import Databases
 from tests.support.conditions import until
 from tests.support.ledger.actions import (
@@ -28,6 +27,7 @@ from tests.support.ledger.actions import (
     turns,
 )
 from tests.support.paths import ROOT
+from tests.support.processes.nats_server import NatsServer
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
