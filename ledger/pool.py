@@ -21,7 +21,7 @@ import asyncpg
 
 from turnstile.ledger.address import read_address
 from turnstile.ledger.postgres_errors import DRIVER_ERRORS, TRANSIENT, ErrorKind, kind_of, translated
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Again, Connection, query
 from turnstile.schema.errors import ServerUnavailable, StaleTurn, TurnstileError
 
 T = TypeVar("T")
@@ -97,10 +97,6 @@ async def connect(url: str, **options: Any) -> Any:
 
 async def _reset(_: object) -> None:
     """Nothing between two users: asyncpg's own reset is a round trip, and we leave no state but what it rolls back."""
-
-
-class Again(Exception):
-    """A statement saw an old picture and changed nothing: run it again on a fresh one."""
 
 
 class Pool:

@@ -26,6 +26,10 @@ Row = Mapping[str, Any]
 """A row by column name; every caller validates it into a model."""
 
 
+class Again(Exception):
+    """A statement saw an old picture and changed nothing: run it again on a fresh one."""
+
+
 class Connection(Protocol):
     """The part of an asyncpg connection that queries use."""
 

@@ -11,9 +11,8 @@ from datetime import datetime
 
 from pydantic import Json
 
-from turnstile.ledger.pool import Again
 from turnstile.ledger.pump.threads import ThreadLimits, add_payload, add_segment, lock_thread, look_at_thread
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Again, Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, uuid7

@@ -6,8 +6,7 @@ still write them, since pointers are outside the gate. Both lock the boxes they 
 meanwhile. One round trip each.
 """
 
-from turnstile.ledger.pool import Again
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Again, Connection, query
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, BoxId, ProjectId
 from turnstile.schema.wire.box_requests import AgentBoxes, BoxReplaceRequest

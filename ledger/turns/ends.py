@@ -9,12 +9,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Json
 
-from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import box_cards, card_columns
 from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.steps import StepRecord, gate, step_columns
@@ -47,6 +46,9 @@ from turnstile.schema.turns import Outcome, TurnRef
 from turnstile.schema.wire.events import Address, Message, TaskEvent
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.ui_actions import StoredAction
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
 
 LIVE = (HeadStatus.DISPATCHED, HeadStatus.RUNNING, HeadStatus.SUSPENDED)
 STOPPED = "stopped"
@@ -219,7 +221,7 @@ async def finish_turn(
 
 
 async def end_by_fallback(
-    pool: Pool,
+    pool: "Pool",
     turn: TurnRef,
     status: TurnStatus,
     error_code: str,
@@ -238,7 +240,7 @@ async def end_by_fallback(
 
 
 async def fence(
-    pool: Pool,
+    pool: "Pool",
     turn: TurnRef,
     status: TurnStatus,
     error_code: str,

@@ -12,8 +12,8 @@ from datetime import datetime
 
 from pydantic import Json
 
-from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.ledger.turns.lease import Lease
 from turnstile.schema.base import JsonObject, Tolerant

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from pydantic import Json, ValidationError
 
-from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content

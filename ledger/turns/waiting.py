@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import Json
 from pydantic_core import to_json
 
-from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.steps import gate
 from turnstile.schema.base import Tolerant

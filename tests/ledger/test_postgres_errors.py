@@ -11,8 +11,9 @@ import pytest
 from tests.support.ledger.agents import ALICE, PROJECT, add_agents
 from tests.support.ledger.trouble import full_disk, raising
 from tests.support.waiting import until_waiting
-from turnstile.ledger.pool import Again, Pool
+from turnstile.ledger.pool import Pool
 from turnstile.ledger.postgres_errors import ErrorKind, kind_of
+from turnstile.ledger.queries import Again
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import ChannelId

@@ -145,7 +145,7 @@ async def test_the_commands_of_a_client_work(base: Base) -> None:
         (["turn", "list"], "asyncpg"),
         (["enqueue", ALICE, "x", "--direct"], "asyncpg"),
         (["turn", "stop", "01a"], "asyncpg"),
-        (["worker"], "temporalio"),
+        (["worker"], "asyncpg"),
         (["up"], "temporalio"),
     ],
 )

@@ -32,8 +32,8 @@ from tests.support.ledger.agents import (
     stop_on,
 )
 from tests.support.waiting import overtaken, until_waiting
-from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.queries import Connection
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Again, Connection
 from turnstile.ledger.turns.ends import LIVE, Ending, fallback_card, finish_turn
 from turnstile.ledger.turns.intake import Enqueued, QueuedStop
 from turnstile.ledger.turns.lease import dispatch_next

@@ -42,8 +42,8 @@ from tests.support.ledger.calls import (
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.waiting import Counting, overtaken, until_waiting
 from turnstile.ledger.operations import sweep
-from turnstile.ledger.pool import Again, Pool
-from turnstile.ledger.queries import Connection
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Again, Connection
 from turnstile.ledger.turns.lease import claim_inbox
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts, report_call

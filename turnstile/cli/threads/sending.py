@@ -13,7 +13,6 @@ from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
 from turnstile.cli.session import Session, patiently
 from turnstile.cli.turns.follow import printing_outages, telling_interrupt
 from turnstile.cli.turns.texts import given_text, read_text
-from turnstile.ledger.operations.sweep import is_served
 from turnstile.ledger.pump.thread_views import list_thread_replies
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable, TurnstileError
@@ -141,6 +140,8 @@ async def _kept(session: Session, thread: ThreadId, message: MessageId) -> Reply
 
 async def _served(session: Session) -> bool:
     """Whether a worker with listeners runs."""
+    from turnstile.ledger.operations.sweep import is_served  # noqa: PLC0415 -- needs the extra [server]
+
     async with session.ledger_if_installed() as pool:
         return pool is None or await pool.run(lambda conn: is_served(conn, session.settings.pump.worker_target))
 

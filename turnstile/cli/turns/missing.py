@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
-from turnstile.ledger.operations.sweep import is_served
 from turnstile.processes import addresses
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.states import HeadStatus
@@ -88,6 +87,7 @@ class Missing:
 
     async def _unserved(self, view: TurnView) -> str:
         """The worker target of the turn's agent if no worker serves it, else an empty string."""
+        from turnstile.ledger.operations.sweep import is_served  # noqa: PLC0415 -- needs the extra [server]
         from turnstile.ledger.turns.roster import list_agents  # noqa: PLC0415 -- needs the extra [server]
 
         agents = await list_agents(self.pool, view.project_id)
