@@ -159,7 +159,7 @@ async def test_the_command_prints_a_table_and_writes_a_file(tmp_path: Path, envi
         "--out",
         str(tmp_path / "out"),
     )
-    ran = await turnstile("bench", "growth", *arguments, cwd=tmp_path)
+    ran = await turnstile("growth", *arguments, cwd=tmp_path, module="lab.bench")
     assert ran.code == 0, ran.err
     assert "claim: old ÷ empty" in ran.out
     assert "goals met" in ran.out
@@ -183,7 +183,10 @@ async def test_a_scenario_that_fails_takes_no_other_with_it(
 
 async def test_an_interrupt_leaves_nothing_running(tmp_path: Path, environment: Environment) -> None:
     process = await launch(
-        *("bench", "stop", "--config", str(environment.directory / "config.toml")), cwd=tmp_path, TMPDIR=str(tmp_path)
+        *("stop", "--config", str(environment.directory / "config.toml")),
+        cwd=tmp_path,
+        module="lab.bench",
+        TMPDIR=str(tmp_path),
     )
 
     async def serving() -> bool:

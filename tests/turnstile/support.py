@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.conditions import until
+from tests.support.paths import ROOT
 
 PROGRAM = Path(sys.executable).with_name("turnstile")
 _TERMINAL = ("COLUMNS", "LINES")
@@ -33,18 +34,23 @@ class Ran:
         return json.loads(self.out)
 
 
-async def launch(*arguments: str | Path, cwd: Path, **variables: str) -> asyncio.subprocess.Process:
-    """Start the command with its output in pipes."""
+async def launch(
+    *arguments: str | Path, cwd: Path, module: str | None = None, **variables: str
+) -> asyncio.subprocess.Process:
+    """Start the command, or a module of the repository (`python -m`), with its output in pipes."""
     pipe = asyncio.subprocess.PIPE
     environment = ENVIRONMENT | variables
+    program: list[str | Path] = [PROGRAM]
+    if module is not None:
+        program, environment = [sys.executable, "-m", module], environment | {"PYTHONPATH": str(ROOT)}
     return await asyncio.create_subprocess_exec(
-        PROGRAM, *arguments, cwd=cwd, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        *program, *arguments, cwd=cwd, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
 
 
-async def turnstile(*arguments: str | Path, cwd: Path, **variables: str) -> Ran:
+async def turnstile(*arguments: str | Path, cwd: Path, module: str | None = None, **variables: str) -> Ran:
     """Run a command to its end."""
-    process = await launch(*arguments, cwd=cwd, **variables)
+    process = await launch(*arguments, cwd=cwd, module=module, **variables)
     async with asyncio.timeout(40):
         out, err = await process.communicate()
     assert process.returncode is not None

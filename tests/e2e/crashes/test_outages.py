@@ -123,7 +123,7 @@ async def test_a_worker_whose_server_goes_as_it_begins_begins_when_it_is_back(
     monkeypatch.setattr(worker_module, "turn_workers", after_a_kill)
     stop = asyncio.Event()
     running = asyncio.create_task(run_worker(stack.settings, stack.endpoints, stop))
-    while "not signed on" not in caplog.text:
+    while "waiting for Temporal" not in caplog.text:
         await asyncio.wait([running], timeout=0.1)
         assert not running.done(), running.exception()
     await own_servers.restart("temporal")
@@ -362,7 +362,7 @@ async def test_a_start_that_the_engine_does_not_answer_ends_no_turn(
     async def unknown(_: object) -> Workflow:
         return Workflow()
 
-    monkeypatch.setattr(reconciler, "_look", unknown)  # what it said before it hung
+    monkeypatch.setattr(reconciler, "_describe", unknown)  # what it said before it hung
     monkeypatch.setattr(workflow_starter, "_RPC_TIMEOUT", timedelta(seconds=0.5))
     with hanging(own_servers), pytest.raises(ServerUnavailable, match="Timeout expired"):
         await reconciler.reap_undispatched(late)
