@@ -39,10 +39,9 @@ async def launch(
 ) -> asyncio.subprocess.Process:
     """Start the command, or a module of the repository (`python -m`), with its output in pipes."""
     pipe = asyncio.subprocess.PIPE
-    environment = ENVIRONMENT | variables
-    program: list[str | Path] = [PROGRAM]
+    environment, program = ENVIRONMENT | variables, [str(PROGRAM)]
     if module is not None:
-        program, environment = [sys.executable, "-m", module], environment | {"PYTHONPATH": str(ROOT)}
+        environment, program = environment | {"PYTHONPATH": str(ROOT)}, [sys.executable, "-m", module]
     return await asyncio.create_subprocess_exec(
         *program, *arguments, cwd=cwd, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
