@@ -125,6 +125,7 @@ async def test_a_new_key_encrypts_and_the_old_one_still_opens(stack: Stack) -> N
             await hand.report(hand.commands[0].call)
             assert (await hand.ended(turn)).view.status == "success"
             handle = stack.temporal.get_workflow_handle(f"turn-{turn}")
+            await handle.result()  # workers with the old key alone could not close it
             assert sealed_by(await handle.fetch_history()) >= {"k1", "k2"}
 
 
