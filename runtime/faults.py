@@ -32,6 +32,7 @@ class Fault(StrEnum):
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
     BOX_FORKED = "box.forked"
+    BOX_MADE = "box.made"
     BOX_REPLACED = "box.replaced"
     TURN_FINISHED = "turn.finished"
     TURN_PUBLISHED = "turn.published"

@@ -52,11 +52,18 @@ def new_box_id() -> BoxId:
 
 
 def forked_box_id(project: ProjectId, correlation_id: str) -> BoxId:
-    """The id of a fork's box, derived from the caller's correlation id (UUIDv8, RFC 9562).
+    """The id of a fork's box, derived from the caller's correlation id."""
+    return _derived_box_id(f"fork/{project}/{correlation_id}")
 
-    It sorts after all ids of `uuid7`, so a walk along ids by time does not take it for old.
-    """
-    digest = int.from_bytes(hashlib.sha256(f"fork/{project}/{correlation_id}".encode()).digest()[:16])
+
+def made_box_id(project: ProjectId, correlation_id: str) -> BoxId:
+    """The id of a box made of parts, derived from the caller's correlation id."""
+    return _derived_box_id(f"make/{project}/{correlation_id}")
+
+
+def _derived_box_id(name: str) -> BoxId:
+    """A UUIDv8 (RFC 9562) that sorts after all ids of `uuid7`, so a walk along ids by time does not take it for old."""
+    digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16])
     value = (digest & ~(0xF << 76) & ~(0x3 << 62)) | (0x8 << 76) | (0x2 << 62) | (1 << 127)
     return BoxId(str(uuid.UUID(int=value)))
 

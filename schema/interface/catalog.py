@@ -90,6 +90,7 @@ VERBS = (
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
     Verb("box_fork", "Copy a box.", "6", box_requests.BoxForkRequest, box_requests.BoxForkReply, _CLIENT),
+    Verb("box_make", "Make a box of parts.", "6", box_requests.BoxMakeRequest, box_requests.BoxMakeReply, _CLIENT),
     Verb(
         "box_replace",
         "Set an agent's boxes.",

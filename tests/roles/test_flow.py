@@ -190,6 +190,8 @@ async def test_boxes(cast: Cast) -> None:
     agent = await agent_of(cast, "remembers")
     written = (await cast.client.turn(agent, script({"text": "hi"}))).view.output_box_id
     forked = await cast.client.client.request("box_fork", {"box_id": written})
+    made = await cast.client.client.request("box_make", {"parts": [{"box_id": forked["box_id"]}, {"text": "more"}]})
+    assert (made["status"], made["cards"]) == ("accepted", 5)
     memory: JsonObject = {"agent_id": agent, "memory_context_box_id": forked["box_id"]}
     async with cast.client.client.watching() as events:
         await cast.client.client.command("box_replace", memory, uuid7())

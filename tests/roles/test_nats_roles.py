@@ -10,7 +10,7 @@ from turnstile.schema.errors import ConfigError
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
-VERBS = ("enqueue", "stop", "send", "box_fork", "box_replace")
+VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
 
 MAY: dict[str, tuple[str, ...]] = {
     "admin": (

@@ -152,9 +152,11 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
     await client.request("describe", {"agent_turn_id": turn})
     await client.request("box_fork", {"box_id": box})
+    await client.request("box_make", {"parts": [{"box_id": box}]})
     await client.request("box_replace", memory)
     for verb, payload in (
         ("box_fork", {"box_id": box, "correlation_id": "fork"}),
+        ("box_make", {"parts": [{"text": "hi"}]}),
         ("box_replace", memory),
         ("describe", {"agent_turn_id": turn}),
         ("report", {"tool_call_id": call, "status": "success", "result": 1}),

@@ -28,7 +28,7 @@ from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 from turnstile.schema.wire import headers, subjects
-from turnstile.schema.wire.box_requests import BoxForkRequest, BoxReplaceRequest
+from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueRequest,
@@ -59,7 +59,7 @@ BY_THEIR_OWNER = {
 }
 EMPTY = {"state.pmo_batches", "state.pmo_batch_tasks", "state.identity_edges", "state.rejections"}
 """Tables in which nothing that is tried here leaves a row of the other project."""
-NO_PROJECTS = {"state.migrations", "state.workers", "state.duties", "state.repairs"}
+NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,11 @@ def report(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> C
     return Case("report", {"tool_call_id": call, "status": "success", **inline, **fields}, told or {})
 
 
+def composed(part: JsonObject, **fields: Any) -> Case:
+    """A box of one part and a text."""
+    return Case("box_make", {"parts": [{"text": "new"}, part], **fields})
+
+
 def replaced(memory: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
     """A box for an agent's memory."""
     return Case("box_replace", {"agent_id": MALLORY, "memory_context_box_id": memory, **fields}, told or {})
@@ -191,6 +196,11 @@ MATRIX: dict[str, Make] = {
     "box_fork, project in the header": lambda _, its: Case(
         "box_fork", {"box_id": its.context_box}, {headers.PROJECT_ID: its.project}
     ),
+    "box_make a box, a context": lambda _, its: composed({"box_id": its.context_box}),
+    "box_make a box, an output box": lambda _, its: composed({"box_id": its.output_box, "last": 1}),
+    "box_make a card": lambda _, its: composed({"card_id": its.card}),
+    "box_make a card, a result": lambda _, its: composed({"card_id": its.result_card}),
+    "box_make correlation_id": lambda own, its: composed({"box_id": own.context_box}, correlation_id=its.correlation),
     "box_replace agent_id": lambda own, its: replaced(own.context_box, agent_id=its.agent),
     "box_replace memory_context_box_id": lambda _, its: replaced(its.context_box),
     "box_replace memory_context_box_id, an output box": lambda _, its: replaced(its.output_box),
@@ -232,6 +242,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "report": ReportRequest,
     "describe": DescribeRequest,
     "box_fork": BoxForkRequest,
+    "box_make": BoxMakeRequest,
     "box_replace": BoxReplaceRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,

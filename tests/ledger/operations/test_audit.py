@@ -424,6 +424,13 @@ DAMAGES = [
         {"agent_turn_id": "$running", "box_id": "$running_box", "card_id": "$running-s1-thought"},
     ),
     Damage(
+        "made_boxes_hold_each_card_once",
+        "INSERT INTO boxes (box_id, tenant_id, request_digest) VALUES ('$made', 'p1', 'x');"
+        "INSERT INTO box_cards SELECT '$made', n, '$plain-instruction' FROM generate_series(1, 2) n",
+        {"box_id": "$made"},
+        {"no_card_twice_in_a_box"},
+    ),
+    Damage(
         "places_are_whole",
         "UPDATE cards SET tenant_id = 'p2' WHERE card_id = '$plain-s1-thought'",
         {"box_id": "$plain_box", "card_id": "$plain-s1-thought"},

@@ -3,13 +3,16 @@
 Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a
 timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
-turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action.
+turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. A box was made
+of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
     CAROL,
+    CHANNEL,
+    PROJECT,
     STARTED,
     TARGET,
     act,
@@ -29,14 +32,16 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import Ending, finish_turn
 from turnstile.ledger.turns.steps import StepRecord
 from turnstile.schema.cards import CardType
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
 
@@ -67,7 +72,11 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     for name, turn in turns.items():
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
-    return names
+    made = made_box_id(PROJECT, "made")
+    parts = [{"text": "before"}, {"box_id": turns["plain"].output_box_id}]
+    wanted = BoxMakeRequest.model_validate({"parts": parts})
+    await pool.run(lambda conn: compose_box(conn, PROJECT, CHANNEL, wanted, made, "user.test"))
+    return {**names, "made": new_box_id(), "made_box": made}
 
 
 async def _called(pool: Pool) -> TurnRef:
