@@ -15,13 +15,13 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- UPDATE: to lock a row
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles', 'SELECT', 'SELECT'),
-    ('resource.project_agents', 'SELECT', 'SELECT'),
+    ('resource.project_agents', 'SELECT, UPDATE (status)', 'SELECT'),
     ('resource.tools', 'SELECT', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
-          step_count, step_attempt, model_failures, started_at)',
+          step_count, step_attempt, model_failures, started_at, paused_at_epoch)',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
@@ -53,6 +53,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),
+    ('state.identity_edges', 'SELECT, INSERT', null),
     ('state.migrations', 'SELECT', 'SELECT')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text]) AS named (role) WHERE role IS NOT NULL

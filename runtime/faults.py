@@ -34,6 +34,8 @@ class Fault(StrEnum):
     BOX_FORKED = "box.forked"
     BOX_MADE = "box.made"
     BOX_REPLACED = "box.replaced"
+    AGENT_CHANGED = "agent.changed"
+    AGENT_PUBLISHED = "agent.published"
     TURN_FINISHED = "turn.finished"
     TURN_PUBLISHED = "turn.published"
     TURN_ANNOUNCED = "turn.announced"

@@ -110,7 +110,9 @@ class ActionStatus(StrEnum):
 
 
 class AgentStatus(StrEnum):
-    """`resource.project_agents.status`."""
+    """`resource.project_agents.status`. Operators set `paused`, `retired` and, by resuming, `active` (protocol §6)."""
 
-    ACTIVE = "active"
-    INACTIVE = "inactive"
+    ACTIVE = "active"  # -> paused | retired | inactive
+    PAUSED = "paused"  # takes no lease; -> active | retired | inactive
+    RETIRED = "retired"  # takes no enqueue; -> active | paused | inactive
+    INACTIVE = "inactive"  # its project is being removed: final

@@ -51,14 +51,20 @@ held AS MATERIALIZED (  -- as in fork_box
     ORDER BY b.box_id FOR KEY SHARE
 ),
 found AS MATERIALIZED (
-    SELECT part.place, s.position, s.card_id FROM part JOIN held ON held.box_id = part.box_id CROSS JOIN LATERAL (
-        SELECT p.position, p.card_id FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
-        WHERE p.box_id = part.box_id AND c.deleted_at IS NULL AND (c.expires_at IS NULL OR c.expires_at > now())
-          AND (part.card_id IS NULL OR p.card_id = part.card_id)
-          AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types))
+    SELECT part.place, s.position, s.card_id, s.agent_turn_id FROM part JOIN held ON held.box_id = part.box_id CROSS JOIN LATERAL (
+        SELECT p.position, p.card_id, c.agent_turn_id FROM public.box_cards p CROSS JOIN LATERAL (  -- OFFSET 0: looked up by key
+            SELECT c.metadata ->> 'agent_turn_id' AS agent_turn_id FROM public.cards c
+            WHERE c.card_id = p.card_id AND c.deleted_at IS NULL AND (c.expires_at IS NULL OR c.expires_at > now())
+              AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types)) OFFSET 0) c
+        WHERE p.box_id = part.box_id AND (part.card_id IS NULL OR p.card_id = part.card_id)
         ORDER BY p.position DESC LIMIT part.most) s
     UNION ALL
-    SELECT part.place, 0, part.card_id FROM part WHERE part.is_new
+    SELECT part.place, 0, part.card_id, NULL FROM part WHERE part.is_new
+),
+abroad AS MATERIALIZED (  -- turns of another channel that made some of these cards
+    SELECT made.agent_turn_id FROM (SELECT DISTINCT f.agent_turn_id FROM found f WHERE f.agent_turn_id IS NOT NULL) made
+    WHERE EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = made.agent_turn_id AND i.project_id = :project_id
+                    AND i.message_type IN {turn_types} AND i.channel_id <> :channel_id OFFSET 0)
 ),
 taken AS MATERIALIZED (  -- each card at its first place
     SELECT DISTINCT ON (f.card_id) f.card_id, f.place, f.position FROM found f ORDER BY f.card_id, f.place, f.position
@@ -67,12 +73,7 @@ refused AS MATERIALIZED (
     SELECT part.place, CASE WHEN part.card_id IS NULL THEN 'unknown_box' ELSE 'unknown_card' END AS code FROM part
     WHERE (part.card_id IS NULL AND part.box_id NOT IN (SELECT held.box_id FROM held))
        OR (part.card_id IS NOT NULL AND NOT EXISTS (SELECT FROM found f WHERE f.place = part.place))
-       OR part.place IN (
-            SELECT f.place FROM found f JOIN public.cards c ON c.card_id = f.card_id
-            JOIN (SELECT DISTINCT m.metadata ->> 'agent_turn_id' AS agent_turn_id FROM taken t JOIN public.cards m ON m.card_id = t.card_id) made
-                ON made.agent_turn_id = c.metadata ->> 'agent_turn_id'
-            JOIN state.agent_inbox i ON i.agent_turn_id = made.agent_turn_id AND i.project_id = :project_id
-                AND i.message_type IN {turn_types} AND i.channel_id <> :channel_id)
+       OR part.place IN (SELECT f.place FROM found f JOIN abroad ON abroad.agent_turn_id = f.agent_turn_id)
     ORDER BY part.place LIMIT 1
 ),
 moved AS (  -- the box of a single card went away while this waited for it: another may have the card

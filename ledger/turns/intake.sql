@@ -2,7 +2,7 @@
 
 -- name: enqueue_turn :one
 -- Writes inbox row, edge, boxes and cards of a new turn. An idle agent is leased to its oldest turn whose output box is free;
--- else the row is queued. A UI action is never queued: it is leased at once or nothing is written.
+-- else, and if the agent is paused, the row is queued. A UI action is never queued: it is leased at once or nothing is written.
 -- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
@@ -29,7 +29,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id COLLATE "C" = :project_id)
                     AND NOT EXISTS (SELECT FROM resource.profiles WHERE project_id = :project_id) THEN 'unknown_project'
                WHEN a.agent_id IS NULL THEN 'unknown_agent'
-               WHEN a.status <> 'active' THEN 'agent_inactive'
+               WHEN a.status NOT IN ('active', 'paused') THEN 'agent_inactive'
                WHEN :profile_name::text IS NOT NULL AND p.profile_box_id IS NULL THEN 'unknown_profile'
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
@@ -69,7 +69,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
             THEN :child_share::int ELSE 1 END AS share) c
 ),
 head AS MATERIALIZED (  -- from here on the agent is ours
-    SELECT h.status, h.turn_epoch, h.queue_seq, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
+    SELECT h.status, h.turn_epoch, h.queue_seq, h.paused_at_epoch IS NOT NULL AS paused, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
 older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
@@ -78,7 +78,7 @@ older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits al
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
-    WHERE head.status = 'idle'
+    WHERE head.status = 'idle' AND NOT head.paused
 ),
 go AS MATERIALIZED (
     SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
@@ -91,7 +91,7 @@ go AS MATERIALIZED (
     FROM plan CROSS JOIN head LEFT JOIN older ON true
     JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
     CROSS JOIN LATERAL (
-        SELECT (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
+        SELECT (head.status = 'idle' AND NOT head.paused AND older.inbox_id IS NULL AND NOT EXISTS (
                SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
             AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whatever it waits for

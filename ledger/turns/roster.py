@@ -2,19 +2,54 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import Json, ValidationError
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.lease import Lease, dispatch_next
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, new_box_id, token, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
 from turnstile.schema.profiles import Profile
+from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
+
+StatusAction = Literal["pause", "resume", "retire"]
+_STATUS: dict[StatusAction, AgentStatus] = {
+    "pause": AgentStatus.PAUSED,
+    "resume": AgentStatus.ACTIVE,
+    "retire": AgentStatus.RETIRED,
+}
+"""The status that an operator's action sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who changes the roster, as identity edges record it."""
+
+    sender: str
+    channel_id: ChannelId | None = None
+    trace_id: str | None = None
+    parent_step_id: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """The parameters of a statement that leaves an edge."""
+        return {
+            "channel_id": self.channel_id,
+            "trace_id": self.trace_id,
+            "parent_step_id": self.parent_step_id,
+            "edge_metadata": json.dumps({"sender": self.sender}),
+        }
+
+
+LOCAL = Origin("turnstile")
+"""A change by a program that has the database, such as the command line."""
 
 
 class ProfileRow(Tolerant):
@@ -110,6 +145,45 @@ async def add_agent(
             raise Refused("agent_exists", f"project {project} has an agent {agent} already")
         case _:
             raise Refused("unknown_profile", f"project {project} has no profile {profile_name!r}: put it first")
+
+
+async def set_agent_status(
+    pool: Pool, project: ProjectId, agent: AgentId, action: StatusAction, origin: Origin
+) -> tuple[bool, list[Lease]]:
+    """Pause, resume or retire an agent; returns whether that changed its status, and a resumed agent's lease.
+
+    After a pause the agent takes no lease: its turn in hand goes on, and what is queued stays queued. A retired agent
+    takes no enqueue; what is queued still runs. Raises `Refused` (unknown_agent, agent_inactive).
+    """
+    edge = uuid7()
+
+    async def change(conn: Connection) -> tuple[bool, list[Lease]]:
+        changed = await set_status_on(conn, project, agent, action, origin, edge)
+        return changed, [] if action == "pause" else await dispatch_next(conn, [(project, agent)])
+
+    return await pool.transact(change)
+
+
+async def set_status_on(
+    conn: Connection, project: ProjectId, agent: AgentId, action: StatusAction, origin: Origin, edge: str
+) -> bool:
+    """The statement of `set_agent_status`; returns whether it, or an earlier try with this edge, changed the status."""
+    row = await query("set_agent_status").one(
+        conn,
+        project_id=project,
+        agent_id=agent,
+        status=_STATUS[action],
+        action=action,
+        edge_id=edge,
+        **origin.columns(),
+    )
+    match row["verdict"]:
+        case "changed" | "same" as verdict:
+            return verdict == "changed"
+        case "agent_inactive":
+            raise Refused("agent_inactive", "the agent's project is being removed")
+        case _:
+            raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
 
 
 async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> None:

@@ -77,6 +77,42 @@ SELECT CASE WHEN EXISTS (SELECT FROM agent) OR EXISTS (SELECT FROM earlier) THEN
             WHEN EXISTS (SELECT FROM profile) THEN 'exists' ELSE 'unknown_profile' END AS verdict,
        coalesce((SELECT worker_target FROM agent), (SELECT worker_target FROM earlier)) AS worker_target;
 
+-- name: set_agent_status :one
+-- Sets an agent's status to active, paused or retired, and leaves an identity edge. The head is locked: when this has committed, no
+-- lease is under way that saw another status, and a paused head takes none.
+-- verdict: changed | same | the code of a refusal.
+WITH
+held AS MATERIALIZED (
+    SELECT h.agent_id FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE
+),
+agent AS MATERIALIZED (  -- after the head, as in hold_agent
+    SELECT a.status FROM resource.project_agents a
+    WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND (SELECT count(*) FROM held) >= 0 FOR NO KEY UPDATE
+),
+plan AS MATERIALIZED (  -- always one row
+    SELECT CASE WHEN agent.status IS NULL THEN 'unknown_agent' WHEN agent.status = 'inactive' THEN 'agent_inactive'
+                WHEN agent.status = :status THEN 'same' ELSE 'changed' END AS verdict
+    FROM (SELECT) AS always LEFT JOIN agent ON true
+),
+changed AS (
+    UPDATE resource.project_agents a SET status = :status FROM plan
+    WHERE plan.verdict = 'changed' AND a.agent_id = :agent_id AND a.project_id = :project_id
+),
+head AS (
+    INSERT INTO state.agent_state_head AS h (project_id, agent_id, paused_at_epoch)
+    SELECT :project_id, :agent_id, CASE :status WHEN 'paused' THEN 0 END FROM plan WHERE plan.verdict = 'changed'
+    ON CONFLICT (agent_id, project_id) DO UPDATE SET paused_at_epoch = CASE :status WHEN 'paused' THEN h.turn_epoch END
+),
+edge AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, channel_id, action, target_agent_id, trace_id, parent_step_id, metadata, created_at)
+    SELECT :edge_id, :project_id, :channel_id::text, :action, :agent_id, :trace_id::text, :parent_step_id::text, :edge_metadata::jsonb,
+           clock_timestamp()
+    FROM plan WHERE plan.verdict = 'changed'
+)
+SELECT CASE WHEN EXISTS (SELECT FROM state.identity_edges e WHERE e.edge_id = :edge_id) THEN 'changed'  -- by an earlier try of this call
+            ELSE plan.verdict END AS verdict
+FROM plan;
+
 -- name: list_agents :many
 -- The agents of a project with the status of their heads.
 SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_name, coalesce(h.status, 'idle') AS head_status,

@@ -20,7 +20,7 @@ from turnstile.schema.interface.entries import Entry, Role, Transport
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
-from turnstile.schema.wire import box_requests, events, inbox, ui_actions
+from turnstile.schema.wire import box_requests, events, inbox, roster_requests, ui_actions
 from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeReply
 
 
@@ -100,6 +100,22 @@ VERBS = (
         _CLIENT,
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
+    *(
+        Verb(
+            name=name,
+            summary=summary,
+            section="6",
+            request=roster_requests.AgentRequest,
+            reply=roster_requests.AgentStatusReply,
+            callers=(Role.OPERATOR,),
+            durable=False,
+        )
+        for name, summary in (
+            ("agent.pause", "Let an agent take no further turn; what waits stays queued."),
+            ("agent.resume", "Make a paused or retired agent active."),
+            ("agent.retire", "Let an agent take no further enqueue; what waits still runs."),
+        )
+    ),
     Verb(
         name="thread.describe",
         summary="Look at a conversation with its real chains.",

@@ -58,6 +58,8 @@ class TurnView(Tolerant):
     """The status of the inbox row of its request."""
     status: str
     """The outcome's status once there is one, else the head's."""
+    queued_because: str | None = None
+    """Why it is still queued: `agent_paused`, `agent_busy` or `output_box_busy`; null if it is not, or is next."""
     created_at: datetime
     """When it was enqueued."""
     turn_epoch: int | None

@@ -220,6 +220,15 @@ async def test_a_conversation(cast: Cast) -> None:
     assert shown["status"] == "accepted"
 
 
+async def test_an_operator_pauses_and_resumes_an_agent(cast: Cast) -> None:
+    agent = await agent_of(cast, "paused")
+    for verb, status in (("agent.pause", "paused"), ("agent.retire", "retired"), ("agent.pause", "paused")):
+        assert (await cast.operator.request(verb, {"agent_id": agent}))["agent_status"] == status
+    turn = turn_of(await cast.client.enqueue(agent, script({"text": "hi"})))
+    assert (await cast.operator.request("agent.resume", {"agent_id": agent}))["status"] == "accepted"
+    assert (await cast.client.ended(turn)).view.status == "success"
+
+
 async def test_the_safety_net(cast: Cast) -> None:
     """Every rule under the bridge's role, with something to find for those that mend most."""
     agent = await agent_of(cast, "lost")

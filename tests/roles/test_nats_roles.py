@@ -56,7 +56,8 @@ MAY: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.c.str.agent.a.chunk",
     ),
 }
-MAY["operator"] = (*MAY["client"], "pub cg.v1r4.demo.c.req.sys.bridge.thread.describe")
+OPERATOR_VERBS = ("thread.describe", "agent.pause", "agent.resume", "agent.retire")
+MAY["operator"] = (*MAY["client"], *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS))
 MAY["client_other"] = tuple(each.replace(".demo.", ".other.") for each in MAY["client"])
 
 NOBODY = (  # but admin, where it is the JetStream API
@@ -127,7 +128,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         "pub cg.v1r4.other.c.req.sys.bridge.describe",
         "pub cg.v1r4.other.c.cmd.sys.ui.action",
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.report" for way in ("req", "cmd")),
-        "pub cg.v1r4.demo.c.req.sys.bridge.thread.describe",
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS),
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         "pub cg.v1r4.demo.c.cmd.tool.text.count",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
@@ -143,7 +144,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     ),
 }
 MAY_NOT["operator"] = tuple(each for each in MAY_NOT["client"] if each not in MAY["operator"])
-MAY_NOT["operator"] += ("pub cg.v1r4.other.c.req.sys.bridge.thread.describe",)
+MAY_NOT["operator"] += tuple(f"pub cg.v1r4.other.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS)
 MAY_NOT["client_other"] = tuple(
     each.replace(".demo.", ".DEMO.").replace(".other.", ".demo.").replace(".DEMO.", ".other.")
     for each in MAY_NOT["client"]

@@ -153,6 +153,8 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     await client.request("describe", {"agent_turn_id": turn})
     await client.request("box_fork", {"box_id": box})
     await client.request("box_make", {"parts": [{"box_id": box}]})
+    for verb in ("agent.pause", "agent.retire", "agent.resume"):
+        await client.request(verb, {"agent_id": hand.agent})
     await client.request("box_replace", memory)
     for verb, payload in (
         ("box_fork", {"box_id": box, "correlation_id": "fork"}),

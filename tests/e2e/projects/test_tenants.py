@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from turnstile.schema.wire.inbox import (
     StopRequest,
     ThreadDescribeRequest,
 )
+from turnstile.schema.wire.roster_requests import AgentRequest
 from turnstile.schema.wire.ui_actions import UiAction
 from turnstile.transport.json_messages import decode_object, encode
 
@@ -145,6 +147,14 @@ def action(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
     return Case("ui_action", {**asked, **fields}, told or {})
 
 
+STATUS_VERBS = ("agent.pause", "agent.resume", "agent.retire")
+
+
+def status_of(verb: str, _: "Ids", its: "Ids") -> Case:
+    """A change of an agent's status."""
+    return Case(verb, {"agent_id": its.agent})
+
+
 MATRIX: dict[str, Make] = {
     "enqueue agent_id": lambda _, its: enqueue(agent_id=its.agent),
     "enqueue context_box_id": lambda _, its: enqueue(context_box_id=its.context_box),
@@ -210,6 +220,7 @@ MATRIX: dict[str, Make] = {
     ),
     "box_replace, agent in the header": lambda own, its: replaced(own.context_box, {headers.AGENT_ID: its.agent}),
     "box_replace, project in the header": lambda _, its: replaced(its.context_box, {headers.PROJECT_ID: its.project}),
+    **{f"{verb} agent_id": partial(status_of, verb) for verb in STATUS_VERBS},
     "send thread_id": lambda _, its: send(thread_id=its.thread),
     "send correlation_id": lambda _, its: send(correlation_id=its.correlation),
     "send under a parent": lambda _, its: send(
@@ -246,6 +257,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "box_replace": BoxReplaceRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,
+    **dict.fromkeys(STATUS_VERBS, AgentRequest),
 }
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
@@ -440,7 +452,7 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
     # a durable command has one token for its verb
     [
         *(("request", case) for case in MATRIX),
-        *(("command", case) for case in MATRIX if not case.startswith("thread.describe")),
+        *(("command", case) for case in MATRIX if "." not in case.split()[0]),
         *(("action", case) for case in ACTIONS),
     ],
 )

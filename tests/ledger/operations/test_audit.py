@@ -61,6 +61,11 @@ CARD = (
     " VALUES ('$plain-x', 'p1', '{{}}', {}, '{}');"
 )
 ROW = "UPDATE state.agent_inbox SET {} WHERE {};"
+PAUSE = (
+    "UPDATE resource.project_agents SET status = 'paused' WHERE agent_id = '{0}';"
+    "INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)"
+    " VALUES ('x', 'p1', 'pause', '{0}');"
+)
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -144,6 +149,28 @@ DAMAGES = [
         "UPDATE state.agent_inbox SET agent_id = 'eve' WHERE agent_turn_id = '$queued';"
         "UPDATE state.execution_edges SET target_agent_id = 'eve' WHERE target_agent_turn_id = '$queued'",
         {"agent_id": "eve", "agent_turn_id": "$queued"},
+    ),
+    Damage(
+        "paused_agents_take_no_lease",
+        head("grace", "paused_at_epoch = NULL"),
+        {"agent_id": "grace"},
+        {"no_idle_head_with_a_free_turn"},
+    ),
+    Damage("paused_agents_take_no_lease", head("eve", "paused_at_epoch = 0"), {"agent_id": "eve"}),
+    Damage(
+        "paused_agents_take_no_lease",
+        PAUSE.format("dave") + head("dave", "paused_at_epoch = turn_epoch - 1"),
+        {"agent_id": "dave", "agent_turn_id": "$leased"},
+    ),
+    Damage(
+        "statuses_have_their_edges",
+        "DELETE FROM state.identity_edges WHERE action = 'pause'",
+        {"agent_id": "grace"},
+    ),
+    Damage(
+        "statuses_have_their_edges",
+        "UPDATE resource.project_agents SET status = 'retired' WHERE agent_id = 'eve'",
+        {"agent_id": "eve"},
     ),
     Damage(
         "queued_turns_can_be_leased",

@@ -8,21 +8,36 @@ from tests.support.ledger.agents import (
     ALICE,
     BOB,
     CAROL,
+    CHANNEL,
     PROJECT,
+    TARGET,
+    act,
     add_agents,
     ask,
     begin,
     commit,
+    dispatch,
     finish,
+    head,
     lease,
     play,
     profile,
     rows,
+    send,
+    start,
 )
+from tests.support.ledger.agents import command as enqueue_command
 from tests.support.waiting import overtaken
+from turnstile.ledger.operations.sweep import list_stranded
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.intake import Enqueued
+from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.roster import (
+    LOCAL,
+    Origin,
+    StatusAction,
     add_agent,
     list_agents,
     list_profiles,
@@ -31,10 +46,13 @@ from turnstile.ledger.turns.roster import (
     put_tool,
     remove_agent,
     remove_tool,
+    set_agent_status,
+    set_status_on,
 )
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.cards import CardType, JsonContent, content_of
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, ProjectId
+from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
@@ -192,3 +210,148 @@ async def test_a_tool_row_that_does_not_parse_is_named(agents: Pool, change: str
 async def test_a_tool_needs_a_project_that_can_be_a_token(pool: Pool) -> None:
     with pytest.raises(BadRequest, match="project_id"):
         await put_tool(pool, ProjectId("a.b"), tool())
+
+
+async def set_status(pool: Pool, action: StatusAction, agent: AgentId = ALICE) -> tuple[bool, list[Lease]]:
+    return await set_agent_status(pool, PROJECT, agent, action, LOCAL)
+
+
+async def set_on(conn: Connection, action: StatusAction) -> bool:
+    return await set_status_on(conn, PROJECT, ALICE, action, LOCAL, uuid7())
+
+
+async def because(pool: Pool, asked: Enqueued) -> str | None:
+    turn = asked.reply.agent_turn_id
+    assert turn is not None
+    view = await pool.run(lambda conn: describe_turn(conn, PROJECT, turn))
+    assert view is not None
+    return view.queued_because
+
+
+async def test_a_paused_agent_takes_no_lease_until_it_is_resumed(agents: Pool) -> None:
+    """Neither by an enqueue, nor by the end of its turn in hand, nor by the safety net; `describe` says why."""
+    turn = await lease(agents)
+    before = await ask(agents)
+    assert (await because(agents, before)) == "agent_busy"
+    assert await set_status(agents, "pause") == (True, [])
+    assert await set_status(agents, "pause") == (False, [])
+    await begin(agents, turn)
+    assert (await finish(agents, turn)).next_inbox_id is None
+    after = await ask(agents)
+    assert (after.reply.status, after.reply.inbox_status, after.lease) == ("accepted", "queued", None)
+    assert await dispatch(agents, [(PROJECT, ALICE)]) == []
+    assert await agents.run(lambda conn: list_stranded(conn, [TARGET], row_limit=9)) == []
+    assert (await act(agents)).reply.error_code == "agent_busy"
+    assert [await because(agents, each) for each in (before, after)] == ["agent_paused"] * 2
+    assert (await head(agents))["status"] == "idle"
+    [row] = [row for row in await list_agents(agents, PROJECT) if row.agent_id == ALICE]
+    assert (row.status, row.queued) == ("paused", 2)
+    changed, [leased] = await set_status(agents, "resume")
+    assert (changed, leased.agent_turn_id) == (True, before.reply.agent_turn_id)
+    assert await set_status(agents, "resume") == (False, [])
+    assert await because(agents, after) == "agent_busy"
+    assert (await play(agents)).agent_turn_id == before.reply.agent_turn_id
+    assert (await play(agents)).agent_turn_id == after.reply.agent_turn_id
+
+
+async def test_what_waits_for_a_box_says_so(agents: Pool) -> None:
+    turn = await lease(agents, BOB)
+    waits = await ask(agents, output_box_id=turn.output_box_id)
+    assert await because(agents, waits) == "output_box_busy"
+    await begin(agents, turn)
+    await finish(agents, turn)
+    assert await because(agents, waits) is None
+    assert len(await dispatch(agents, [(PROJECT, ALICE)])) == 1
+    assert await because(agents, waits) is None
+
+
+async def test_a_retired_agent_takes_no_enqueue_and_ends_what_waits(agents: Pool) -> None:
+    await set_status(agents, "pause")
+    waits = await ask(agents)
+    changed, [leased] = await set_status(agents, "retire")
+    assert (changed, leased.agent_turn_id) == (True, waits.reply.agent_turn_id)
+    with pytest.raises(Refused) as refused:
+        await ask(agents)
+    assert refused.value.code == "agent_inactive"
+    await play(agents)
+    assert (await set_status(agents, "resume"))[0]
+    await ask(agents)
+    assert (await play(agents)).turn_epoch == 2
+
+
+async def test_each_change_leaves_an_identity_edge(agents: Pool) -> None:
+    origin = Origin("ops", CHANNEL, "f" * 32, "step-1")
+    for action in ("pause", "resume", "resume", "retire"):
+        await set_agent_status(agents, PROJECT, ALICE, action, origin)
+    edges = await rows(agents, "SELECT * FROM state.identity_edges WHERE target_agent_id = $1 ORDER BY edge_id", ALICE)
+    assert [each["action"] for each in edges] == ["add", "pause", "resume", "retire"]
+    last = edges[-1]
+    assert (last["channel_id"], last["trace_id"], last["parent_step_id"]) == (CHANNEL, "f" * 32, "step-1")
+    assert json.loads(last["metadata"]) == {"sender": "ops"}
+
+
+async def test_a_change_whose_answer_was_lost_is_told_as_done(agents: Pool) -> None:
+    edge = uuid7()
+    again = [await agents.run(lambda conn: set_status_on(conn, PROJECT, ALICE, "pause", LOCAL, edge)) for _ in range(2)]
+    assert again == [True, True]
+    assert len(await rows(agents, "SELECT FROM state.identity_edges WHERE action = 'pause'")) == 1
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "retire"])
+async def test_an_agent_that_has_no_status_to_change(agents: Pool, action: StatusAction) -> None:
+    with pytest.raises(Refused, match="no agent 'nobody'"):
+        await set_status(agents, action, AgentId("nobody"))
+    await rows(agents, "UPDATE resource.project_agents SET status = 'inactive' WHERE agent_id = $1", ALICE)
+    with pytest.raises(Refused, match="being removed"):
+        await set_status(agents, action)
+    await rows(agents, "DELETE FROM state.agent_state_head WHERE agent_id = $1", BOB)
+    assert (await set_status(agents, "pause", BOB))[0]  # of an agent that v1r4 added, which has no head yet
+    assert (await head(agents, BOB))["paused_at_epoch"] == 0
+
+
+async def test_an_enqueue_that_waited_for_a_pause_is_queued(agents: Pool) -> None:
+    asked = await overtaken(agents, lambda conn: set_on(conn, "pause"), ask(agents))
+    assert (asked.reply.inbox_status, asked.lease) == ("queued", None)
+
+
+async def test_a_lease_that_waited_for_a_pause_is_not_made(agents: Pool) -> None:
+    await set_status(agents, "pause")
+    await ask(agents)
+    await rows(agents, "UPDATE state.agent_state_head SET paused_at_epoch = NULL WHERE agent_id = $1", ALICE)
+    await rows(agents, "UPDATE resource.project_agents SET status = 'active' WHERE agent_id = $1", ALICE)
+    assert await overtaken(agents, lambda conn: set_on(conn, "pause"), dispatch(agents, [(PROJECT, ALICE)])) == []
+
+
+async def test_an_end_that_waited_for_a_pause_leases_nothing(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    await ask(agents)
+    ended = await overtaken(agents, lambda conn: set_on(conn, "pause"), finish(agents, turn))
+    assert (ended.result, ended.head_status, ended.next_inbox_id) == ("done", "idle", None)
+
+
+async def test_an_end_that_waited_for_a_resume_leases_the_next(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    await set_status(agents, "pause")
+    waits = await ask(agents)
+    ended = await overtaken(agents, lambda conn: set_on(conn, "resume"), finish(agents, turn))
+    assert (ended.head_status, ended.next_turn_id) == ("dispatched", waits.reply.agent_turn_id)
+
+
+async def test_a_pause_that_waited_for_a_lease_lets_that_turn_run(agents: Pool) -> None:
+    """The lease was first: its turn is in hand, and the next one waits."""
+    sent = enqueue_command()
+    assert await overtaken(agents, lambda conn: send(conn, sent), set_status(agents, "pause")) == (True, [])
+    turn = await start(agents)
+    assert (turn.agent_turn_id, (await head(agents))["paused_at_epoch"]) == (sent.agent_turn_id, turn.turn_epoch)
+    waits = await ask(agents)
+    await begin(agents, turn)
+    await finish(agents, turn)
+    changed = await overtaken(agents, finish_nothing, set_status(agents, "resume"))
+    assert changed[1][0].agent_turn_id == waits.reply.agent_turn_id
+
+
+async def finish_nothing(conn: Connection) -> None:
+    """Hold the head, and change nothing."""
+    await conn.fetch("SELECT FROM state.agent_state_head WHERE agent_id = $1 FOR NO KEY UPDATE", ALICE)

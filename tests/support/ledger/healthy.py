@@ -3,8 +3,8 @@
 Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a
 timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
-turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. A box was made
-of the cards of Alice's plain turn.
+turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is
+paused with a queued turn. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -34,6 +34,7 @@ from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
@@ -43,12 +44,12 @@ from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
-DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
+DAVE, EVE, FRANK, GRACE = AgentId("dave"), AgentId("eve"), AgentId("frank"), AgentId("grace")
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -72,6 +73,8 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     for name, turn in turns.items():
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
+    await set_agent_status(pool, PROJECT, GRACE, "pause", LOCAL)
+    await ask(pool, GRACE)
     made = made_box_id(PROJECT, "made")
     parts = [{"text": "before"}, {"box_id": turns["plain"].output_box_id}]
     wanted = BoxMakeRequest.model_validate({"parts": parts})

@@ -84,6 +84,25 @@ async def test_an_agents_memory_is_shown_set_and_forgotten(home: Path) -> None:
     assert "memory       none" in (await turnstile("agent", "memory", "echo", cwd=home)).out
 
 
+async def test_an_agent_is_paused_resumed_and_retired(home: Path) -> None:
+    assert (await turnstile("agent", "add", "sleepy", "--profile", "echo", cwd=home)).code == 0
+    told = [await turnstile("agent", verb, "sleepy", cwd=home) for verb in ("pause", "pause")]
+    assert [ran.out.startswith("agent sleepy is paused") for ran in told] == [True, True], told[0].err
+    assert "as before" in told[1].out
+    asked = (await turnstile("enqueue", "sleepy", "hi", "--json", cwd=home)).json()
+    shown = await turnstile("turn", "show", asked["agent_turn_id"], cwd=home)
+    assert "its agent, which is paused" in shown.out
+    listed = (await turnstile("agent", "list", "--json", cwd=home)).json()
+    assert [each["status"] for each in listed if each["agent_id"] == "sleepy"] == ["paused"]
+    assert (await turnstile("agent", "resume", "sleepy", cwd=home)).out == "agent sleepy is active\n"
+    assert (await turnstile("watch", asked["agent_turn_id"], cwd=home)).code == 0
+    assert (await turnstile("agent", "retire", "sleepy", "--json", cwd=home)).json()["agent_status"] == "retired"
+    refused = await turnstile("enqueue", "sleepy", "hi", "--json", cwd=home)
+    assert (refused.code, refused.json()["error"]["code"]) == (1, "agent_inactive")
+    nobody = await turnstile("agent", "pause", "nobody", "--json", cwd=home)
+    assert (nobody.code, nobody.json()["error"]["code"]) == (1, "unknown_agent")
+
+
 async def test_a_box_is_made_of_parts_and_shown(home: Path) -> None:
     asked = (await turnstile("enqueue", "echo", "remember me", "--wait", "--json", cwd=home)).json()
     written, card = asked["output_box_id"], asked["deliverable_card_id"]

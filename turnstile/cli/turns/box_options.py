@@ -67,13 +67,13 @@ async def set_memory(session: Session, memory: Memory) -> None:
     Raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`.
     """
     async with session.bridge() as client:
-        await _await_bridge(session, client)
+        await await_bridge(session, client)
         box = memory.box
         if memory.fork:
-            forked = await _request(client, "box_fork", BoxForkRequest, {"box_id": box}, BoxForkReply)
+            forked = await request_verb(client, "box_fork", BoxForkRequest, {"box_id": box}, BoxForkReply)
             box = forked.box_id
         arguments: JsonObject = {"agent_id": memory.agent, "memory_context_box_id": box}
-        now = await _request(client, "box_replace", BoxReplaceRequest, arguments, BoxReplaceReply)
+        now = await request_verb(client, "box_replace", BoxReplaceRequest, arguments, BoxReplaceReply)
     if session.out.as_json:
         session.out.document(now)
     elif now.memory_context_box_id is None:
@@ -88,8 +88,8 @@ async def make_of_parts(session: Session, parts: list[str], correlation_id: str 
     if correlation_id is not None:
         given["correlation_id"] = correlation_id
     async with session.bridge() as client:
-        await _await_bridge(session, client)
-        made = await _request(client, "box_make", BoxMakeRequest, given, BoxMakeReply)
+        await await_bridge(session, client)
+        made = await request_verb(client, "box_make", BoxMakeRequest, given, BoxMakeReply)
     if session.out.as_json:
         session.out.document(made)
     else:
@@ -161,7 +161,8 @@ def _beginning(card: Card) -> str:
     return " ".join(text[:200].split())
 
 
-async def _await_bridge(session: Session, client: BridgeClient) -> None:
+async def await_bridge(session: Session, client: BridgeClient) -> None:
+    """Wait until a bridge answers; raises `NoBridge` after `[nats].patience_seconds`."""
     try:
         patience = session.settings.nats.patience_seconds
         await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
@@ -169,7 +170,7 @@ async def _await_bridge(session: Session, client: BridgeClient) -> None:
         raise NoBridge(str(error)) from None
 
 
-async def _request(
+async def request_verb(
     client: BridgeClient, verb: str, form: type[BaseModel], arguments: JsonObject, reply: type[Answer]
 ) -> Answer:
     """The bridge's reply to a verb; raises `BadRequest` for invalid arguments, and `Refused` with its code."""
