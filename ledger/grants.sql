@@ -1,5 +1,6 @@
 -- The rights of bridges and workers in the ledger, if they have roles of their own (docs/security.md). Neither may change
--- a card, the contents of a box, a step or an edge; neither may delete rows, except those of workers that are gone.
+-- a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators ask. Neither may delete rows,
+-- except a worker those of workers that are gone, and a bridge tools.
 
 -- name: find_roles :many
 -- Which of these roles exist, and whether one owns the ledger.
@@ -14,9 +15,12 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- UPDATE: to lock a row
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
-    ('resource.profiles', 'SELECT', 'SELECT'),
-    ('resource.project_agents', 'SELECT, UPDATE (status)', 'SELECT'),
-    ('resource.tools', 'SELECT', 'SELECT'),
+    ('resource.profiles',
+     'SELECT, INSERT, UPDATE (profile_box_id, name, worker_target, tags, system_prompt_compiled, updated_at)', 'SELECT'),
+    ('resource.project_agents',
+     'SELECT, INSERT, UPDATE (profile_box_id, worker_target, tags, display_name, status, metadata)', 'SELECT'),
+    ('resource.tools',
+     'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,

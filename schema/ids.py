@@ -30,6 +30,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 EXCLUSIVE_PREFIX = "svc1_"
 """A worker target with this prefix is exclusive: one process serves it (protocol §8)."""
+_EXCLUSIVE = re.compile(rf"{EXCLUSIVE_PREFIX}[A-Za-z0-9-]+(?:_[A-Za-z0-9-]+)+\Z")
 
 
 def uuid7() -> str:
@@ -72,6 +73,16 @@ def token(value: str, name: str) -> str:
     """Return `value` if it is a valid subject token (protocol §5); else raises `BadRequest`, which names the field."""
     if not _TOKEN.match(value):
         raise BadRequest(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -, got {value[:60]!r}")
+    return value
+
+
+def worker_target(value: str, name: str) -> str:
+    """Return `value` if it is a worker target; else raises `BadRequest`, which names the field.
+
+    An exclusive one is `svc1_{service}_{scope}`: whose it is, and where, can be read from it.
+    """
+    if is_exclusive(token(value, name)) and not _EXCLUSIVE.match(value):
+        raise BadRequest(f"{name} must be svc1_{{service}}_{{scope}}, such as svc1_tally_main, got {value[:60]!r}")
     return value
 
 

@@ -20,7 +20,8 @@ from turnstile.schema.interface.entries import Entry, Role, Transport
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
-from turnstile.schema.wire import box_requests, events, inbox, roster_requests, ui_actions
+from turnstile.schema.wire import box_requests, events, inbox, ui_actions
+from turnstile.schema.wire import roster_requests as roster
 from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeReply
 
 
@@ -101,19 +102,33 @@ VERBS = (
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
-        Verb(
-            name=name,
-            summary=summary,
-            section="6",
-            request=roster_requests.AgentRequest,
-            reply=roster_requests.AgentStatusReply,
-            callers=(Role.OPERATOR,),
-            durable=False,
-        )
-        for name, summary in (
-            ("agent.pause", "Let an agent take no further turn; what waits stays queued."),
-            ("agent.resume", "Make a paused or retired agent active."),
-            ("agent.retire", "Let an agent take no further enqueue; what waits still runs."),
+        Verb(name, summary, "6", request, reply, (Role.OPERATOR,), durable=False)
+        for name, summary, request, reply in (
+            ("agent.put", "Add an agent, or change it.", roster.AgentPutRequest, roster.AgentPutReply),
+            ("agent.list", "List the agents of a project.", roster.ListRequest, roster.AgentListReply),
+            (
+                "agent.pause",
+                "Let an agent take no further turn; what waits stays queued.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            (
+                "agent.resume",
+                "Make a paused or retired agent active.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            (
+                "agent.retire",
+                "Let an agent take no further enqueue; what waits still runs.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            ("profile.put", "Store a profile.", roster.ProfilePutRequest, roster.ProfilePutReply),
+            ("profile.list", "List the profiles of a project.", roster.ListRequest, roster.ProfileListReply),
+            ("tool.put", "Store a tool.", roster.ToolPutRequest, roster.ToolPutReply),
+            ("tool.list", "List the tools of a project.", roster.ListRequest, roster.ToolListReply),
+            ("tool.remove", "Remove a tool.", roster.ToolRemoveRequest, roster.ToolRemoveReply),
         )
     ),
     Verb(

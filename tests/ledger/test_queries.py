@@ -159,6 +159,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "mark_replied": {"request_id"},
     "messages_of_turns": thread_views.TurnMessage,
     "prune_segment": {"message_id", "request_id"},
+    "put_agent": {"verdict", "worker_target"},
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},

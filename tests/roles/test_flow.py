@@ -220,8 +220,22 @@ async def test_a_conversation(cast: Cast) -> None:
     assert shown["status"] == "accepted"
 
 
-async def test_an_operator_pauses_and_resumes_an_agent(cast: Cast) -> None:
+async def test_an_operator_changes_the_roster(cast: Cast) -> None:
     agent = await agent_of(cast, "paused")
+    profile = f"{agent}-profile"
+    tool = definition("spare").model_dump(mode="json")
+    listed = [await cast.operator.request(f"{each}.list", {}) for each in ("agent", "profile", "tool")]
+    assert [each["status"] for each in listed] == ["accepted"] * 3
+    done = [
+        await cast.operator.request("agent.put", {"agent_id": agent, "profile_name": profile, "tags": ["a"]}),
+        await cast.operator.request("agent.put", {"agent_id": "spare", "profile_name": profile}),
+        await cast.operator.request("tool.put", {"tool": tool}),
+        await cast.operator.request("tool.remove", {"tool_name": "spare"}),
+    ]
+    for _ in range(2):
+        spare: JsonObject = {"name": "spare", "llm_config": {"model": "scripted/echo"}}
+        done.append(await cast.operator.request("profile.put", {"profile": spare}))
+    assert [each.get("error") for each in done] == [None] * 6
     for verb, status in (("agent.pause", "paused"), ("agent.retire", "retired"), ("agent.pause", "paused")):
         assert (await cast.operator.request(verb, {"agent_id": agent}))["agent_status"] == status
     turn = turn_of(await cast.client.enqueue(agent, script({"text": "hi"})))

@@ -56,7 +56,11 @@ MAY: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.c.str.agent.a.chunk",
     ),
 }
-OPERATOR_VERBS = ("thread.describe", "agent.pause", "agent.resume", "agent.retire")
+OPERATOR_VERBS = (
+    "thread.describe",
+    *(f"agent.{verb}" for verb in ("put", "list", "pause", "resume", "retire")),
+    *("profile.put", "profile.list", "tool.put", "tool.list", "tool.remove"),
+)
 MAY["operator"] = (*MAY["client"], *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS))
 MAY["client_other"] = tuple(each.replace(".demo.", ".other.") for each in MAY["client"])
 

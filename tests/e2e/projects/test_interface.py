@@ -19,7 +19,7 @@ from tests.support.processes.stack import QUICK, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
-from tests.support.tools import Hand, calling, hand_of
+from tests.support.tools import Hand, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
@@ -155,6 +155,12 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     await client.request("box_make", {"parts": [{"box_id": box}]})
     for verb in ("agent.pause", "agent.retire", "agent.resume"):
         await client.request(verb, {"agent_id": hand.agent})
+    await client.request("agent.put", {"agent_id": "spare", "profile_name": f"{hand.agent}-profile"})
+    await client.request("profile.put", {"profile": {"name": "spare", "llm_config": {"model": "scripted/echo"}}})
+    await client.request("tool.put", {"tool": definition("spare").model_dump(mode="json")})
+    for verb in ("agent.list", "profile.list", "tool.list"):
+        await client.request(verb, {})
+    await client.request("tool.remove", {"tool_name": "spare"})
     await client.request("box_replace", memory)
     for verb, payload in (
         ("box_fork", {"box_id": box, "correlation_id": "fork"}),

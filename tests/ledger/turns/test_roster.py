@@ -1,8 +1,10 @@
 """Profiles, the roster and tools (protocol §4)."""
 
 import json
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.ledger.agents import (
     ALICE,
@@ -42,6 +44,7 @@ from turnstile.ledger.turns.roster import (
     list_agents,
     list_profiles,
     list_tools,
+    put_agent,
     put_profile,
     put_tool,
     remove_agent,
@@ -56,6 +59,7 @@ from turnstile.schema.ids import AgentId, ProjectId, uuid7
 from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire.roster_requests import AgentPutRequest
 
 
 async def test_a_profile_is_a_card_in_a_box(pool: Pool) -> None:
@@ -355,3 +359,72 @@ async def test_a_pause_that_waited_for_a_lease_lets_that_turn_run(agents: Pool) 
 async def finish_nothing(conn: Connection) -> None:
     """Hold the head, and change nothing."""
     await conn.fetch("SELECT FROM state.agent_state_head WHERE agent_id = $1 FOR NO KEY UPDATE", ALICE)
+
+
+async def put(pool: Pool, agent: AgentId = ALICE, profile_name: str = "helper", **fields: Any) -> tuple[str, str]:
+    wanted = AgentPutRequest.model_validate({"agent_id": agent, "profile_name": profile_name, **fields})
+    return await put_agent(pool, PROJECT, wanted, LOCAL)
+
+
+async def test_a_put_changes_what_it_names(agents: Pool) -> None:
+    other, _, _ = await put_profile(agents, PROJECT, profile("other", worker_target="sandbox"))
+    assert await put(agents) == ("same", TARGET)
+    assert await put(agents, profile_name="OTHER", tags=["a"], metadata={"a": 1}) == ("changed", TARGET)
+    assert await put(agents, profile_name="other", metadata={"b": 2}) == ("changed", TARGET)
+    assert await put(agents, profile_name="other", metadata={"a": 1}) == ("same", TARGET)
+    [row] = await rows(agents, "SELECT * FROM resource.project_agents WHERE agent_id = $1", ALICE)
+    assert (str(row["profile_box_id"]), json.loads(row["tags"])) == (other, ["a"])
+    assert json.loads(row["metadata"]) == {"a": 1, "b": 2}
+    assert await put(agents, AgentId("new"), "other") == ("added", "sandbox")
+    edges = await rows(agents, "SELECT action FROM state.identity_edges ORDER BY created_at DESC, edge_id DESC LIMIT 3")
+    assert [each["action"] for each in edges] == ["add", "change", "change"]
+    assert (await lease(agents)).profile_box_id == other
+
+
+async def test_an_agent_with_turns_keeps_its_target(agents: Pool) -> None:
+    assert await put(agents, worker_target="elsewhere") == ("changed", "elsewhere")
+    assert await put(agents, worker_target=TARGET) == ("changed", TARGET)
+    turn = await lease(agents)
+    with pytest.raises(Refused, match="keeps its worker target"):
+        await put(agents, worker_target="elsewhere")
+    assert await put(agents, worker_target=TARGET, tags=["a"]) == ("changed", TARGET)
+    await begin(agents, turn)
+    await finish(agents, turn)
+    await set_status(agents, "pause")
+    await ask(agents)
+    with pytest.raises(Refused, match="keeps its worker target"):
+        await put(agents, worker_target="elsewhere")
+
+
+async def test_a_put_that_waited_for_an_enqueue_leaves_the_target(agents: Pool) -> None:
+    sent = enqueue_command()
+    with pytest.raises(Refused, match="keeps its worker target"):
+        await overtaken(agents, lambda conn: send(conn, sent), put(agents, worker_target="elsewhere"))
+
+
+async def test_two_puts_of_one_agent_make_one(agents: Pool) -> None:
+    """The later waits for the profile's row, and finds the agent there."""
+    new = AgentId("new")
+
+    async def first(conn: Connection) -> None:
+        await conn.fetch("UPDATE resource.profiles SET name = name WHERE name = 'helper'")
+        await conn.fetch(
+            "INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id)"
+            " SELECT $1, $2, profile_box_id::uuid FROM resource.profiles WHERE name = 'helper'",
+            PROJECT,
+            new,
+        )
+
+    assert await overtaken(agents, first, put(agents, new)) == ("same", TARGET)
+    assert len(await rows(agents, "SELECT FROM resource.project_agents WHERE agent_id = $1", new)) == 1
+    await rows(agents, "DELETE FROM resource.project_agents WHERE agent_id = $1", new)
+
+
+@pytest.mark.parametrize("target", ["svc1_", "svc1_x", "svc1__main", "svc1_tally_", "a.b", ""])
+async def test_a_target_that_has_no_such_name(pool: Pool, target: str) -> None:
+    with pytest.raises((BadRequest, ValidationError)):
+        await put_profile(pool, PROJECT, profile(worker_target=target))
+    await put_profile(pool, PROJECT, profile(worker_target="svc1_tally_p1-main_2"))
+    if target:
+        with pytest.raises(BadRequest, match="worker_target must be"):
+            await add_agent(pool, PROJECT, ALICE, "helper", worker_target=target)
