@@ -1,10 +1,11 @@
 """Retention: removes what ended long ago, and unused cards (protocol §2.10; docs/operations.md).
 
-It walks along the keys of five kinds of rows, in this order: threads, turns, boxes with their cards, inbox rows without
-a turn, rejections. A batch is one short transaction that reads a bounded number of rows, locks only those it removes,
-and skips rows that others have locked. Live turns, and boxes that a turn could still read, are never removed: an
-enqueue locks the boxes it names, so either it comes first and the box stays, or it finds no box. A killed run leaves no
-partial turn or box; the next run continues. A dry run counts in the same walks and writes nothing.
+It walks along the keys of six kinds of rows, in this order: threads, turns, conversations, boxes with their cards,
+inbox rows without a turn, rejections. A batch is one short transaction that reads a bounded number of rows, locks only
+those it removes, and skips rows that others have locked. Live turns, and boxes that a turn could still read, are never
+removed: an enqueue locks the boxes and the conversation that it names, so either it comes first and they stay, or it
+finds none. A killed run leaves no partial turn or box; the next run continues. A dry run counts in the same walks and
+writes nothing.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ class Pruned(Tolerant):
 
     threads: int = 0
     turns: int = 0
+    conversations: int = 0
     boxes: int = 0
     cards: int = 0
     inbox_rows: int = 0
@@ -183,6 +185,15 @@ async def _turns(conn: Connection, batch: _Batch) -> _Done:
     return _Done(page["last"], {"turns": len(gone), "cards": len(cards)})
 
 
+async def _conversations(conn: Connection, batch: _Batch) -> _Done:
+    names = ("after", "until", "row_limit", "before", "project_id")
+    page = await query("list_prunable_conversations").one(conn, **batch.arguments(*names))
+    gone = page["found"]
+    if gone and not batch.dry_run:
+        gone = await _ids(conn, "remove_conversations", ids=gone, before=batch.limits.before)
+    return _Done(page["last"], {"conversations": len(gone)})
+
+
 async def _boxes(conn: Connection, batch: _Batch) -> _Done:
     names = ("after", "until", "row_limit", "before", "project_id", "planned")
     page = await query("list_prunable_boxes").one(conn, **batch.arguments(*names))
@@ -218,6 +229,7 @@ async def _rejections(conn: Connection, batch: _Batch) -> _Done:
 _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (_threads, "", True),
     (_turns, "", True),
+    (_conversations, _NIL, True),
     (_boxes, _NIL, True),
     (_loose_rows, "", True),
     (_rejections, "0", False),

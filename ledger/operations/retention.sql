@@ -66,7 +66,7 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, steps, and the edges that ask for or answer them. Skips locked turns.
+-- Removes all rows of these turns: outcome, inbox rows, calls, steps, node, and the edges that ask for or answer them. Skips locked turns.
 -- The turns' cards stay as long as their boxes.
 WITH
 gone AS (
@@ -87,6 +87,9 @@ inbox AS (
 steps AS (
     DELETE FROM state.agent_steps s USING gone WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
 ),
+nodes AS (
+    DELETE FROM state.turn_nodes n USING gone WHERE n.agent_turn_id = gone.agent_turn_id
+),
 edges AS (
     DELETE FROM state.execution_edges e USING (
         SELECT w.agent_turn_id, w.project_id, w.correlation_id FROM waiting w
@@ -95,6 +98,27 @@ edges AS (
       AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
 )
 SELECT gone.agent_turn_id AS id FROM gone;
+
+-- name: list_prunable_conversations :one
+-- Those of the next conversations, in the order of their boxes, that may be removed; the last box that was read is null at the end.
+WITH page AS MATERIALIZED (
+    SELECT c.output_box_id FROM state.conversations c
+    WHERE c.output_box_id > :after::text::uuid AND c.output_box_id <= coalesce(:until::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
+    ORDER BY c.output_box_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.output_box_id FROM page p ORDER BY p.output_box_id DESC LIMIT 1)::text AS last,
+       ARRAY(SELECT x.output_box_id::text FROM page CROSS JOIN LATERAL (
+                 SELECT c.* FROM state.prunable_conversations(:before::timestamptz) c WHERE c.output_box_id = page.output_box_id OFFSET 0) x
+             WHERE :project_id::text IS NULL OR x.project_id = :project_id) AS found;
+
+-- name: remove_conversations :many
+-- Removes these conversations; skips those that an enqueue has locked or used meanwhile. Their boxes are unused from then on.
+DELETE FROM state.conversations c USING (
+    SELECT x.output_box_id FROM state.conversations x
+    WHERE x.output_box_id = ANY (:ids::text[]::uuid[]) AND x.updated_at < :before::timestamptz
+    ORDER BY x.output_box_id FOR UPDATE SKIP LOCKED) free
+WHERE c.output_box_id = free.output_box_id
+RETURNING c.output_box_id::text AS id;
 
 -- name: list_prunable_boxes :one
 -- Those of the next boxes by id that may be removed now, or after all prunable rows were removed (:planned).
