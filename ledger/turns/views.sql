@@ -4,7 +4,7 @@
 -- One turn of a project: its request, its status, and its outcome.
 SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.correlation_id, i.status AS inbox_status, i.created_at,
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
-       coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id,
+       coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
        CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
             WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,

@@ -220,11 +220,16 @@ class LimitsSettings(Strict):
     max_queued_turns: int = Field(default=1000, ge=0, le=1_000_000)
     max_live_turns: int = Field(default=10_000, ge=0, le=1_000_000)
     max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_instances: int = Field(default=10_000, ge=0, le=1_000_000)
 
     @property
     def admission(self) -> Admission:
         """The limits that an enqueue checks."""
-        return Admission(max_queued_turns=self.max_queued_turns, max_live_turns=self.max_live_turns)
+        return Admission(
+            max_queued_turns=self.max_queued_turns,
+            max_live_turns=self.max_live_turns,
+            max_instances=self.max_instances,
+        )
 
 
 class ObservabilitySettings(Strict):
