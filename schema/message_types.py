@@ -11,8 +11,8 @@ from typing import Final, assert_never
 from turnstile.schema.states import MessageType
 
 PROTOCOL_LEVEL: Final = 1
-"""What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row. A type is
-sent once `state.protocol_level` has its level: a bridge that does not know it ends its rows as `error`."""
+"""What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row. A type
+is sent once `state.protocol_level` has its level: to a bridge that does not know it, its rows are an `error`."""
 
 
 class Purpose(StrEnum):
