@@ -11,7 +11,7 @@ first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
-held AS MATERIALIZED (  -- the boxes that are there already: retention passes by what is locked, and is waited for where it came first
+held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
     WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
@@ -43,7 +43,7 @@ talk AS MATERIALIZED (  -- the conversation, if it was begun before: locked, or 
         ON c.agent_id = :agent_id AND c.conversation_id = who.conversation_id AND c.channel_id = :channel_id AND c.project_id = :project_id
     FOR NO KEY UPDATE OF c
 ),
-plan AS MATERIALIZED (  -- always one row: what the request comes to, and whether it may
+plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the request
     SELECT a.worker_target, a.profile_box_id, a.profile_name, a.tags, a.conversation_id, talk.output_box_id AS known_box_id,
            a.agent_id IS NULL AND :instance_of::text IS NOT NULL AS makes_agent, a.status = 'dormant' AS wakes_agent,
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
@@ -71,7 +71,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                     SELECT count(*) FROM (
                         SELECT FROM resource.project_agents l WHERE l.project_id COLLATE "C" = :project_id AND l.status = 'active'
                             AND l.metadata ? 'instance_of' LIMIT :max_instances::int) l) >= :max_instances::int THEN 'instances_full'
-               WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
+               WHEN :max_live_turns::int > 0 AND (  -- a turn counts by its inbox row until it begins, then by its head
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL AND l.inbox_id >= ''
                             AND l.message_type IN {turn_types} LIMIT :max_live_turns::int * c.share) l) + (
@@ -89,12 +89,12 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
         SELECT coalesce(:context_box_id::uuid, CASE WHEN NOT :has_instruction::boolean THEN (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
             WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id) s
-    CROSS JOIN LATERAL (  -- a child is one deeper than its parent's row, and never less deep than its headers say
+    CROSS JOIN LATERAL (  -- one more than the parent's depth; the headers can only raise it
         SELECT greatest(:header_depth::int, (
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
               AND t.message_type IN {turn_types})) AS depth) d
-    CROSS JOIN LATERAL (  -- a child of a turn in hand: refused, it could keep its parent from ending
+    CROSS JOIN LATERAL (  -- a child of an active turn has a higher limit: its refusal could keep its parent from ending
         SELECT CASE WHEN EXISTS (
             SELECT FROM state.agent_inbox t
             JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
@@ -102,7 +102,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
               AND t.message_type IN {turn_types} AND h.active_agent_turn_id = t.agent_turn_id)
             THEN :child_share::int ELSE 1 END AS share) c
 ),
-locked AS MATERIALIZED (  -- from here on the agent is ours
+locked AS MATERIALIZED (  -- locks the agent
     SELECT h.status, h.turn_epoch, h.queue_seq, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
@@ -111,7 +111,7 @@ head AS MATERIALIZED (
     UNION ALL
     SELECT 'idle', 0, 0, NULL FROM plan WHERE plan.verdict = 'accepted' AND plan.makes_agent AND NOT EXISTS (SELECT FROM locked)
 ),
-older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
+older AS MATERIALIZED (  -- a queued turn whose box has become free is leased first
     SELECT q.* FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
@@ -124,16 +124,16 @@ go AS MATERIALIZED (
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            CASE WHEN lease.leases_mine OR :max_queued_turns::int = 0 THEN 'free'
                 WHEN queue.found >= :max_queued_turns::int THEN 'full'
-                -- what came while we waited for the head may have filled it: look again, so that the limit is exact
+                -- enqueues that committed during the wait for the lock may have filled the queue: 'again' makes the limit exact
                 WHEN queue.found + head.queue_seq - seen.queue_seq >= :max_queued_turns::int THEN 'unsure'
                 ELSE 'free' END AS queue
     FROM plan CROSS JOIN head LEFT JOIN older ON true
     LEFT JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
     CROSS JOIN LATERAL (
         SELECT (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
-               SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
+               SELECT FROM state.agent_state_head busy  -- the agent's own head is idle, although the snapshot may show it busy
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
-            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whatever it waits for
+            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whether or not it could run now
                SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine) lease
     CROSS JOIN LATERAL (
         SELECT count(*) AS found FROM (
@@ -141,7 +141,7 @@ go AS MATERIALIZED (
             WHERE q.agent_id = :agent_id AND q.project_id = :project_id AND q.archived_at IS NULL AND q.next_retry_at = 'infinity'
               AND :max_queued_turns::int > 0 LIMIT :max_queued_turns::int) q) queue
     WHERE (seen.queue_seq IS NOT NULL OR head.version IS NULL)
-      -- to be busy is no guess: it saw the queue, and its own repeat; nor is a conversation new that another enqueue has just begun
+      -- 'busy' is answered, and a conversation begun, only from a snapshot as new as the lock
       AND (seen.xmin = head.version OR (:message_type = 'turn' AND (plan.conversation_id IS NULL OR plan.known_box_id IS NOT NULL))
            OR head.version IS NULL)
 ),
@@ -171,7 +171,7 @@ lease AS MATERIALIZED (
            split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth, go.headers
     FROM mine CROSS JOIN go WHERE go.leases_mine
 ),
-begun AS (  -- by the first turn of a conversation; two at once: the unique key refuses one, which is repeated
+begun AS (  -- by the conversation's first turn; of two at once the unique key refuses one, which is repeated
     INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, turn_count, last_turn_id)
     SELECT :project_id, :channel_id, :agent_id, go.conversation_id, go.output_box_id, 1, :agent_turn_id FROM mine CROSS JOIN go
     WHERE go.conversation_id IS NOT NULL AND go.known_box_id IS NULL
@@ -206,20 +206,15 @@ made_head AS (
     FROM mine CROSS JOIN head LEFT JOIN lease l ON true WHERE head.version IS NULL
     RETURNING active_inbox_id, turn_epoch
 ),
-counted AS (  -- every enqueue changes the head, or a finish that waits for us would not see our row
+counted AS (  -- every enqueue changes the head, so that a finish that waits for the lock looks again
     UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1
     FROM mine WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND NOT EXISTS (SELECT FROM lease)
 ),
 leased AS (
     UPDATE state.agent_state_head h SET
-        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, updated_at = now(),
-        active_agent_turn_id = l.agent_turn_id, active_inbox_id = l.inbox_id, active_channel_id = l.channel_id,
-        active_recursion_depth = l.recursion_depth, parent_step_id = l.parent_step_id, trace_id = l.trace_id,
-        profile_box_id = l.profile_box_id, context_box_id = l.context_box_id, output_box_id = l.output_box_id,
-        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
-    FROM lease l WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, h.turn_epoch
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, {turn_on_head}
+    FROM lease n WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+    RETURNING n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, h.turn_epoch
 ),
 rings AS (
     SELECT * FROM leased
@@ -326,7 +321,7 @@ outcome AS (
 last AS MATERIALIZED (
     SELECT coalesce(max(b.position), 0) AS position FROM outcome o JOIN public.box_cards b ON b.box_id = o.output_box_id
 ),
-own AS MATERIALIZED (  -- if this agent's turn in hand writes that box, its next position moves on with us
+own AS MATERIALIZED (  -- if the agent's active turn writes that box, its next position moves on
     UPDATE state.agent_state_head h SET output_position = greatest(h.output_position, last.position) + 1
     FROM outcome o CROSS JOIN last WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.output_box_id = o.output_box_id
     RETURNING h.output_position AS position

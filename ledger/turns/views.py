@@ -140,10 +140,9 @@ async def list_conversations(
     row_limit: int,
 ) -> list[ConversationLine]:
     """The last used first."""
-    rows = await query("list_conversations").many(
-        conn, project_id=project, agent_id=agent, channel_id=channel, row_limit=row_limit
+    return await query("list_conversations").all_as(
+        conn, ConversationLine, project_id=project, agent_id=agent, channel_id=channel, row_limit=row_limit
     )
-    return [ConversationLine.model_validate(dict(row)) for row in rows]
 
 
 async def find_conversations(
@@ -156,25 +155,24 @@ async def find_conversations(
     row_limit: int,
 ) -> list[ConversationLine]:
     """The conversations of this name, the last used first."""
-    rows = await query("find_conversations").many(
+    return await query("find_conversations").all_as(
         conn,
+        ConversationLine,
         project_id=project,
         conversation_id=conversation,
         agent_id=agent,
         channel_id=channel,
         row_limit=row_limit,
     )
-    return [ConversationLine.model_validate(dict(row)) for row in rows]
 
 
 async def list_conversation_turns(
     conn: Connection, project: ProjectId, output_box: BoxId, *, row_limit: int
 ) -> list[SaidTurn]:
     """The conversation's last turns, oldest first."""
-    rows = await query("list_conversation_turns").many(
-        conn, project_id=project, output_box_id=output_box, row_limit=row_limit
+    return await query("list_conversation_turns").all_as(
+        conn, SaidTurn, project_id=project, output_box_id=output_box, row_limit=row_limit
     )
-    return [SaidTurn.model_validate(dict(row)) for row in rows]
 
 
 async def list_calls(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[SentCall]:

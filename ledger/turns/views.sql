@@ -75,7 +75,7 @@ SELECT * FROM (
     LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id AND d.tenant_id = i.project_id
     LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
         AND h.active_agent_turn_id = i.agent_turn_id
-    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN ('turn', 'ui_action')
+    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
       AND i.project_id = :project_id
     ORDER BY i.created_at DESC LIMIT :row_limit::int) t
 ORDER BY t.created_at;
