@@ -184,7 +184,8 @@ went_on AS (
 made_agent AS (  -- as above
     INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, metadata)
     SELECT :project_id, :agent_id, go.profile_box_id, go.worker_target, go.tags, jsonb_strip_nulls(jsonb_build_object(
-               'instance_of', :instance_of::text, 'conversation_id', :conversation_id))
+               'instance_of', :instance_of::text, 'conversation_id', :conversation_id,
+               'agent_turn_id', CASE WHEN :conversation_id IS NULL THEN :agent_turn_id END))
     FROM mine CROSS JOIN go WHERE go.makes_agent
 ),
 identity AS (

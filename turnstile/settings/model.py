@@ -232,6 +232,12 @@ class LimitsSettings(Strict):
         )
 
 
+class RetentionSettings(Strict):
+    """`[retention]`: what `turnstile prune` does beside removing what is old (docs/operations.md)."""
+
+    instances_after_days: float = Field(default=30.0, gt=0, le=36_500, allow_inf_nan=False)
+
+
 class ObservabilitySettings(Strict):
     """`[observability]`: logs, metrics and traces."""
 
@@ -274,6 +280,7 @@ class Settings(BaseSettings):
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
     limits: LimitsSettings = LimitsSettings()
+    retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod
