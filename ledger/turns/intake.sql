@@ -140,7 +140,7 @@ leased AS (
         waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
         output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
     FROM lease l WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, h.turn_epoch
+    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, l.output_box_id, h.turn_epoch, h.updated_at
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
@@ -194,7 +194,8 @@ SELECT CASE
        coalesce(state.as_uuid(f.payload ->> 'output_box_id'), plan.output_box_id)::text AS output_box_id,
        split_part(coalesce(f.context_headers, :context_headers::jsonb) ->> 'traceparent', '-', 2) AS trace_id,
        plan.worker_target, leased.context_headers, leased.inbox_id AS leased_inbox_id,
-       leased.agent_turn_id AS leased_turn_id, leased.channel_id AS leased_channel_id, leased.turn_epoch AS leased_epoch
+       leased.agent_turn_id AS leased_turn_id, leased.channel_id AS leased_channel_id, leased.turn_epoch AS leased_epoch,
+       leased.output_box_id::text AS leased_output_box_id, leased.updated_at AS leased_at
 FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN leased ON true;
 
 -- name: make_head :exec

@@ -203,12 +203,14 @@ outcome AS (
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
     FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+    RETURNING i.inbox_id, i.status, i.last_error
 ),
 stopped AS (  -- and what asked for its end
     UPDATE state.agent_inbox i SET
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
         last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
     FROM go WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop' AND i.archived_at IS NULL
+    RETURNING i.inbox_id, i.status, i.last_error
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = go.turn_epoch + 1
@@ -224,7 +226,7 @@ freed AS (
         waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
         output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
     FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers
+    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id
 ),
 pointed AS (
     INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
@@ -234,20 +236,23 @@ pointed AS (
 SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
        o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
        f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
-       f.context_headers AS next_context_headers, i.context_headers, i.payload -> 'ui_action' AS ui_action,
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target
+       f.output_box_id::text AS next_output_box_id, f.context_headers AS next_context_headers, i.context_headers,
+       i.payload -> 'ui_action' AS ui_action,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error))
+                 FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows
 FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM head WHERE NOT EXISTS (SELECT FROM go)
 UNION ALL
 SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
        o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
-       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END, CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END,
        (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
        i.context_headers, i.payload -> 'ui_action',
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]'
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
@@ -261,7 +266,8 @@ SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_ca
        coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.resume_deadline,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
        CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
-       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id, a.worker_target,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id,
+       CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END AS next_output_box_id, a.worker_target,
        ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
              AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
        i.context_headers, i.payload -> 'ui_action' AS ui_action, n.context_headers AS next_context_headers

@@ -189,13 +189,15 @@ settled AS (
 SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
+       ARRAY(SELECT c.tool_name FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting_tools,
+       (SELECT count(*) FROM placed) AS applied,
        (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
        coalesce((SELECT jsonb_agg(jsonb_build_object(
            'inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error, 'call', s.correlation_id, 'author', s.author, 'flaw', s.flaw))
            FROM settled s), '[]') AS rows
 FROM go LEFT JOIN moved m ON true
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 
 -- name: inject_timeouts :many
 -- At the deadline: a timeout card and inbox row for each call that still waits unreported; the deadline is cleared. The
