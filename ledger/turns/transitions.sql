@@ -5,7 +5,9 @@
 -- name: begin_step :many
 -- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
--- boxes (part 1, 2, 3) after the positions that the caller knows. No rows: the gate is closed, or the step is not the next.
+-- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
+-- card in it expired or was deleted. The context box is read as of the first step, which pins its last position. No rows: the gate
+-- is closed, or the step is not the next.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
@@ -21,6 +23,20 @@ head AS (
 inbox AS (
     UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
     FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
+),
+pinned AS MATERIALIZED (
+    SELECT s.metadata -> 'turn_config' AS turn_config FROM head
+    JOIN state.agent_steps s ON s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id
+),
+opened AS MATERIALIZED (
+    SELECT x.part, x.box_id, v.version, CASE v.version WHEN x.version THEN x.known ELSE 0 END AS known, x.upto
+    FROM head CROSS JOIN LATERAL (VALUES
+        (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
+        (2, head.context_box_id, :known_context::bigint, :context_version::text,
+         (SELECT state.as_count(p.turn_config ->> 'context_position') FROM pinned p)),
+        (3, head.output_box_id, :known_output::bigint, :output_version::text, NULL)) x (part, box_id, known, version, upto)
+    LEFT JOIN public.boxes b ON b.box_id = x.box_id
+    CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'message_type', i.message_type, 'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
@@ -36,8 +52,9 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'suspended_at', CASE WHEN head.step_count > 0 THEN (
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
-           'turn_config', (SELECT s.metadata -> 'turn_config' FROM state.agent_steps s
-                           WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id),
+           'turn_config', (SELECT p.turn_config FROM pinned p),
+           'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto) ORDER BY o.part)
+                     FROM opened o),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
                SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
                    'tool_result_card_id', w.tool_result_card_id, 'after_execution', (
@@ -46,15 +63,14 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                          AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END)))
                FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
                  AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
-       NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata
+       NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata, NULL::timestamptz AS expires_at
 FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id
 UNION ALL
-SELECT x.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
-FROM head CROSS JOIN LATERAL (VALUES (1, head.profile_box_id, :known_profile::bigint), (2, head.context_box_id, :known_context::bigint),
-                                     (3, head.output_box_id, :known_output::bigint)) x (part, box_id, known)
-CROSS JOIN LATERAL (
+SELECT o.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata, c.expires_at
+FROM opened o CROSS JOIN LATERAL (
     SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
-    WHERE b.box_id = x.box_id AND b.position > x.known OFFSET 0) c
+    WHERE b.box_id = o.box_id AND b.position > o.known AND b.position <= coalesce(o.upto, b.position)
+      AND state.is_alive(c.expires_at, c.deleted_at) OFFSET 0) c
 ORDER BY 1, 2;
 
 -- name: retry_step :opt

@@ -23,6 +23,7 @@ earlier AS MATERIALIZED (
 ),
 card AS MATERIALIZED (
     SELECT c.* FROM public.cards c WHERE c.card_id = :tool_result_card_id::text AND c.tenant_id = :project_id
+      AND state.is_alive(c.expires_at, c.deleted_at)
 ),
 plan AS MATERIALIZED (
     SELECT CASE
@@ -123,7 +124,7 @@ judged AS MATERIALIZED (
                WHEN flaw.told IS NOT NULL THEN 'violation'
                ELSE 'good' END AS verdict, flaw.told AS flaw, coalesce(left(c.metadata ->> 'author_id', 128), 'nobody') AS author
     FROM due LEFT JOIN calls ON calls.tool_call_id = due.correlation_id
-    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
+    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
     CROSS JOIN LATERAL (SELECT CASE
         WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' THEN 'its card is no tool.result'
         WHEN c.tool_call_id IS DISTINCT FROM calls.tool_call_id THEN 'its card is for another call'

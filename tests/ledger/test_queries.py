@@ -42,7 +42,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "await_turn": {"message_id"},
     "begin_audit": NOTHING,
     "begin_message": hops.BegunMessage,
-    "begin_step": CARD | {"part", "position"},
+    "begin_step": CARD | {"part", "position", "expires_at"},
     "box_cards": CARD,
     "claim_inbox": lease.Claim,
     "close_requests": NOTHING,
