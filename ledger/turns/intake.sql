@@ -10,7 +10,7 @@ first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
-held AS MATERIALIZED (  -- the boxes that are there already: retention passes by what is locked, and is waited for where it came first
+held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
     WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
@@ -18,7 +18,7 @@ held AS MATERIALIZED (  -- the boxes that are there already: retention passes by
       AND b.tenant_id = :project_id
     ORDER BY b.box_id FOR KEY SHARE
 ),
-plan AS MATERIALIZED (  -- always one row: what the request comes to, and whether it may
+plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the request
     SELECT a.worker_target, coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id,
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
            s.source_box_id, coalesce(:output_box_id::uuid, :new_output_box_id::uuid) AS output_box_id, d.depth,
@@ -37,7 +37,7 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
                WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
                THEN 'unknown_output_box'
                WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
-               WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
+               WHEN :max_live_turns::int > 0 AND (  -- a turn counts by its inbox row until it begins, then by its head
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL AND l.inbox_id >= ''
                             AND l.message_type IN {turn_types} LIMIT :max_live_turns::int * c.share) l) + (
@@ -55,12 +55,12 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
         SELECT coalesce(:context_box_id::uuid, CASE WHEN NOT :has_instruction::boolean THEN (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
             WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id) s
-    CROSS JOIN LATERAL (  -- a child is one deeper than its parent's row, and never less deep than its headers say
+    CROSS JOIN LATERAL (  -- one more than the parent's depth; the headers can only raise it
         SELECT greatest(:header_depth::int, (
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
               AND t.message_type IN {turn_types})) AS depth) d
-    CROSS JOIN LATERAL (  -- a child of a turn in hand: refused, it could keep its parent from ending
+    CROSS JOIN LATERAL (  -- a child of an active turn has a higher limit: its refusal could keep its parent from ending
         SELECT CASE WHEN EXISTS (
             SELECT FROM state.agent_inbox t
             JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
@@ -68,11 +68,11 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
               AND t.message_type IN {turn_types} AND h.active_agent_turn_id = t.agent_turn_id)
             THEN :child_share::int ELSE 1 END AS share) c
 ),
-head AS MATERIALIZED (  -- from here on the agent is ours
+head AS MATERIALIZED (  -- locks the agent
     SELECT h.status, h.turn_epoch, h.queue_seq, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
-older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
+older AS MATERIALIZED (  -- a queued turn whose box has become free is leased first
     SELECT q.* FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
@@ -85,23 +85,23 @@ go AS MATERIALIZED (
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            CASE WHEN lease.leases_mine OR :max_queued_turns::int = 0 THEN 'free'
                 WHEN queue.found >= :max_queued_turns::int THEN 'full'
-                -- what came while we waited for the head may have filled it: look again, so that the limit is exact
+                -- enqueues that committed during the wait for the lock may have filled the queue: 'again' makes the limit exact
                 WHEN queue.found + head.queue_seq - seen.queue_seq >= :max_queued_turns::int THEN 'unsure'
                 ELSE 'free' END AS queue
     FROM plan CROSS JOIN head LEFT JOIN older ON true
     JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
     CROSS JOIN LATERAL (
         SELECT (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
-               SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
+               SELECT FROM state.agent_state_head busy  -- the agent's own head is idle, although the snapshot may show it busy
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
-            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whatever it waits for
+            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whether or not it could run now
                SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine) lease
     CROSS JOIN LATERAL (
         SELECT count(*) AS found FROM (
             SELECT FROM state.agent_inbox q
             WHERE q.agent_id = :agent_id AND q.project_id = :project_id AND q.archived_at IS NULL AND q.next_retry_at = 'infinity'
               AND :max_queued_turns::int > 0 LIMIT :max_queued_turns::int) q) queue
-    WHERE :message_type = 'turn' OR seen.xmin = head.version  -- to be busy is no guess: it saw the queue, and its own repeat
+    WHERE :message_type = 'turn' OR seen.xmin = head.version  -- 'busy' is answered only from a snapshot as new as the lock
 ),
 mine AS (
     INSERT INTO state.agent_inbox AS i
@@ -127,20 +127,15 @@ lease AS MATERIALIZED (
            split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth, go.headers
     FROM mine CROSS JOIN go WHERE go.leases_mine
 ),
-counted AS (  -- every enqueue changes the head, or a finish that waits for us would not see our row
+counted AS (  -- every enqueue changes the head, so that a finish that waits for the lock looks again
     UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1
     FROM mine WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND NOT EXISTS (SELECT FROM lease)
 ),
 leased AS (
     UPDATE state.agent_state_head h SET
-        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, updated_at = now(),
-        active_agent_turn_id = l.agent_turn_id, active_inbox_id = l.inbox_id, active_channel_id = l.channel_id,
-        active_recursion_depth = l.recursion_depth, parent_step_id = l.parent_step_id, trace_id = l.trace_id,
-        profile_box_id = l.profile_box_id, context_box_id = l.context_box_id, output_box_id = l.output_box_id,
-        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
-    FROM lease l WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, l.output_box_id, h.turn_epoch, h.updated_at
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, {turn_on_head}
+    FROM lease n WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+    RETURNING n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id, h.turn_epoch, h.updated_at
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
@@ -241,7 +236,7 @@ outcome AS (
 last AS MATERIALIZED (
     SELECT coalesce(max(b.position), 0) AS position FROM outcome o JOIN public.box_cards b ON b.box_id = o.output_box_id
 ),
-own AS MATERIALIZED (  -- if this agent's turn in hand writes that box, its next position moves on with us
+own AS MATERIALIZED (  -- if the agent's active turn writes that box, its next position moves on
     UPDATE state.agent_state_head h SET output_position = greatest(h.output_position, last.position) + 1
     FROM outcome o CROSS JOIN last WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.output_box_id = o.output_box_id
     RETURNING h.output_position AS position

@@ -173,15 +173,13 @@ dropped AS (
     FROM go WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
     RETURNING w.tool_call_id, w.tool_name, w.step_id, w.created_at
 ),
-new_cards AS MATERIALIZED (  -- the canceled results before the cards of the end, whose last is the deliverable
+new_cards AS MATERIALIZED (  -- the canceled results, then the given cards, whose last is the deliverable
     SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
     FROM (
         SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
-               jsonb_build_object('__type__', 'ToolResultContent', 'status', 'canceled', 'after_execution', 'suspend', 'result', NULL,
-                   'error', jsonb_build_object('code', 'canceled', 'message', 'the turn ended before this call was answered')) AS content,
+               {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
                NULL::jsonb AS tool_calls, d.tool_call_id,
-               jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', d.tool_name,
-                   'step_id', d.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id) AS metadata
+               {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
         FROM dropped d CROSS JOIN go
         UNION ALL
         SELECT 2, c.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
@@ -221,7 +219,7 @@ settled AS (  -- the turn's own row, if it was never begun
     FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
     RETURNING i.inbox_id, i.status, i.last_error
 ),
-stopped AS (  -- and what asked for its end
+stopped AS (  -- the requests to stop this turn
     UPDATE state.agent_inbox i SET
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
         last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
@@ -235,12 +233,8 @@ moved AS (
 freed AS (
     UPDATE state.agent_state_head h SET
         status = CASE WHEN n.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END,
-        turn_epoch = h.turn_epoch + CASE WHEN n.inbox_id IS NULL THEN :idle_bump::int ELSE 1 END, updated_at = now(),
-        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
-        active_recursion_depth = coalesce(n.recursion_depth, 0), parent_step_id = n.parent_step_id, trace_id = n.trace_id,
-        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
-        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+        turn_epoch = h.turn_epoch + CASE WHEN n.inbox_id IS NULL THEN :idle_bump::int ELSE 1 END,
+        {turn_on_head}
     FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
     RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id
 ),

@@ -39,7 +39,7 @@ plan AS MATERIALIZED (
         ELSE 'accepted' END AS verdict
     FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
 ),
-held AS MATERIALIZED (  -- before the inbox row and the edge, which a timeout of this call writes too
+held AS MATERIALIZED (  -- locked before the inbox row and the edge are written, which a timeout of the call writes too
     SELECT w.tool_call_id FROM plan JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
     WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id FOR NO KEY UPDATE OF w
 ),
@@ -56,16 +56,15 @@ inbox AS (
     ON CONFLICT DO NOTHING
     RETURNING inbox_id
 ),
-received AS (  -- only by a row of ours: a call that says so never expires
+received AS (  -- only if the inbox row was inserted: a received call never expires
     UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
     FROM inbox WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND w.wait_status = 'waiting'
 ),
 made AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
     SELECT call.tool_call_id || '-result', :project_id, jsonb_build_object(
-               'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb, call.tool_call_id, jsonb_build_object(
-               'type', 'tool.result', 'role', 'tool', 'author_id', 'tool.' || call.tool_name, 'function_name', call.tool_name,
-               'step_id', call.step_id, 'agent_turn_id', call.agent_turn_id, 'trace_id', call.trace_id)
+               'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb, call.tool_call_id, 
+           {result_metadata('tool.' || call.tool_name, call.tool_name, call.step_id, call.agent_turn_id, call.trace_id)}
     FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
 ),
 edge AS (
@@ -146,11 +145,9 @@ placed AS MATERIALIZED (
 ),
 stand_in AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
-    SELECT p.card_id, :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'failed',
-               'after_execution', state.after_execution_of(:project_id, p.tool_name), 'result', NULL, 'error', jsonb_build_object('code', 'resume_retry_exhausted',
-                                                           'message', 'the tool reported a result that never appeared')),
-           p.correlation_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', p.tool_name,
-               'step_id', p.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id)
+    SELECT p.card_id, :project_id, {error_result('failed', state.after_execution_of(:project_id, p.tool_name), 'resume_retry_exhausted',
+               'the tool reported a result that never appeared')},
+           p.correlation_id, {result_metadata('system', p.tool_name, p.step_id, :agent_turn_id::text, go.trace_id)}
     FROM placed p CROSS JOIN go WHERE p.verdict = 'exhausted'
 ),
 boxed AS (
@@ -214,7 +211,7 @@ late AS MATERIALIZED (
     SELECT w.* FROM head JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
     WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
-dropped AS (  -- without a call card nobody can ever answer: it leaves the count
+dropped AS (  -- calls without a card, which no tool can answer: they leave the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id
       AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = late.tool_call_id || '-call' AND c.tenant_id = :project_id)
@@ -235,11 +232,9 @@ inbox AS (
 ),
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
-    SELECT x.tool_call_id || '-timeout', :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'timeout',
-               'after_execution', state.after_execution_of(:project_id, x.tool_name), 'result', NULL,
-               'error', jsonb_build_object('code', 'tool_timeout', 'message', 'the tool did not answer in time')),
-           x.tool_call_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', x.tool_name,
-               'step_id', x.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', head.trace_id)
+    SELECT x.tool_call_id || '-timeout', :project_id, {error_result('timeout', state.after_execution_of(:project_id, x.tool_name), 'tool_timeout',
+               'the tool did not answer in time')},
+           x.tool_call_id, {result_metadata('system', x.tool_name, x.step_id, :agent_turn_id::text, head.trace_id)}
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
     ON CONFLICT DO NOTHING
 ),
@@ -251,7 +246,7 @@ edges AS (
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
     ON CONFLICT DO NOTHING
 ),
-cleared AS (  -- and if no other call is left to wait for, the turn goes on; a repeat is no sign of life
+cleared AS (  -- the turn runs if no call is left; a repeat that changes nothing leaves updated_at
     UPDATE state.agent_state_head h SET resume_deadline = NULL, updated_at = now(),
            waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped),
            status = CASE (SELECT count(*) FROM dropped) WHEN h.waiting_tool_count THEN 'running' ELSE h.status END

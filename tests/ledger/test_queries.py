@@ -265,6 +265,27 @@ def test_lists_of_message_types_are_of_the_one_table() -> None:
     assert [path.name for path in files if re.search(r"message_type (NOT )?IN \(", path.read_text("utf-8"))] == []
 
 
+def test_a_fragment_is_written_out_with_its_arguments() -> None:
+    call = "{result_metadata('a, b', f(x, y), s.step_id, :turn::text, NULL)}"
+    [query] = parse(f"-- name: find :many\n-- Rows.\nSELECT {call} FROM s;\n").values()
+    assert "'author_id', 'a, b', 'function_name', f(x, y)," in query.sql
+    assert "'agent_turn_id', $1::text, 'trace_id', NULL)" in query.sql
+    assert query.parameters == ("turn",)
+    for wrong, why in (
+        ("{nothing}", "there is no fragment nothing"),
+        ("{error_result('failed')}", "takes 4 arguments"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            parse(f"-- name: find :many\n-- Rows.\nSELECT {wrong};\n")
+
+
+def test_results_of_tools_and_a_leased_head_are_spelled_once() -> None:
+    text = "".join(path.read_text("utf-8") for path in (ROOT / "ledger").glob("[!m]*/*.sql"))
+    assert "enqueue_turn" in text
+    assert "ToolResultContent" not in text
+    assert not re.search(r"'type', 'tool.result'|step_attempt = 0, model_failures = 0, started_at", text)
+
+
 async def test_a_missing_or_unknown_parameter_is_an_error() -> None:
     for arguments in ({}, {"card_id": "c", "project_id": "p", "other": 1}):
         with pytest.raises(TypeError, match="get_card"):
