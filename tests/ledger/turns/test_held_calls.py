@@ -31,7 +31,8 @@ async def test_the_card_that_counts_is_described(agents: Pool) -> None:
     await rows(
         agents,
         "INSERT INTO cards (card_id, tenant_id, content, tool_call_id, metadata)"
-        " SELECT 'k1-edited', tenant_id, content, tool_call_id, metadata - 'agent_turn_id' FROM cards WHERE card_id = 'k1-call'",
+        " SELECT 'k1-edited', tenant_id, content, tool_call_id, metadata - 'agent_turn_id' FROM cards"
+        " WHERE card_id = 'k1-call'",
     )
     await rows(agents, "UPDATE state.turn_waiting_tools SET call_card_id = 'k1-edited'")
     found = await agents.run(lambda conn: describe_call(conn, ProjectId("p1"), ToolCallId("k1")))
