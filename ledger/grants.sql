@@ -16,9 +16,13 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- UPDATE: to lock a row
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles',
-     'SELECT, INSERT, UPDATE (profile_box_id, name, worker_target, tags, system_prompt_compiled, updated_at)', 'SELECT'),
+     'SELECT, INSERT, UPDATE (profile_box_id, name, worker_target, tags, system_prompt_compiled, settings, updated_at)', 'SELECT'),
+    -- an enqueue makes and wakes instances of profiles
     ('resource.project_agents',
-     'SELECT, INSERT, UPDATE (profile_box_id, worker_target, tags, display_name, status, metadata)', 'SELECT'),
+     'SELECT, INSERT, UPDATE (profile_box_id, worker_target, tags, display_name, status, metadata)', 'SELECT, INSERT, UPDATE (status)'),
+    ('state.identity_edges', 'SELECT, INSERT', 'INSERT'),
+    ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
+     'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
     ('resource.tools',
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',
@@ -53,11 +57,11 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (segment_id, status, attempt, begun_by, agent_turn_id, deadline, ended_by, effect, begun_at,
           ended_at)'),
     ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
-    ('state.workers', 'SELECT', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads)'),
+    ('state.workers', 'SELECT, INSERT, UPDATE (last_seen_at, protocol_level)',
+     'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads, protocol_level)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),
-    ('state.identity_edges', 'SELECT, INSERT', null),
     ('state.migrations', 'SELECT', 'SELECT')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text]) AS named (role) WHERE role IS NOT NULL

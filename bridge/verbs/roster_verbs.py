@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
-from turnstile.bridge.verbs.handlers import dispatched
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import (
@@ -149,7 +148,7 @@ class RosterVerbs:
         changed, leases = await set_agent_status(self._pool, request.project_id, agent, action, origin_of(request))
         hit(Fault.AGENT_CHANGED)
         for lease in leases:
-            await publish_best_effort(self._publisher, dispatched(lease), lease.doorbell(SENDER, action))
+            await publish_best_effort(self._publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, action))
         hit(Fault.AGENT_PUBLISHED)
         return AgentStatusReply(status=ReplyStatus.ACCEPTED, agent_id=agent, agent_status=status, duplicate=not changed)
 

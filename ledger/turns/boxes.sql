@@ -54,7 +54,7 @@ found AS MATERIALIZED (
     SELECT part.place, s.position, s.card_id, s.agent_turn_id FROM part JOIN held ON held.box_id = part.box_id CROSS JOIN LATERAL (
         SELECT p.position, p.card_id, c.agent_turn_id FROM public.box_cards p CROSS JOIN LATERAL (  -- OFFSET 0: looked up by key
             SELECT c.metadata ->> 'agent_turn_id' AS agent_turn_id FROM public.cards c
-            WHERE c.card_id = p.card_id AND c.deleted_at IS NULL AND (c.expires_at IS NULL OR c.expires_at > now())
+            WHERE c.card_id = p.card_id AND state.is_alive(c.expires_at, c.deleted_at)
               AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types)) OFFSET 0) c
         WHERE p.box_id = part.box_id AND (part.card_id IS NULL OR p.card_id = part.card_id)
         ORDER BY p.position DESC LIMIT part.most) s

@@ -152,8 +152,8 @@ DAMAGES = [
     ),
     Damage(
         "paused_agents_take_no_lease",
-        head("grace", "paused_at_epoch = NULL"),
-        {"agent_id": "grace"},
+        head("heidi", "paused_at_epoch = NULL"),
+        {"agent_id": "heidi"},
         {"no_idle_head_with_a_free_turn"},
     ),
     Damage("paused_agents_take_no_lease", head("eve", "paused_at_epoch = 0"), {"agent_id": "eve"}),
@@ -165,7 +165,7 @@ DAMAGES = [
     Damage(
         "statuses_have_their_edges",
         "DELETE FROM state.identity_edges WHERE action = 'pause'",
-        {"agent_id": "grace"},
+        {"agent_id": "heidi"},
     ),
     Damage(
         "statuses_have_their_edges",
@@ -489,6 +489,32 @@ DAMAGES = [
         "UPDATE boxes SET created_at = created_at - interval '3 hours' WHERE box_id = '$child_box';"  # noqa: S608 -- constants
         + place("$child_box", "$running-s1-thought"),
         {"agent_turn_id": "$running", "card_id": "$running-s1-thought", "box_id": "$child_box"},
+    ),
+    Damage(
+        "conversation_keeps_its_box",
+        "UPDATE state.conversations SET channel_id = 'x'",
+        {"agent_id": "grace", "agent_turn_id": "$talked", "box_id": "$talked_box"},
+    ),
+    Damage(
+        "conversation_keeps_its_box",
+        "UPDATE state.conversations SET output_box_id = '$plain_box'",
+        {"agent_turn_id": "$talked"},
+    ),
+    Damage(
+        "conversation_keeps_its_box",
+        ROW.format("payload = payload #- '{runtime_config,remember}'", "inbox_id = '$talked_row'"),
+        {"agent_turn_id": "$talked"},
+    ),
+    Damage(
+        "conversation_without_a_box",
+        "DELETE FROM boxes WHERE box_id = '$talked_box'",
+        {"agent_id": "grace", "box_id": "$talked_box"},
+        {"box_without_a_row", "named_boxes_exist", "places_are_whole"},
+    ),
+    Damage(
+        "sleeping_instances_have_no_turns",
+        "UPDATE resource.project_agents SET status = 'dormant' WHERE agent_id IN ('alice', 'grace')",
+        {"agent_id": "alice", "agent_turn_id": "$running"},
     ),
     Damage(
         "context_boxes_never_change",

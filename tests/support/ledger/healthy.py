@@ -3,8 +3,9 @@
 Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a
 timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
-turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is
-paused with a queued turn. A box was made of the cards of Alice's plain turn.
+turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
+after the first turn of a conversation. Heidi is paused with a queued turn. A box was made of the cards of Alice's plain
+turn.
 """
 
 from tests.support.ledger.agents import (
@@ -44,12 +45,12 @@ from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
-DAVE, EVE, FRANK, GRACE = AgentId("dave"), AgentId("eve"), AgentId("frank"), AgentId("grace")
+DAVE, EVE, FRANK, GRACE, HEIDI = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "heidi"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -59,6 +60,8 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["child"] = await _child(pool, turns["called"])
     turns["failed"] = await _failed(pool)
     turns["acted"] = await _acted(pool)
+    await ask(pool, GRACE, conversation_id="c1")
+    turns["talked"] = await play(pool, GRACE)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -73,8 +76,8 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     for name, turn in turns.items():
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
-    await set_agent_status(pool, PROJECT, GRACE, "pause", LOCAL)
-    await ask(pool, GRACE)
+    await set_agent_status(pool, PROJECT, HEIDI, "pause", LOCAL)
+    await ask(pool, HEIDI)
     made = made_box_id(PROJECT, "made")
     parts = [{"text": "before"}, {"box_id": turns["plain"].output_box_id}]
     wanted = BoxMakeRequest.model_validate({"parts": parts})
