@@ -1,6 +1,6 @@
 -- The rights of bridges and workers in the ledger, if they have roles of their own (docs/security.md). Neither may change
 -- a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators ask. Neither may delete rows,
--- except a worker those of workers that are gone, and a bridge tools.
+-- except a worker those of workers and listeners that are gone, and a bridge tools.
 
 -- name: find_roles :many
 -- Which of these roles exist, and whether one owns the ledger.
@@ -59,6 +59,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
     ('state.workers', 'SELECT, INSERT, UPDATE (last_seen_at, protocol_level)',
      'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads, protocol_level)'),
+    ('state.listeners', 'SELECT',
+     'SELECT, INSERT, DELETE, UPDATE (description, agent_id, is_agent, peers, root_tag, xsd, answers, declared_at)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),

@@ -16,7 +16,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import JsonContent, TextContent, read_content
 from turnstile.schema.profiles import Choice, RuntimeConfig
 from turnstile.schema.pump.documents import BadPayload, PayloadCode, read_root, repaired
-from turnstile.schema.pump.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
+from turnstile.schema.pump.listeners import RESPOND, SEND, THINK, BadListener, Listener, Registry, Thought
 from turnstile.schema.pump.payloads import Payload, is_reserved
 from turnstile.schema.pump.peers import tool_parameters
 from turnstile.schema.pump.primitives import (
@@ -30,7 +30,6 @@ from turnstile.schema.pump.threads import MessageKind, MessageStatus
 from turnstile.schema.states import TurnStatus
 
 log = logging.getLogger(__name__)
-SEND = "send_"
 _SHOWN = 80
 """Characters of a name that a log line shows."""
 
@@ -179,7 +178,7 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
     try:
         return RuntimeConfig(
             choices=choices(registry, listener),
-            instructions=registry.usage_instructions(listener.name),
+            instructions=registry.tool_instructions(listener.name),
             remember=True,
         )
     except ValidationError as error:

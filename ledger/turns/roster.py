@@ -11,7 +11,7 @@ from pydantic import Json, ValidationError
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import box_cards
-from turnstile.ledger.turns.lease import Lease, dispatch_next
+from turnstile.ledger.turns.lease import NewLease, dispatch_next
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content
 from turnstile.schema.errors import BadRequest, Refused
@@ -206,7 +206,7 @@ async def put_agent(
 
 async def set_agent_status(
     pool: Pool, project: ProjectId, agent: AgentId, action: StatusAction, origin: Origin
-) -> tuple[bool, list[Lease]]:
+) -> tuple[bool, list[NewLease]]:
     """Pause, resume or retire an agent; returns whether that changed its status, and a resumed agent's lease.
 
     After a pause the agent takes no lease: its turn in hand goes on, and what is queued stays queued. A retired agent
@@ -214,7 +214,7 @@ async def set_agent_status(
     """
     edge = uuid7()
 
-    async def change(conn: Connection) -> tuple[bool, list[Lease]]:
+    async def change(conn: Connection) -> tuple[bool, list[NewLease]]:
         changed = await set_status_on(conn, project, agent, action, origin, edge)
         return changed, [] if action == "pause" else await dispatch_next(conn, [(project, agent)])
 

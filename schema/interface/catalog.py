@@ -22,7 +22,7 @@ from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
 from turnstile.schema.wire import box_requests, events, inbox, ui_actions
 from turnstile.schema.wire import roster_requests as roster
-from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeReply
+from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,15 @@ VERBS = (
         section="9",
         request=inbox.ThreadDescribeRequest,
         reply=ThreadDescribeReply,
+        callers=(Role.OPERATOR,),
+        durable=False,
+    ),
+    Verb(
+        name="listener.list",
+        summary="List listeners with their peers and the XML schemas of their payloads.",
+        section="9",
+        request=inbox.ListenerListRequest,
+        reply=ListenerListReply,
         callers=(Role.OPERATOR,),
         durable=False,
     ),

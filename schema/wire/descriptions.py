@@ -20,6 +20,7 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
+from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import (
     EndReason,
     MessageId,
@@ -229,3 +230,10 @@ class ThreadDescribeReply(Reply):
     """Its first 1000 messages, in order."""
     replies: tuple[ReplyLine, ...] = ()
     """Its answers, oldest first."""
+
+
+class ListenerListReply(Reply):
+    """Reply to `listener.list`."""
+
+    listeners: tuple[ListenerView, ...] = ()
+    """The listeners by name."""

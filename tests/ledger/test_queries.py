@@ -16,6 +16,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
@@ -90,6 +91,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
+    "declare_listeners": NOTHING,
     "describe_call": set(descriptions.CallView.model_fields) | {"held"},
     "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.NewLease,
@@ -140,6 +142,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_thread_messages": descriptions.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
     "list_thread_replies": descriptions.ReplyLine,
+    "list_listeners": set(ListenerView.model_fields),
     "list_served": {"listener", "workers"},
     "list_unserved": thread_views.Unserved,
     "list_threads": descriptions.ThreadLine,

@@ -217,7 +217,8 @@ async def test_a_conversation(cast: Cast) -> None:
     assert answer.payload == "<shouted><text>HI</text></shouted>"
     await cast.client.client.command("send", {"to": "shouter", "payload": {"text": "again"}}, uuid7())
     shown = await cast.operator.request("thread.describe", {"thread_id": str(answer.thread_id)})
-    assert shown["status"] == "accepted"
+    listed = await cast.operator.request("listener.list", {})
+    assert (shown["status"], listed["status"]) == ("accepted", "accepted")
 
 
 async def test_an_operator_changes_the_roster(cast: Cast) -> None:

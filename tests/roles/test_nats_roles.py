@@ -58,6 +58,7 @@ MAY: dict[str, tuple[str, ...]] = {
 }
 OPERATOR_VERBS = (
     "thread.describe",
+    "listener.list",
     *(f"agent.{verb}" for verb in ("put", "list", "pause", "resume", "retire")),
     *("profile.put", "profile.list", "tool.put", "tool.list", "tool.remove"),
 )

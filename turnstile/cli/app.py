@@ -22,7 +22,7 @@ from turnstile.cli.operations import (
 )
 from turnstile.cli.processes import servers
 from turnstile.cli.roster import agents, profiles, tools
-from turnstile.cli.threads import thread_commands
+from turnstile.cli.threads import listeners, thread_commands
 from turnstile.cli.turns import boxes, inbox, turn_commands, watch
 from turnstile.runtime.release import release
 
@@ -68,6 +68,7 @@ for name, commands, purpose in (
 turn_commands.register(app)
 conversation_commands.register(app)
 watch.register(app)
+listeners.register(app)
 top.register(app)
 safety.register(app)
 retention.register(app)

@@ -29,11 +29,13 @@ async def sign_on(
     serves: Serves | None = None,
     signed: asyncio.Event | None = None,
     reach: Callable[[], Awaitable[None]] | None = None,
+    declare: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Say in `state.workers`, now and then, that this worker serves its targets, and listeners; `signed` once it is.
 
-    `reach` raises `ServerUnavailable` while the server by which it is rung is away. What is to begin once it has signed
-    on is not kept waiting: at first both servers are waited for, as at any start.
+    `declare` runs once, after the first time. `reach` raises `ServerUnavailable` while the server by which it is rung
+    is away. What is to begin once it has signed on is not kept waiting: at first both servers are waited for, as at any
+    start.
     """
 
     async def say(*, anew: bool = False) -> None:
@@ -43,6 +45,8 @@ async def sign_on(
         if reach is not None:
             await await_server("Temporal", reach)
         await await_server("PostgreSQL", say)
+        if declare is not None:
+            await await_server("PostgreSQL", declare)
         if signed is not None:
             signed.set()
 

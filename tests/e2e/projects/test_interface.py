@@ -129,6 +129,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             refused = await client.request("send", {"to": "shouter", "payload": {"text": "hi"}, "thread_id": "none"})
             assert refused["status"] == "rejected"
             await client.request("thread.describe", {"thread_id": answer.thread_id})
+            await client.request("listener.list", {"listener": "shouter"})
             sent = await acked(client, tap, "send", {"to": "shouter", "payload": "<shout><text>hi</text></shout>"})
             await caller.heard(str(sent["message_id"]))
             assert set((await probe_streams(here.conn)).values()) == {None}
@@ -162,7 +163,7 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
         await client.request(verb, {})
     await client.request("tool.remove", {"tool_name": "spare"})
     await client.request("box_replace", memory)
-    for verb, payload in (
+    durable: tuple[tuple[str, JsonObject], ...] = (
         ("box_fork", {"box_id": box, "correlation_id": "fork"}),
         ("box_make", {"parts": [{"text": "hi"}]}),
         ("box_replace", memory),
@@ -170,7 +171,8 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
         ("report", {"tool_call_id": call, "status": "success", "result": 1}),
         ("stop", {"agent_turn_id": turn}),
         ("enqueue", {"agent_id": "nobody", "instruction": "hi"}),
-    ):
+    )
+    for verb, payload in durable:
         await acked(client, tap, verb, dict(payload))
     # another bridge's agent, so that a doorbell leaves this one's process
     await add_agent(hand.tenant.pool, hand.tenant.project, AgentId("away"), "alice-profile", worker_target="elsewhere")

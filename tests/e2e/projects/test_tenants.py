@@ -263,7 +263,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "agent.put": AgentPutRequest,
     "tool.remove": ToolRemoveRequest,
 }
-NAME_NOTHING = {"agent.list", "profile.list", "profile.put", "tool.list", "tool.put"}
+NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "tool.list", "tool.put"}
 """Verbs whose arguments name nothing that is there: they list or store what is the subject's project's."""
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),

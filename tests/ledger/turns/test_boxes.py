@@ -225,12 +225,12 @@ async def made(pool: Pool, *parts: Any) -> list[str]:
     """The types of the cards of a new box."""
     box = new_box_id()
     await make(pool, *parts, box=box)
-    return [card.type for card in await pool.run(lambda conn: box_cards(conn, PROJECT, box)) or ()]
+    return [card.type for card in await pool.run(lambda conn: box_cards(conn, PROJECT, box)) or []]
 
 
 async def test_a_box_of_parts_has_their_cards_in_order(agents: Pool) -> None:
     context, box = await packed(agents, "first", "second", "third"), new_box_id()
-    [first, *_] = await agents.run(lambda conn: box_cards(conn, PROJECT, context)) or ()
+    [first, *_] = await agents.run(lambda conn: box_cards(conn, PROJECT, context)) or []
     parts = [
         {"text": "before"},
         {"box_id": context, "last": 2},
@@ -240,7 +240,7 @@ async def test_a_box_of_parts_has_their_cards_in_order(agents: Pool) -> None:
     ]
     assert await make(agents, *parts, box=box) == (6, True)
     cards = await agents.run(lambda conn: box_cards(conn, PROJECT, box)) or []
-    assert [card.content.get("text") for card in cards] == ["before", "second", "third", "first", "after", None]
+    assert await texts(agents, box) == ["before", "second", "third", "first", "after", "task.result_fields"]
     roles = [(card.type, card.metadata.role, card.metadata.author_id) for card in (cards[0], *cards[4:])]
     assert roles == [
         ("task.instruction", "user", "user.test"),
@@ -272,7 +272,7 @@ async def test_a_card_that_parts_share_is_taken_once(agents: Pool) -> None:
 
 async def test_cards_that_are_deleted_or_expired_are_no_parts(agents: Pool) -> None:
     box = await packed(agents, "deleted", "expired", "there")
-    deleted, expired, _ = [card.card_id for card in await agents.run(lambda conn: box_cards(conn, PROJECT, box)) or ()]
+    deleted, expired, _ = [card.card_id for card in await agents.run(lambda conn: box_cards(conn, PROJECT, box)) or []]
     await rows(agents, "UPDATE cards SET deleted_at = now() WHERE card_id = $1", deleted)
     await rows(agents, "UPDATE cards SET expires_at = now() - interval '1 s' WHERE card_id = $1", expired)
     new = new_box_id()
@@ -311,14 +311,14 @@ async def test_a_box_of_parts_that_waited_for_its_twin_finds_the_twins(agents: P
 async def test_one_missing_part_refuses_the_whole(agents: Pool) -> None:
     """What another project or channel has is missing, too, and nobody is told which it is."""
     source = await packed(agents, "a")
-    [own] = await agents.run(lambda conn: box_cards(conn, PROJECT, source)) or ()
+    [own] = await agents.run(lambda conn: box_cards(conn, PROJECT, source)) or []
     turn = await lease(agents)
     await begin(agents, turn)
     await finish(agents, turn)
-    [*_, deliverable] = await agents.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id)) or ()
+    [*_, deliverable] = await agents.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id)) or []
     other = ChannelId("u_other")
     before = await value(agents, "SELECT count(*) FROM boxes"), await value(agents, "SELECT count(*) FROM cards")
-    for part, code, where in (
+    refusals: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         ({"box_id": new_box_id()}, "unknown_box", {}),
         ({"card_id": "none"}, "unknown_card", {}),
         ({"box_id": source}, "unknown_box", {"project": ProjectId("other")}),
@@ -327,7 +327,8 @@ async def test_one_missing_part_refuses_the_whole(agents: Pool) -> None:
         ({"box_id": turn.output_box_id, "last": 1}, "unknown_box", {"channel": other}),
         ({"box_id": turn.context_box_id}, "unknown_box", {"channel": other}),
         ({"card_id": deliverable.card_id}, "unknown_card", {"channel": other}),
-    ):
+    ]
+    for part, code, where in refusals:
         with pytest.raises(Refused, match="part 2 names no", check=lambda error, code=code: error.code == code):
             await make(agents, {"text": "new"}, part, {"text": "more"}, **where)
     after = await value(agents, "SELECT count(*) FROM boxes"), await value(agents, "SELECT count(*) FROM cards")
@@ -357,7 +358,7 @@ async def test_a_box_of_parts_has_a_bounded_number_of_cards(agents: Pool) -> Non
 
 async def test_a_box_of_parts_waits_for_retention_and_retention_passes_by_it(agents: Pool) -> None:
     source = await packed(agents, "a")
-    [card] = await agents.run(lambda conn: box_cards(conn, PROJECT, source)) or ()
+    [card] = await agents.run(lambda conn: box_cards(conn, PROJECT, source)) or []
     parts = of_parts({"card_id": card.card_id})
     async with in_flight(agents, lambda conn: compose_box(conn, PROJECT, CHANNEL, parts, new_box_id(), "user.test")):
         locked = await rows(agents, f"{LOCK} SKIP LOCKED", source)
@@ -371,22 +372,22 @@ async def test_a_box_of_parts_waits_for_retention_and_retention_passes_by_it(age
         await overtaken(agents, lambda conn: _removed(conn, source), make(agents, {"box_id": source}))
 
 
-@pytest.mark.parametrize(
-    ("parts", "told"),
-    [
-        ([], "at least 1 item"),
-        ([{}], "a part has one of box_id, card_id, text and fields"),
-        (["text"], "a part has one of"),
-        ([{"text": "a", "card_id": "b"}], "Extra inputs"),
-        ([{"box_id": "x"}], "uuid"),
-        ([{"box_id": new_box_id(), "last": 0}], "greater than or equal to 1"),
-        ([{"box_id": new_box_id(), "types": ["task.instructoin"]}], "task.instruction"),
-        ([{"text": "a", "type": "tool.result"}], "task.instruction"),
-        ([{"text": ""}], "at least 1 character"),
-        ([{"fields": []}], "at least 1 item"),
-        ([{"box_id": new_box_id()}] * 101, "at most 100 parts name a box"),
-    ],
-)
+NO_PARTS: list[tuple[list[Any], str]] = [
+    ([], "at least 1 item"),
+    ([{}], "a part has one of box_id, card_id, text and fields"),
+    (["text"], "a part has one of"),
+    ([{"text": "a", "card_id": "b"}], "Extra inputs"),
+    ([{"box_id": "x"}], "uuid"),
+    ([{"box_id": new_box_id(), "last": 0}], "greater than or equal to 1"),
+    ([{"box_id": new_box_id(), "types": ["task.instructoin"]}], "task.instruction"),
+    ([{"text": "a", "type": "tool.result"}], "task.instruction"),
+    ([{"text": ""}], "at least 1 character"),
+    ([{"fields": []}], "at least 1 item"),
+    ([{"box_id": new_box_id()}] * 101, "at most 100 parts name a box"),
+]
+
+
+@pytest.mark.parametrize(("parts", "told"), NO_PARTS)
 def test_a_part_that_is_none_is_told(parts: list[Any], told: str) -> None:
     with pytest.raises((ValidationError, BadRequest), match=told):
         of_parts(*parts)

@@ -35,7 +35,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.ledger.turns.intake import Enqueued
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.ledger.turns.roster import (
     LOCAL,
     Origin,
@@ -216,7 +216,7 @@ async def test_a_tool_needs_a_project_that_can_be_a_token(pool: Pool) -> None:
         await put_tool(pool, ProjectId("a.b"), tool())
 
 
-async def set_status(pool: Pool, action: StatusAction, agent: AgentId = ALICE) -> tuple[bool, list[Lease]]:
+async def set_status(pool: Pool, action: StatusAction, agent: AgentId = ALICE) -> tuple[bool, list[NewLease]]:
     return await set_agent_status(pool, PROJECT, agent, action, LOCAL)
 
 

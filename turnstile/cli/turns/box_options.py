@@ -31,6 +31,12 @@ _SENDER = "turnstile.cli"
 Answer = TypeVar("Answer", bound=Reply)
 
 
+class PlacedCard(Card):
+    """A card with its position in the box that is shown."""
+
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The arguments of `agent memory`."""
@@ -135,20 +141,20 @@ async def show_box(session: Session, box: str, last: int | None) -> None:
         cards = await pool.run(lambda conn: box_cards(conn, session.project, named))
     if cards is None:
         raise Refused("unknown_box", f"project {session.project} has no box {named}")
-    numbered = [*enumerate(cards, 1)][-last:] if last else [*enumerate(cards, 1)]
+    placed = [PlacedCard(position=place, **dict(card)) for place, card in enumerate(cards, 1)]
+    shown = placed[-last:] if last else placed
     if session.out.as_json:
-        shown = [{"position": place, **card.model_dump(mode="json")} for place, card in numbered]
-        session.out.document({"box_id": named, "cards": [*shown]})
+        session.out.document({"box_id": named, "cards": [each.model_dump(mode="json") for each in shown]})
         return
     session.out.records(
         f"cards of box {named}",
-        numbered,
+        shown,
         {
-            "position": lambda row: row[0],
-            "type": lambda row: row[1].type,
-            "by": lambda row: row[1].metadata.author_id,
-            "card": lambda row: row[1].card_id,
-            "content": lambda row: _beginning(row[1]),
+            "position": lambda card: card.position,
+            "type": lambda card: card.type,
+            "by": lambda card: card.metadata.author_id,
+            "card": lambda card: card.card_id,
+            "content": _beginning,
         },
         cut="content",
     )
