@@ -10,16 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import (
-    AgentId,
-    AgentTurnId,
-    BoxId,
-    CardId,
-    ChannelId,
-    InboxId,
-    ProjectId,
-    ToolCallId,
-)
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, ToolCallId
 from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
 
 

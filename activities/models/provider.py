@@ -13,14 +13,7 @@ from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
 from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
-from turnstile.runtime.ports import (
-    ContentDelta,
-    ModelDone,
-    ModelEvent,
-    ModelRequest,
-    ReasoningDelta,
-    ToolCallDelta,
-)
+from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
 from turnstile.schema.errors import ModelError
 
 _GRACE_SECONDS = 5.0

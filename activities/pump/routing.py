@@ -19,13 +19,7 @@ from turnstile.schema.pump.documents import BadPayload, PayloadCode, read_root, 
 from turnstile.schema.pump.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
 from turnstile.schema.pump.payloads import Payload, is_reserved
 from turnstile.schema.pump.peers import tool_parameters
-from turnstile.schema.pump.primitives import (
-    HandlerResponse,
-    Huh,
-    ResponseKind,
-    SystemErrorMessage,
-    is_system_message,
-)
+from turnstile.schema.pump.primitives import HandlerResponse, Huh, ResponseKind, SystemErrorMessage, is_system_message
 from turnstile.schema.pump.threads import MessageKind, MessageStatus
 from turnstile.schema.states import TurnStatus
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import cast
 
-from turnstile.activities.pump.handler_run import let_run
+from turnstile.activities.pump.handler_run import run_as_task
 from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
@@ -194,7 +194,7 @@ class InboxService(Claims):
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:
-            answered = await let_run(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
+            answered = await run_as_task(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
         except TimeoutError:
             return _failure(turn, begun, LATE, f"no answer in {self._deadline:g} s")
         if answered.cancelled():

@@ -27,12 +27,7 @@ from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, new_box_id
 from turnstile.schema.states import HeadStatus, ReplyStatus
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.box_requests import (
-    BoxForkReply,
-    BoxForkRequest,
-    BoxReplaceReply,
-    BoxReplaceRequest,
-)
+from turnstile.schema.wire.box_requests import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
 from turnstile.schema.wire.descriptions import DescribeReply
 from turnstile.schema.wire.events import Message, StateEvent
 from turnstile.schema.wire.inbox import (

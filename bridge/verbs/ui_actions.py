@@ -18,13 +18,13 @@ from turnstile.activities.calls.action_turn import ActionCall, action_call
 from turnstile.activities.calls.outgoing import Place
 from turnstile.bridge.publishing.best_effort import SENDER
 from turnstile.bridge.verbs.handlers import dispatched
-from turnstile.bridge.verbs.instrumented import observed
+from turnstile.bridge.verbs.instrumented import instrumented
 from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
 from turnstile.bridge.verbs.rate_limits import Throttle
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.action_lookup import ActionTurn, find_action
-from turnstile.ledger.turns.intake import enqueue_action
+from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.lease import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
@@ -135,7 +135,7 @@ class UiActions:
         self._admission = admission
         self._throttle = throttle
         self._telemetry = telemetry
-        self._act = observed({VERB: self._find_or_enqueue}, telemetry)[VERB]
+        self._act = instrumented({VERB: self._find_or_enqueue}, telemetry)[VERB]
         self._log = LimitedLog(logger)
         self.unreadable = 0
 
@@ -187,7 +187,7 @@ class UiActions:
             if self._throttle is not None and (wait := self._throttle.take(project)):
                 raise rate_limited(wait)
             _check(request, action, tool)
-            done = await enqueue_action(
+            done = await enqueue(
                 self._pool,
                 project,
                 channel,

@@ -17,15 +17,7 @@ from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.ledger.turns.lease import Lease
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-    CardType,
-    FieldsSchemaContent,
-    JsonContent,
-    Role,
-    TextContent,
-    make_card,
-)
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import (
     AgentId,
@@ -105,7 +97,7 @@ async def enqueue(
     pool: Pool,
     project: ProjectId,
     channel: ChannelId,
-    request: EnqueueRequest,
+    request: EnqueueRequest | UiAction,
     incoming: Mapping[str, str],
     *,
     depth_limit: int,
@@ -115,44 +107,18 @@ async def enqueue(
     """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
     The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass the one behind `project_full`.
+    A UI action leases its agent at once, or is answered `busy` and writes nothing (protocol §7.10); the caller must
+    have checked that its tool may be called.
     """
+    action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
-    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender, admission)
-
-
-async def enqueue_action(
-    pool: Pool,
-    project: ProjectId,
-    channel: ChannelId,
-    action: UiAction,
-    incoming: Mapping[str, str],
-    *,
-    depth_limit: int,
-    sender: str,
-    admission: Admission = UNLIMITED,
-) -> Enqueued:
-    """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
-
-    Raises as `enqueue` does. The caller must have checked that the tool may be called.
-    """
-    if action.text_bytes() > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
-    request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
-    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender, admission)
-
-
-async def _enqueue(
-    pool: Pool,
-    project: ProjectId,
-    channel: ChannelId,
-    request: EnqueueRequest,
-    incoming: Mapping[str, str],
-    action: UiAction | None,
-    depth_limit: int,
-    sender: str,
-    admission: Admission,
-) -> Enqueued:
+        text, way = (
+            ("the arguments of an action are", "") if action else ("text in a request is", ": put it into a box")
+        )
+        raise Refused("text_too_large", f"{text} limited to {TEXT_LIMIT_BYTES} bytes{way}")
+    if isinstance(request, UiAction):
+        named = {"agent_id": request.agent_id, "correlation_id": request.correlation_id, "metadata": request.metadata}
+        request = EnqueueRequest.model_validate(named)
     command = Enqueue(
         project_id=project,
         channel_id=channel,
@@ -292,8 +258,9 @@ async def stop_queued_turn(
     conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
 ) -> QueuedStop | None:
     """End a queued turn (protocol §6, stop); returns None if it is not queued."""
-    row = await query("stop_queued_turn").opt(
+    return await query("stop_queued_turn").opt_as(
         conn,
+        QueuedStop,
         project_id=project,
         agent_id=agent,
         agent_turn_id=turn,
@@ -303,4 +270,3 @@ async def stop_queued_turn(
         new_box_id=new_box_id(),
         error_code=error_code,
     )
-    return None if row is None else QueuedStop.model_validate(dict(row))

@@ -73,8 +73,7 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
 
 async def list_profiles(pool: Pool, project: ProjectId) -> list[ProfileRow]:
     """The project's profiles by name."""
-    rows = await pool.run(lambda conn: query("list_profiles").many(conn, project_id=project))
-    return [ProfileRow.model_validate(dict(row)) for row in rows]
+    return await pool.run(lambda conn: query("list_profiles").all_as(conn, ProfileRow, project_id=project))
 
 
 async def add_agent(
@@ -143,8 +142,7 @@ async def get_profile(pool: Pool, project: ProjectId, name: str) -> JsonObject:
 
 async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:
     """The project's agents by id."""
-    rows = await pool.run(lambda conn: query("list_agents").many(conn, project_id=project))
-    return [AgentRow.model_validate(dict(row)) for row in rows]
+    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentRow, project_id=project))
 
 
 async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:

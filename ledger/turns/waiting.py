@@ -172,8 +172,7 @@ async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[Inb
 
 async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
     """Inject timeouts at the deadline; returns all due rows, none before the deadline or if the gate is closed."""
-    rows = await query("inject_timeouts").many(conn, **gate(turn))
-    return [Ring.model_validate(dict(row)) for row in rows]
+    return await query("inject_timeouts").all_as(conn, Ring, **gate(turn))
 
 
 async def request_stop(
@@ -193,5 +192,4 @@ async def request_stop(
 
 async def describe_call(conn: Connection, project: ProjectId, call: ToolCallId) -> CallView | None:
     """The call, if the project has it."""
-    row = await query("describe_call").opt(conn, project_id=project, tool_call_id=call)
-    return None if row is None else CallView.model_validate(dict(row))
+    return await query("describe_call").opt_as(conn, CallView, project_id=project, tool_call_id=call)

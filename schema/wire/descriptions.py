@@ -8,17 +8,7 @@ from pydantic_core import from_json
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card
-from turnstile.schema.ids import (
-    AgentId,
-    AgentTurnId,
-    BoxId,
-    CardId,
-    ChannelId,
-    InboxId,
-    ProjectId,
-    StepId,
-    ToolCallId,
-)
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
 from turnstile.schema.pump.threads import (
     EndReason,
     MessageId,

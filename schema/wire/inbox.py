@@ -6,10 +6,10 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id, token
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.pump.threads import MessageId, ThreadId
 from turnstile.schema.states import AfterExecution, InboxStatus, ReplyStatus, TurnStatus
@@ -24,7 +24,7 @@ REQUEST_ID_LIMIT = 256
 class EnqueueRequest(Strict):
     """Arguments of `enqueue` (protocol §6). An instruction, a context box or the agent's memory box is required."""
 
-    agent_id: AgentId
+    agent_id: AgentToken
     """The agent of the project that shall run the turn."""
     instruction: str | None = Field(default=None, min_length=1)
     """The instruction as text; it becomes a card after those of the context box."""
@@ -44,11 +44,6 @@ class EnqueueRequest(Strict):
     """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
     """The caller's own notes; stored, and never shown to a model."""
-
-    @field_validator("agent_id")
-    @classmethod
-    def _agent_token(cls, value: AgentId) -> AgentId:
-        return AgentId(token(value, "agent_id"))
 
     @field_validator("context_box_id", "output_box_id")
     @classmethod

@@ -7,7 +7,8 @@ answer.
 import asyncio
 import stat
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -75,42 +76,41 @@ class _Doctor:
         target, names = self.settings.pump.worker_target, self.settings.pump.listeners
         try:
             wanted = sorted(load_registry(names).listeners) if names else []
-            pool = Pool(
-                addresses.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
-            )
         except BadListener as error:
             return [Check(name="listeners", status="fail", says=str(error), hint="no worker starts with them")]
-        except ConfigError:
-            return []
         try:
-            async with asyncio.timeout(SECONDS):
+            async with self._ledger() as pool:
                 served = await pool.run(lambda conn: list_served(conn, target))
                 waited = await pool.run(lambda conn: list_unserved(conn, [target], older_seconds=0, row_limit=20))
+        except ConfigError:
+            return []
         except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             says = f"the database could not be queried for them ({type(error).__name__})"
             return [Check(name="listeners", status="warn", says=says)] if names else []
-        finally:
-            await pool.close()
         return _served(target, wanted, served, waited)
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
         """The models of all profiles and those given on the command line."""
-        wanted = dict.fromkeys(self.models)
         try:
-            pool = Pool(
-                addresses.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
-            )
-        except ConfigError:
-            return list(wanted), []
-        try:
-            async with asyncio.timeout(SECONDS):
+            async with self._ledger() as pool:
                 found = await pool.run(list_profile_models)
+        except ConfigError:
+            return list(dict.fromkeys(self.models)), []
         except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             says = f"profiles could not be read ({type(error).__name__})"
-            return list(wanted), [Check(name="profiles", status="warn", says=says)]
+            return list(dict.fromkeys(self.models)), [Check(name="profiles", status="warn", says=says)]
+        return list(dict.fromkeys((*self.models, *(each.model for each in found)))), []
+
+    @asynccontextmanager
+    async def _ledger(self) -> AsyncGenerator[Pool]:
+        """The ledger for at most `SECONDS`; raises `ConfigError` if its address is not known."""
+        url = addresses.database_url(self.settings, self.data)
+        pool = Pool(url, size=1, name="turnstile doctor", patience=SECONDS)
+        try:
+            async with asyncio.timeout(SECONDS):
+                yield pool
         finally:
             await pool.close()
-        return list(wanted | dict.fromkeys(each.model for each in found)), []
 
 
 async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
@@ -198,7 +198,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
 def _served(target: str, wanted: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]) -> list[Check]:
     """One line for the served or missing listeners, and one for each unserved listener that messages wait for."""
     hint = "start `turnstile worker` with these [pump].listeners"
-    found = [Check(name="listeners", status="fail", says=each.told(), hint=hint) for each in waited]
+    found = [Check(name="listeners", status="fail", says=each.sentence(), hint=hint) for each in waited]
     missing = sorted(set(wanted) - set(served))
     if missing:
         says = f"no worker of {target!r} has {', '.join(missing)}"

@@ -30,13 +30,7 @@ from turnstile.schema.tools import expand_subject
 from turnstile.schema.wire import subjects
 from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection, connect
-from turnstile.transport.stream_probe import (
-    Consumer,
-    answers,
-    list_consumers,
-    named_consumers,
-    probe_streams,
-)
+from turnstile.transport.stream_probe import Consumer, answers, list_consumers, named_consumers, probe_streams
 from turnstile.transport.streams import wakeup_consumer
 
 _LATE_SECONDS = 15.0

@@ -11,13 +11,7 @@ from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
-from turnstile.cli.turns.turn_report import (
-    document_of,
-    link_of,
-    print_deliverable,
-    print_timeline,
-    read_report,
-)
+from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, print_timeline, read_report
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.processes.addresses import nats_url

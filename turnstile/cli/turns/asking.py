@@ -1,7 +1,7 @@
-"""`enqueue`: over NATS, where a bridge answers, or straight into the ledger; and what became of it, with `--wait`.
+"""Enqueues a turn, over NATS or directly into the ledger, and with `--wait` follows it to its end.
 
-A bridge is waited for before anything is sent, so that the request itself is sent once. Subscribed before it, so that
-no event of the turn is missed.
+It waits for a bridge before it sends the request, so that the request is sent once, and subscribes before that, so that
+it misses no event of the turn.
 """
 
 from collections.abc import Generator
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
-from turnstile.cli.session import Session, patiently
-from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages, telling_interrupt, wait_turn, ways_of
+from turnstile.cli.errors import REFUSED, CommandFailed
+from turnstile.cli.session import HEADERS, SENDER, Session
+from turnstile.cli.turns.follow import explaining_interrupt, follow_turn, look_at, printing_outages, wait_turn, ways_of
 from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_end
 from turnstile.schema.base import JsonObject
@@ -21,23 +21,21 @@ from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
-from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+from turnstile.sdk.client import BridgeClient, accepted
 from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turns import turn_of
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
 
-_SENDER = "turnstile.cli"
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What `enqueue` was given."""
+    """The arguments of `enqueue`."""
 
     agent: str
     text: str | None
-    """None where a context box says it all."""
+    """None if the turn reads only a context box."""
     correlation_id: str | None = None
     fields: str | None = None
     profile: str | None = None
@@ -54,7 +52,7 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
             _print_reply(session, reply, wait=wait)
             if wait:
                 turn = turn_of(reply)
-                with telling_interrupt(session, f"turn {turn}", ways_of(turn)):
+                with explaining_interrupt(session, f"turn {turn}", ways_of(turn)):
                     await wait_turn(session, pool, turn)
                 await print_end(session, pool, turn_of(reply))
     elif wait:
@@ -70,7 +68,7 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
 
 @contextmanager
 def _naming_direct() -> Generator[None]:
-    """What an enqueue can do without a bridge or NATS."""
+    """Add to an error that `--direct` needs neither bridge nor NATS."""
     try:
         yield
     except ServerUnavailable as error:
@@ -83,7 +81,7 @@ async def ask_and_follow(
 ) -> AgentTurnId:
     """Enqueue over NATS and show the turn live until it has ended; returns its id.
 
-    One that `goes_on` without this process is named when Ctrl-C ends the waiting.
+    With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
     """
     async with session.nats() as conn:
         client = BridgeClient(conn, session.project, session.channel)
@@ -91,9 +89,9 @@ async def ask_and_follow(
             reply = await enqueue(session, client, request)
             _print_reply(session, reply, wait=True)
             turn = turn_of(reply)
-            # one document with --json, so what streams is not shown there
+            # with --json one document is printed, so nothing is streamed
             view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
-            interrupt = telling_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
+            interrupt = explaining_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
             with printing_outages(session, conn), interrupt:
                 await follow_turn(session, look_at(session, pool, client, turn), events, view)
             return turn
@@ -101,35 +99,22 @@ async def ask_and_follow(
 
 async def enqueue(session: Session, client: BridgeClient, request: EnqueueRequest) -> EnqueueReply:
     """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
+    await session.await_bridge(client)
     try:
-        patience = session.settings.nats.patience_seconds
-        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
-    except ServerUnavailable as error:
-        raise NoBridge(str(error)) from None
-    try:
-        answer = await client.request("enqueue", request, headers={"CG-Sender": _SENDER})
+        answer = await client.request("enqueue", request, headers=HEADERS)
     except ServerUnavailable as error:
         raise ServerUnavailable(
             f"{error}; it may have been accepted: look at `turnstile turn list`. "
             "With a --correlation-id a request can be repeated safely"
         ) from None
-    reply = EnqueueReply.model_validate(answer)
-    raise_unless_accepted(reply)
-    return reply
+    return accepted(EnqueueReply, answer)
 
 
 async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
     """Ask the bridge to end the turn; raises `Refused` with its code, or `NoBridge`."""
+    request: JsonObject = {"agent_turn_id": turn, "reason": reason}
     async with session.bridge() as client:
-        try:
-            patience = session.settings.nats.patience_seconds
-            request: JsonObject = {"agent_turn_id": turn, "reason": reason}
-            answer = await patiently(lambda: client.request("stop", request), patience, session.out.remark)
-        except ServerUnavailable as error:
-            raise NoBridge(str(error)) from None
-    reply = StopReply.model_validate(answer)
-    raise_unless_accepted(reply)
-    return reply
+        return accepted(StopReply, await session.patiently(lambda: client.request("stop", request)))
 
 
 async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) -> None:
@@ -175,7 +160,7 @@ async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequ
         request,
         {},
         depth_limit=settings.protocol.max_recursion_depth,
-        sender=_SENDER,
+        sender=SENDER,
         admission=settings.limits.admission,
     )
     return done.reply

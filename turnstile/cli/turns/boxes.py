@@ -48,7 +48,6 @@ async def put(
     ]
     async with session.ledger() as pool:
         await pool.run(lambda conn: make_box(conn, session.project, box, cards))
-    if session.out.as_json:
-        session.out.document({"box_id": box, "card_ids": [card.card_id for card in cards]})
-    else:
-        session.out.line(f"box {box} with {len(cards)} texts")
+    session.out.result(
+        {"box_id": box, "card_ids": [card.card_id for card in cards]}, f"box {box} with {len(cards)} texts"
+    )

@@ -93,7 +93,7 @@ def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
 
 
 @contextmanager
-def telling_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
+def explaining_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
     """If Ctrl-C ends the block, print that `what` goes on; `ways` maps each command to what it does with it."""
     try:
         yield

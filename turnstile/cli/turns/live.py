@@ -1,7 +1,7 @@
-"""A turn as it happens, for people: streamed text, and events as dim lines between.
+"""Prints a turn live, for people: streamed text, and events as dim lines between.
 
 Chunks are lossy and come from every attempt of a step. A higher attempt replaces what the lower ones printed, which a
-separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are told. Decides nothing.
+separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are marked.
 """
 
 from typing import assert_never
@@ -29,8 +29,6 @@ class LiveView:
         self._silent = silent
         self._order = ChunkOrder()
         self._kind: ChunkType | None = None
-        self.streamed = False
-        """Whether any text of the answer was printed."""
 
     def take(self, event: WatchEvent) -> bool:
         """Print the event, if it is of the turn that is watched; True if it is a `task` event."""
@@ -78,7 +76,6 @@ class LiveView:
                 self.close()
             case ChunkType.CONTENT:
                 self._text(chunk, "")
-                self.streamed = True
             case ChunkType.REASONING:
                 self._text(chunk, "dim italic")
             case ChunkType.TOOL_CALL:
@@ -124,5 +121,5 @@ def _activity(payload: JsonObject) -> str:
     metadata = payload.get("metadata")
     if not isinstance(metadata, dict):
         return ""
-    told = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
-    return "".join(f", {each}" for each in told)
+    shown = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
+    return "".join(f", {each}" for each in shown)

@@ -91,15 +91,7 @@ async def stop(
 
     turn = await whole_id(session, turn)
     reply = await stop_turn(session, turn, reason)
-    if session.out.as_json:
-        session.out.document(reply)
-    else:
-        session.out.line(f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
-
-
-def register(root: typer.Typer) -> None:
-    """Add `enqueue` to the top level."""
-    command(root, "enqueue", project=True, channel=True)(enqueue)
+    session.out.result(reply, f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
 
 
 async def enqueue(
