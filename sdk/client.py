@@ -147,11 +147,7 @@ class BridgeClient:
         return accepted(reply, await self.request(verb, payload, headers=headers))
 
     async def command(
-        self,
-        verb: str,
-        payload: BaseModel | JsonObject,
-        request_id: str,
-        headers: Mapping[str, str] | None = None,
+        self, verb: str, payload: BaseModel | JsonObject, request_id: str, headers: Mapping[str, str] | None = None
     ) -> bool:
         """Publish a durable command; its answer is the `{verb}_ack` event with this `request_id`.
 

@@ -65,7 +65,7 @@ async def run_handler(handling: Awaitable[object], seconds: float, name: str) ->
 
 
 async def run_as_task(handling: Awaitable[object], seconds: float, name: str) -> asyncio.Task[object]:
-    """Run a handler as a task of this name; returns the finished task, raises `TimeoutError` at the deadline."""
+    """Run a handler as a task called `name`; returns the finished task, raises `TimeoutError` after `seconds`."""
     # In an empty context: the current one holds the ids of the thread, which a handler must not see (protocol §9.1).
     task = asyncio.create_task(_contained(handling), name=name, context=Context())
     task.add_done_callback(_ignore_error)

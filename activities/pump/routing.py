@@ -172,9 +172,7 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
     """The runtime config of every turn of this agent; raises `BadListener` if it is invalid."""
     try:
         return RuntimeConfig(
-            choices=choices(registry, listener),
-            instructions=registry.usage_instructions(listener.name),
-            remember=True,
+            choices=choices(registry, listener), instructions=registry.usage_instructions(listener.name), remember=True
         )
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

@@ -153,7 +153,7 @@ class InboxService(Claims):
                 if turn.agent_turn_id in self._stopped:
                     await self._end_stopped(turn)
             except StaleTurn:
-                log.info("turn %s: it went on without us", turn.agent_turn_id)
+                log.info("turn %s: another process has ended it", turn.agent_turn_id)
             except ServerUnavailable as error:
                 log.warning("turn %s: left to the safety net: %s", turn.agent_turn_id, error)
             except Exception:  # a turn that fails must not end the others

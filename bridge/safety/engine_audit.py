@@ -32,10 +32,7 @@ from turnstile.workflows import options
 _SECTION = "§8 engine"
 LOST = "turns_have_their_workflow"
 OVER = "workflows_have_their_turn"
-SENTENCES = {
-    LOST: "a live turn has an open workflow.",
-    OVER: "a turn that is over has no open workflow.",
-}
+SENTENCES = {LOST: "a live turn has an open workflow.", OVER: "a turn that is over has no open workflow."}
 _PAGE = 10_000
 _RPC_TIMEOUT = timedelta(seconds=10)
 

@@ -119,10 +119,7 @@ class Reconciler:
         late = await run(
             lambda conn: list_undispatched(conn, self.served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
-        if late:
-            await ensure_engine(self.client)
-        found = await for_each(late, self._describe)
-        return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
+        return [turn for turn, flow in await self._described(late) if not flow.open]
 
     async def reap_undispatched(self, late: Sequence[LiveTurn]) -> int:
         """End each turn whose workflow is closed; returns how many were ended.
@@ -140,15 +137,9 @@ class Reconciler:
         quiet = await run(
             lambda conn: list_silent(conn, self.served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
-        if quiet:
-            await ensure_engine(self.client)
-        found = await for_each(quiet, self._describe)
+        flows = await self._described(quiet)
         since = datetime.now(UTC) - timedelta(seconds=older_seconds)
-        return [
-            turn
-            for turn, flow in zip(quiet, found, strict=True)
-            if flow.open and (flow.heartbeat is None or flow.heartbeat < since)
-        ]
+        return [turn for turn, flow in flows if flow.open and (flow.heartbeat is None or flow.heartbeat < since)]
 
     async def reap_silent(self, quiet: Sequence[LiveTurn]) -> int:
         """Start each turn again with a new workflow, or end it after `MAX_RESTARTS`; returns how many were mended."""
@@ -178,6 +169,11 @@ class Reconciler:
                 request.next_page_token = page.next_page_token
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
+
+    async def _described(self, turns: Sequence[LiveTurn]) -> list[tuple[LiveTurn, Workflow]]:
+        if turns:
+            await ensure_engine(self.client)
+        return list(zip(turns, await for_each(turns, self._describe), strict=True))
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
         try:

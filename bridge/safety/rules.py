@@ -1,4 +1,4 @@
-"""The rules of the safety net (protocol §8): how each finds what went wrong, and how it mends it.
+"""The rules of the safety net (protocol §8): how each finds a fault, and how it repairs it.
 
 A rule finds rows by one statement. It reads live rows of served worker targets only, and many bridges may run it at
 once; if it changes rows, it claims them (`SKIP LOCKED`). `find` gets the function that runs statements, so a dry run
@@ -36,7 +36,7 @@ another claim is wasted work; a crash loses at most the starts in flight, which 
 
 @dataclass(frozen=True, slots=True)
 class WatchdogTimes:
-    """How old a state must be for its rule to act, in seconds (`[bridge]`)."""
+    """The age in seconds after which each rule acts (`[bridge]`)."""
 
     poll_interval: float = 1.0
     inbox_processing_timeout: float = 300.0
@@ -81,7 +81,7 @@ class LedgerRules:
     """The bridge's claim queue. With it a rule does not wait for starts, so many due rows do not delay other rules."""
 
     def all(self) -> list[Rule[Any]]:
-        """In the order in which they look."""
+        """All rules, in the order in which they run."""
         return [*self._by_ledger(), *self.more]
 
     def _by_ledger(self) -> list[Rule[Any]]:
@@ -156,7 +156,7 @@ class Rules(LedgerRules):
     reconciler: Reconciler
 
     def all(self) -> list[Rule[Any]]:
-        """In the order in which they look."""
+        """All rules, in the order in which they run."""
         engine, times = self.reconciler, self.times
         return [
             *self._by_ledger(),

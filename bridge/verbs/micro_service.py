@@ -44,7 +44,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Payload:
-    """The JSON object that a request came with: decoded when it is first read, and kept as it was last parsed."""
+    """The JSON object of a request: decoded when it is first read; the result of the last parse is kept."""
 
     def __init__(self, given: bytes | JsonObject) -> None:
         self._given = given

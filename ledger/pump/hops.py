@@ -286,13 +286,7 @@ async def _respond(
 
 
 async def _add_message(
-    conn: Connection,
-    thread: ThreadRef,
-    cause: _Ended,
-    segment: SegmentId,
-    sender: str,
-    kind: MessageKind,
-    payload: str,
+    conn: Connection, thread: ThreadRef, cause: _Ended, segment: SegmentId, sender: str, kind: MessageKind, payload: str
 ) -> None:
     message = MessageId(uuid7())
     card = await add_payload(conn, thread.project_id, message, payload, sender)

@@ -22,13 +22,12 @@ from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
     Card,
     CardType,
-    CardUnreadable,
     FallbackDeliverable,
     JsonContent,
     Role,
     TextContent,
-    content_of,
     make_card,
+    readable_content,
 )
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, ToolCallId, turn_card_id
@@ -287,10 +286,7 @@ def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reas
 def _last_thought(own: Sequence[Card]) -> str | None:
     for card in reversed(own):
         if card.type == CardType.THOUGHT:
-            try:
-                content = content_of(card)
-            except CardUnreadable:
-                return None
+            content = readable_content(card)
             return content.text if isinstance(content, TextContent) else None
     return None
 

@@ -50,7 +50,7 @@ _REFUSALS = {
 }
 _LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
-    "project_full": "the project has too many turns queued and in hand: again when some have ended",
+    "project_full": "the project has too many turns queued and active: again when some have ended",
 }
 
 
@@ -173,7 +173,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
-            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own try
+            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
             return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
         case "busy":
             busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")

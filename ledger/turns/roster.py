@@ -121,7 +121,7 @@ async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> 
         raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
     work = await query("count_agent_work").one(conn, **named)
     if work["live"] or work["queued"]:
-        raise Refused("agent_busy", f"agent {agent} has {work['live']} turn in hand and {work['queued']} that wait")
+        raise Refused("agent_busy", f"agent {agent} has {work['live']} active and {work['queued']} queued turns")
     head = await query("head_epoch").opt(conn, **named)
     await query("forget_agent").many(conn, **named, edge_id=uuid7())
     if head is not None:

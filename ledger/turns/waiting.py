@@ -136,10 +136,7 @@ async def report_call(
 
 def _lease_to_ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") -> Lease:
     values = dict(row)
-    values |= {
-        "project_id": project,
-        "inbox_id": inbox_id,
-    }
+    values |= {"project_id": project, "inbox_id": inbox_id}
     return Lease.model_validate(values)
 
 

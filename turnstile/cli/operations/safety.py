@@ -68,8 +68,7 @@ async def _run_once(session: "Session", *, dry_run: bool) -> None:
 
 
 async def rebuild_engine(
-    session: "Session",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the turns; start none.")] = False,
+    session: "Session", dry_run: Annotated[bool, typer.Option("--dry-run", help="List the turns; start none.")] = False
 ) -> None:
     """Start a new workflow for every live turn that has none, from the ledger; for a Temporal that lost its data.
 

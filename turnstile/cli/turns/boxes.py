@@ -38,11 +38,7 @@ async def put(
     box = new_box_id()
     cards = [
         make_card(
-            CardId(f"{box}-{number}"),
-            CardType.INSTRUCTION,
-            Role.USER,
-            TextContent(text=text),
-            author="turnstile.cli",
+            CardId(f"{box}-{number}"), CardType.INSTRUCTION, Role.USER, TextContent(text=text), author="turnstile.cli"
         )
         for number, text in enumerate(texts, 1)
     ]

@@ -51,8 +51,7 @@ async def show_all(
 
     wanted = AgentId(agent) if agent else None
     async with session.ledger() as pool:
-        if wanted:
-            await require_agent(pool, session.project, wanted)
+        await require_agent(pool, session.project, wanted)
         rows = await pool.run(lambda conn: list_turns(conn, session.project, wanted, row_limit=limit))
     session.out.records(
         f"turns of {agent or session.project}",

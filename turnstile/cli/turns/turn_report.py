@@ -44,14 +44,14 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class TurnReport(TurnEnd):
-    """What the ledger knows of a turn."""
+    """A turn with its steps and transcript."""
 
     steps: Sequence[StepView]
     transcript: Transcript
 
 
 async def read_end(pool: "Pool | None", session: Session, turn: AgentTurnId) -> TurnEnd:
-    """The report, or what a bridge tells where the ledger's driver is not installed."""
+    """The report from the ledger, or a shorter one from the bridge if the ledger's driver is not installed."""
     if pool is not None:
         return await read_report(pool, session, turn)
     async with session.bridge() as client:
