@@ -41,11 +41,12 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
 from turnstile.schema.ids import InboxId
 from turnstile.schema.message_types import asks_model
-from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
@@ -57,6 +58,7 @@ from turnstile.schema.turns import (
     StepSuspends,
     TurnRef,
 )
+from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -150,7 +152,7 @@ class StepActivities:
         if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
         has_model = asks_model(head.message_type)
-        await self._publish_start(step, "thinking" if has_model else "executing_tool")
+        await self._publish_start(step, Activity.THINKING if has_model else Activity.EXECUTING_TOOL)
         if not has_model:
             return await self._call_tool(step)
         pinned: PinnedConfig | None = None
@@ -165,12 +167,15 @@ class StepActivities:
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
-    async def _publish_start(self, step: CurrentStep, doing: str) -> None:
-        head = step.begun.head
-        opening = [step.turn_events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
-        if step.number == 1:
-            opening.insert(0, step.turn_events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
-        await step.turn_events.publish(*opening)
+    async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
+        """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""
+        head, events = step.begun.head, step.turn_events
+        opening: list[Message] = []
+        if step.number == 1 or head.suspended_at is not None:
+            opening.append(events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
+        if step.number == 1 and head.step_attempt == 1:
+            opening.append(events.consumed())
+        await events.publish(*opening, events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt}))
 
     async def _call_tool(self, step: CurrentStep) -> StepResult:
         """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
@@ -198,6 +203,8 @@ class StepActivities:
             tools=pinned.last_specs if asked.is_last else pinned.specs,
             address=step.turn_events.address,
         )
+        model: JsonObject = {"model": question.config.model}
+        await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
         began = time.monotonic()
         async with asyncio.timeout(step.patience):
             answer = await ask(
@@ -261,14 +268,15 @@ class StepActivities:
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
     ) -> StepResult:
         """Commit the calls with the suspended head, then publish their commands (protocol §6, command_intent)."""
-        metadata = SuspendMetadata.of(figures, commands=decision.commands)
+        metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands)
         record = step.record(cards, metadata, StepStatus.COMPLETED, decision.wait_seconds)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._record(step, record)
             record_calls(self.telemetry, step.turn, step.begun.head, record)
-        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, done.updated_at))
+        asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
+        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, None, asleep))
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
             step=step.number,

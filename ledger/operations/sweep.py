@@ -11,6 +11,7 @@ from turnstile.ledger.turns.ends import EndedTurn
 from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.schema.base import Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.message_types import PROTOCOL_LEVEL
 from turnstile.schema.pump.threads import Serves
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.wire.events import Address, Message
@@ -165,4 +166,10 @@ async def touch_worker(
         payloads=None if serves is None else list(serves.payloads),
         silent_seconds=WORKER_SILENT_SECONDS,
         restarted=restarted,
+        protocol_level=PROTOCOL_LEVEL,
     )
+
+
+async def touch_bridge(conn: Connection, instance: str) -> None:
+    """Sign on: this bridge speaks `PROTOCOL_LEVEL`."""
+    await query("touch_bridge").many(conn, instance=instance, protocol_level=PROTOCOL_LEVEL)

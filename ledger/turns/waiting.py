@@ -62,6 +62,10 @@ class AppliedReports(Tolerant):
     deadline: datetime | None
     updated_at: datetime
     waiting: list[ToolCallId]
+    waiting_tools: list[str]
+    """The tool of each of them."""
+    applied: int
+    """How many calls have their result now, by these reports."""
     context_headers: ContextHeaders
     rows: Json[list[SettledRow]]
 

@@ -23,6 +23,7 @@ earlier AS MATERIALIZED (
 ),
 card AS MATERIALIZED (
     SELECT c.* FROM public.cards c WHERE c.card_id = :tool_result_card_id::text AND c.tenant_id = :project_id
+      AND state.is_alive(c.expires_at, c.deleted_at)
 ),
 plan AS MATERIALIZED (
     SELECT CASE
@@ -122,7 +123,7 @@ judged AS MATERIALIZED (
                WHEN flaw.told IS NOT NULL THEN 'violation'
                ELSE 'good' END AS verdict, flaw.told AS flaw, coalesce(left(c.metadata ->> 'author_id', 128), 'nobody') AS author
     FROM due LEFT JOIN calls ON calls.tool_call_id = due.correlation_id
-    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
+    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
     CROSS JOIN LATERAL (SELECT CASE
         WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' THEN 'its card is no tool.result'
         WHEN c.tool_call_id IS DISTINCT FROM calls.tool_call_id THEN 'its card is for another call'
@@ -186,13 +187,15 @@ settled AS (
 SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
+       ARRAY(SELECT c.tool_name FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting_tools,
+       (SELECT count(*) FROM placed) AS applied,
        (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
        coalesce((SELECT jsonb_agg(jsonb_build_object(
            'inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error, 'call', s.correlation_id, 'author', s.author, 'flaw', s.flaw))
            FROM settled s), '[]') AS rows
 FROM go LEFT JOIN moved m ON true
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 
 -- name: inject_timeouts :many
 -- At the deadline: a timeout card and inbox row for each call that still waits unreported; the deadline is cleared. The

@@ -8,7 +8,18 @@ from pydantic_core import from_json
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    ConversationId,
+    InboxId,
+    ProjectId,
+    StepId,
+    ToolCallId,
+)
 from turnstile.schema.pump.threads import (
     EndReason,
     MessageId,
@@ -56,6 +67,8 @@ class TurnView(Tolerant):
     """The box that it reads."""
     output_box_id: BoxId | None
     """The box that its cards go to."""
+    conversation_id: ConversationId | None = None
+    """The conversation that it is in; empty for the one that a profile's memory keeps, null for none."""
     trace_id: str | None
     """The trace that it belongs to."""
     last_error: str | None

@@ -1,7 +1,8 @@
-"""Records in `state.workers` which workers and services serve which targets (protocol §4, §8).
+"""Records in `state.workers` which workers and services serve which targets, and the bridges (protocol §4, §8).
 
 A worker signs on only while Temporal answers, since Temporal gives it its work. After a gap it counts as present from
-then on, so that the safety net does not end turns that no worker could have begun.
+then on, so that the safety net does not end turns that no worker could have begun. A bridge signs on to say which
+version of the protocol it speaks; nothing waits for that.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
@@ -60,3 +61,14 @@ async def sign_on(
             away = True
         else:
             away = False
+
+
+async def sign_on_bridge(pool: Pool, instance: str, stop: asyncio.Event) -> None:
+    """Say in `state.workers`, now and then until `stop`, that this bridge runs and what it speaks."""
+    while not stop.is_set():
+        try:
+            await pool.run(lambda conn: touch_bridge(conn, instance))
+        except ServerUnavailable as error:
+            log.warning("not signed on: %s", error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)
