@@ -29,6 +29,8 @@ class LiveView:
         self._silent = silent
         self._order = ChunkOrder()
         self._kind: ChunkType | None = None
+        self.streamed = False
+        """Whether any text of the answer was printed."""
 
     def take(self, event: WatchEvent) -> bool:
         """Print the event, if it is of the turn that is watched; True if it is a `task` event."""
@@ -76,6 +78,7 @@ class LiveView:
                 self.close()
             case ChunkType.CONTENT:
                 self._text(chunk, "")
+                self.streamed = True
             case ChunkType.REASONING:
                 self._text(chunk, "dim italic")
             case ChunkType.TOOL_CALL:
