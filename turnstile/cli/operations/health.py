@@ -21,7 +21,7 @@ def register(root: typer.Typer) -> None:
 
 
 async def health(session: "Session") -> None:
-    """Ask the processes of the data directory, or the one at [observability].metrics_port, whether they serve.
+    """Ask the processes of the data directory, or the one at the settings' metrics_port, whether they serve.
 
     Exit code 1 if one does not serve, 3 if there is none.
     """
