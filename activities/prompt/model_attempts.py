@@ -193,6 +193,7 @@ async def _attempt(
     draft, code = attempts.begin(number, question.config.model), None
     async with ChunkWriter(publisher, question.address, question.turn, question.step_id, number) as chunks:
         try:
+            await model.check(question.config.model)  # loads its client, for which the model's time does not pay
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)
             _check_filter(answer, question.config.model)
             await chunks.end(usage=answer.usage, response_cost=answer.response_cost, truncated=answer.truncated)

@@ -45,6 +45,8 @@ class TurnConfig(Tolerant):
     """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
+    context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last position of the context box that belongs to the turn; later steps read no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         must_end_with=profile.must_end_with,
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
+        context_position=begun.context_position,
     )
     prompt = render(profile.system_prompt_template, _template_values(turn, begun))
     if runtime.instructions is not None:

@@ -105,18 +105,24 @@ VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
 -- Signs a worker on for these targets, and for these listeners of the pump's target. After a gap of more than silent_seconds, or
--- with anew, started_at becomes now. Removes workers that have been gone for long.
+-- with anew, started_at becomes now. Removes workers and bridges that have been gone for long.
 WITH gone AS (
     DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
 )
-INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads)
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads, protocol_level)
 SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :pump_target THEN :listeners::text[] END,
-       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END
+       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END, :protocol_level::int
 FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
-    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads,
+    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads, protocol_level = EXCLUDED.protocol_level,
     started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
+
+-- name: touch_bridge :exec
+-- Signs a bridge on, in a row of the target _bridge.
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, protocol_level)
+VALUES ('_bridge', :instance, now(), :protocol_level::int)
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, protocol_level = EXCLUDED.protocol_level;
 
 -- name: is_served :one
 -- Whether a worker of this target has signed on lately.
@@ -164,7 +170,7 @@ WITH silent AS MATERIALIZED (
     SELECT w.tool_call_id, w.project_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
-    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting'
+    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL
       AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
 )

@@ -23,15 +23,15 @@ card AS (
 boxed AS (INSERT INTO public.box_cards (box_id, position, card_id) SELECT box.box_id, 1, card.card_id FROM box CROSS JOIN card),
 repointed AS (
     UPDATE resource.profiles p SET profile_box_id = :box_id, name = :name, worker_target = :worker_target, tags = :tags::jsonb,
-           system_prompt_compiled = :system_prompt, updated_at = now()
+           system_prompt_compiled = :system_prompt, settings = :settings::jsonb, updated_at = now()
     FROM old WHERE p.profile_box_id = old.profile_box_id AND p.project_id = :project_id
 ),
-let_go AS (  -- an enqueue in flight may still name it: retention counts its age from here
+let_go AS (  -- an enqueue in flight may still name the old box: its age for retention begins now
     UPDATE public.boxes b SET updated_at = now() FROM old WHERE b.box_id = state.as_uuid(old.profile_box_id)
 ),
 made AS (
-    INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled)
-    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt WHERE NOT EXISTS (SELECT FROM held)
+    INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled, settings)
+    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt, :settings::jsonb WHERE NOT EXISTS (SELECT FROM held)
     RETURNING 1
 ),
 agents AS (
@@ -51,7 +51,7 @@ FROM resource.profiles p WHERE p.project_id = :project_id ORDER BY lower(p.name)
 -- name: add_agent :one
 -- Adds an agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
 WITH
-profile AS (  -- really updated, so that a put that waits for us sees that its picture of the roster is old
+profile AS (  -- an update, so that a put that waits for the lock sees that its snapshot is old
     UPDATE resource.profiles p SET name = p.name WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
     RETURNING state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target
 ),
@@ -68,7 +68,7 @@ edge AS (
     INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
     SELECT :edge_id, :project_id, 'add', :agent_id FROM agent
 ),
-earlier AS MATERIALIZED (  -- an earlier try of this call, whose answer was lost
+earlier AS MATERIALIZED (  -- made by an earlier attempt, whose reply was lost
     SELECT a.worker_target FROM state.identity_edges e
     JOIN resource.project_agents a ON a.agent_id = e.target_agent_id AND a.project_id = e.project_id
     WHERE e.edge_id = :edge_id AND e.project_id = :project_id

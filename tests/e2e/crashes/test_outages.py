@@ -270,6 +270,7 @@ async def suffer(load: Load, processes: Processes, outage: Callable[[], Awaitabl
         await assert_invariants(conn)
 
 
+@pytest.mark.long
 async def test_nats_may_be_away_under_load(
     own_servers: EmbeddedServers, processes: Processes, stack: Stack, request: pytest.FixtureRequest
 ) -> None:
@@ -283,6 +284,7 @@ async def test_nats_may_be_away_under_load(
     await suffer(Load(new_tenant(stack)), processes, away, "NATS")
 
 
+@pytest.mark.long
 async def test_postgres_may_be_restarted_under_load(
     own_servers: EmbeddedServers, processes: Processes, stack: Stack
 ) -> None:
@@ -405,6 +407,7 @@ async def test_a_start_that_the_engine_does_not_answer_ends_no_turn(
     assert (await in_hand(tenant, turn)).status == "dispatched"
 
 
+@pytest.mark.long
 async def test_an_engine_that_hangs_ends_no_turn(
     own_servers: EmbeddedServers, stack: Stack, request: pytest.FixtureRequest, hatching: Hatchery, tmp_path: Path
 ) -> None:
