@@ -107,7 +107,7 @@ async def test_a_target_without_a_server_is_told(stack: Stack, run: Run | None, 
     assert found[target].says == f"{says}: named by 1 agent and 1 profile, such as agent guide of demo"
     assert [name for name, each in found.items() if each.status == "fail"] == [*failed, target, "turns"]
     assert found["turns"].says == f"cannot all run here; mend first: {', '.join([*failed, target])}"
-    missing = {run_bridge: "worker", run_worker: "bridge"}.get(run, "up") if run else "up"
+    missing = "worker" if run is run_bridge else "bridge" if run is run_worker else "up"
     assert found[target].hint.startswith(f"start `turnstile {missing}`")
 
 
@@ -172,5 +172,7 @@ async def test_a_worker_that_signs_on_no_more_serves_nothing(stack: Stack) -> No
         found = await told(stack)
     assert found[f"target {target}"].status == "fail"
     assert found[f"target {target}"].says.startswith("no worker has signed on for 2")
-    assert found[f"target {target}"].hint == "start `turnstile worker`, or `turnstile up`"
+    assert found[f"target {target}"].hint.startswith(
+        "start `turnstile worker`, or `turnstile up`; one that runs signs on "
+    )
     assert found["turns"].says == f"cannot all run here; mend first: target {target}"

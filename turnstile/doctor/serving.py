@@ -40,6 +40,7 @@ from turnstile.transport.stream_probe import (
 )
 from turnstile.transport.streams import wakeup_consumer
 
+_SIGNS_ON = "one that runs signs on every 10 s while the database and Temporal answer it"
 _LATE_SECONDS = 15.0
 """A worker whose row is older than this is late; it writes the row every ten seconds."""
 _TRIES = 4
@@ -176,7 +177,7 @@ async def _ask_or_none(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> l
 def _workers(roster: _Roster) -> list[Check]:
     """One line for each worker that has a recent row in the ledger."""
     if not roster.workers:
-        hint = "start `turnstile worker`, or `turnstile up`"
+        hint = f"start `turnstile worker`, or `turnstile up`; {_SIGNS_ON}"
         return [Check(name="workers", status="fail", says="none has signed on in the last 30 s", hint=hint)]
     instances: dict[str, list[LiveWorker]] = {}
     for each in roster.workers:
@@ -191,7 +192,7 @@ def _worker(name: str, targets: Iterable[str], seen_seconds: float) -> Check:
     says = f"serves {', '.join(targets)}, signed on {seen_seconds:.0f} s ago"
     if seen_seconds <= _LATE_SECONDS:
         return Check(name=f"worker {name}", status="ok", says=says)
-    hint = "it signs on every 10 s: it has ended, or does not reach the database"
+    hint = f"it has ended, or cannot: {_SIGNS_ON}"
     return Check(name=f"worker {name}", status="warn", says=says, hint=hint)
 
 
@@ -226,6 +227,7 @@ def _target(
     if use.worker_target in served:
         command = "worker" if rings else "bridge" if here else "up"
         hint = f"start `turnstile {command}`" if command == "up" else f"start `turnstile {command}`, or `turnstile up`"
+        hint = f"{hint}; {_SIGNS_ON}" if own and not here else hint
     else:
         close = difflib.get_close_matches(use.worker_target, served, n=1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
