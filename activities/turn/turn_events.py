@@ -141,7 +141,7 @@ class TurnEvents:
         messages += [*before, *done.announcement(self.address)]
         if (lease := done.next_lease(self.turn)) is not None:
             messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
-        return await announce(pool, self.publisher, [self.turn.agent_turn_id], messages)
+        return await announce(pool, self.publisher, self.turn.agent_turn_id, messages)
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
         """Record the span from the end in the ledger to its announcement."""
@@ -158,13 +158,20 @@ class TurnEvents:
         )
 
 
-async def announce(pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]) -> bool:
-    """Publish the ends of these turns and mark them as announced; False if the safety net must do it."""
+async def announce(pool: Pool, publisher: Publisher, turn: AgentTurnId, messages: Sequence[Message]) -> bool:
+    """Publish the end of a turn, and mark it as announced; False if that is left to the safety net."""
     try:
-        await publisher.publish(messages)
+        await announce_all(pool, publisher, [turn], messages)
     except ServerUnavailable as error:
-        log.warning("turn %s, of %d: task event left to the safety net: %s", turns[0], len(turns), error)
+        log.warning("turn %s: its task event is left to the safety net: %s", turn, error)
         return False
+    return True
+
+
+async def announce_all(
+    pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]
+) -> None:
+    """Publish the ends of these turns, and mark them as announced; raises `ServerUnavailable`, and marks none then."""
+    await publisher.publish(messages)
     hit(Fault.TURN_PUBLISHED)
     await pool.run(lambda conn: mark_announced(conn, turns))
-    return True

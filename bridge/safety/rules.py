@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from turnstile.activities.turn.turn_events import announce
+from turnstile.activities.turn.turn_events import announce_all
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
@@ -146,8 +146,8 @@ class LedgerRules:
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
         messages = [message for outcome in found for message in outcome.messages(SENDER)]
-        turns = [outcome.agent_turn_id for outcome in found]
-        return len(found) if await announce(self.pool, self.publisher, turns, messages) else 0
+        await announce_all(self.pool, self.publisher, [outcome.agent_turn_id for outcome in found], messages)
+        return len(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

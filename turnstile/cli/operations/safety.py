@@ -72,7 +72,7 @@ async def rebuild_engine(
 ) -> None:
     """Start a new workflow for every live turn that has none, from the ledger; for a Temporal that lost its data.
 
-    Bridges do the same every engine_interval_seconds of the settings, but at most 3 times for a turn. Restarts by this
+    Bridges do the same within the settings' engine_interval_seconds, but at most 3 times for a turn. Restarts by this
     command are not counted.
     """
     from turnstile.processes.bridge import open_rules

@@ -62,8 +62,8 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
     elif wait:
         async with session.ledger_if_installed() as pool:
             with _naming_direct():
-                turn = await ask_and_follow(session, pool, request, goes_on=True)
-            await print_end(session, pool, turn)
+                turn, shown = await ask_and_follow(session, pool, request, goes_on=True)
+            await print_end(session, pool, turn, shown)
     else:
         with _naming_direct():
             async with session.bridge() as client:
@@ -82,8 +82,8 @@ def _naming_direct() -> Generator[None]:
 
 async def ask_and_follow(
     session: Session, pool: "Pool | None", request: EnqueueRequest, *, goes_on: bool = False
-) -> AgentTurnId:
-    """Enqueue over NATS and show the turn live until it has ended; returns its id.
+) -> tuple[AgentTurnId, str]:
+    """Enqueue over NATS and show the turn live until it has ended; returns its id and the text that was shown last.
 
     With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
     """
@@ -98,7 +98,7 @@ async def ask_and_follow(
             interrupt = explaining_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
             with printing_outages(session, conn), interrupt:
                 await follow_turn(session, look_at(session, pool, client, turn), events, view)
-            return turn
+            return turn, view.last_text
 
 
 async def enqueue(session: Session, client: BridgeClient, request: EnqueueRequest) -> EnqueueReply:
@@ -121,15 +121,18 @@ async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
         return accepted(StopReply, await session.patiently(lambda: client.request("stop", request)))
 
 
-async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) -> None:
-    """Print the deliverable of a turn that has ended; raises `CommandFailed` unless it succeeded."""
+async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId, shown: str = "") -> None:
+    """Print the deliverable of a turn that has ended, if it is not the text just `shown`.
+
+    Raises `CommandFailed` unless the turn succeeded.
+    """
     report = await read_end(pool, session, turn)
     view = report.turn
     if session.out.as_json:
         session.out.document(document_of(report, link_of(session, turn)))
         session.exit_code = 0 if view.status == TurnStatus.SUCCESS else REFUSED
         return
-    print_deliverable(session.out, report)
+    print_deliverable(session.out, report, shown)
     if view.status != TurnStatus.SUCCESS:
         why = f": {view.error}" if view.error else ""
         raise CommandFailed(view.error_code or "turn_failed", f"turn {turn} ended as {view.status}{why}")

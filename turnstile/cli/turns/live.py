@@ -31,6 +31,8 @@ class LiveView:
         self._kind: ChunkType | None = None
         self.streamed = False
         """Whether any text of the answer was printed."""
+        self.last_text = ""
+        """The text of the last answer, as far as it was printed."""
 
     def take(self, event: WatchEvent) -> bool:
         """Print the event, if it is of the turn that is watched; True if it is a `task` event."""
@@ -67,6 +69,8 @@ class LiveView:
         advance = self._order.take(chunk)
         if advance is None:
             return
+        if chunk.chunk_type is ChunkType.START:
+            self.last_text = ""
         if advance.restarted:
             self.close()
             self._out.line(f"— attempt {chunk.attempt}, starting over —", style="yellow")
@@ -79,6 +83,7 @@ class LiveView:
             case ChunkType.CONTENT:
                 self._text(chunk, "")
                 self.streamed = True
+                self.last_text += chunk.content
             case ChunkType.REASONING:
                 self._text(chunk, "dim italic")
             case ChunkType.TOOL_CALL:
