@@ -15,7 +15,11 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- UPDATE: to lock a row
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('resource.profiles', 'SELECT', 'SELECT'),
-    ('resource.project_agents', 'SELECT', 'SELECT'),
+    -- an enqueue makes and wakes instances of profiles
+    ('resource.project_agents', 'SELECT, INSERT, UPDATE (status)', 'SELECT, INSERT, UPDATE (status)'),
+    ('state.identity_edges', 'INSERT', 'INSERT'),
+    ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
+     'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
     ('resource.tools', 'SELECT', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
@@ -49,7 +53,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
      'SELECT, INSERT, UPDATE (segment_id, status, attempt, begun_by, agent_turn_id, deadline, ended_by, effect, begun_at,
           ended_at)'),
     ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
-    ('state.workers', 'SELECT', 'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads)'),
+    ('state.workers', 'SELECT, INSERT, UPDATE (last_seen_at, protocol_level)',
+     'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads, protocol_level)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),

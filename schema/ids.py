@@ -5,6 +5,7 @@ derived from these, so that a retried transition finds its own rows instead of w
 """
 
 import hashlib
+import json
 import os
 import re
 import time
@@ -25,6 +26,8 @@ ToolCallId = NewType("ToolCallId", str)
 CardId = NewType("CardId", str)
 BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""
+ConversationId = NewType("ConversationId", str)
+"""A caller's name for a conversation with an agent of a channel; empty for the one that a profile's memory keeps."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
@@ -59,6 +62,17 @@ def forked_box_id(project: ProjectId, correlation_id: str) -> BoxId:
     digest = int.from_bytes(hashlib.sha256(f"fork/{project}/{correlation_id}".encode()).digest()[:16])
     value = (digest & ~(0xF << 76) & ~(0x3 << 62)) | (0x8 << 76) | (0x2 << 62) | (1 << 127)
     return BoxId(str(uuid.UUID(int=value)))
+
+
+def instance_id(project: ProjectId, channel: ChannelId, profile_name: str, kind: str, name: str) -> AgentId:
+    """The id of a profile's instance for the conversation or the request (which, says `kind`) of that name.
+
+    It begins with the profile's name as far as that can be part of a subject.
+    """
+    parts = json.dumps([project, channel, profile_name.lower(), kind, name])
+    digest = hashlib.sha256(parts.encode()).hexdigest()
+    shown = re.sub(r"[^a-z0-9]+", "-", profile_name.lower())[:40].strip("-")
+    return AgentId("-".join(filter(None, (shown, digest[:24]))))
 
 
 def token(value: str, name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+from typing import Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
@@ -40,6 +41,13 @@ class LlmConfig(Strict):
     """Further parameters of the provider, passed on unchanged."""
 
 
+class Memory(Strict):
+    """What turns of an agent know of earlier ones (protocol §7.3)."""
+
+    keep: Literal["none", "conversation"] = "none"
+    """`conversation`: turns that name neither a box nor a conversation go on in one that is kept for their channel."""
+
+
 class Profile(Strict):
     """A profile as `turnstile profile put` reads it and a `sys.profile` card holds it."""
 
@@ -59,6 +67,11 @@ class Profile(Strict):
     """The most steps of one turn."""
     llm_config: LlmConfig
     """The model and its parameters."""
+    # left out of cards if not given, so that workers of the version before read the cards of other profiles
+    memory: Memory | None = Field(default=None, exclude_if=operator.not_)
+    """What its turns know of earlier ones; by default nothing."""
+    instances: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
 
 
 STORED = {"stored": True}

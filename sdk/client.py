@@ -25,7 +25,7 @@ from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers as names
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.events import ReplyEvent, TaskEvent
-from turnstile.schema.wire.inbox import Reply, SendReply
+from turnstile.schema.wire.inbox import EnqueueRequest, Reply, SendReply
 from turnstile.sdk.acks import ActionWaiter
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object, encode
@@ -124,6 +124,10 @@ class BridgeClient:
     def in_channel(self, channel_id: ChannelId) -> "BridgeClient":
         """A client of another channel of the project, on the same connection."""
         return BridgeClient(self._conn, self._project, channel_id)
+
+    def agent_of(self, request: EnqueueRequest) -> AgentId:
+        """The agent that will run the turn of a request that names an agent, a conversation or a correlation id."""
+        return request.agent(self._project, self._channel, "")
 
     async def request(
         self,

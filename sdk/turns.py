@@ -174,9 +174,10 @@ class Client:
 
     def ask(
         self,
-        agent_id: str,
+        agent_id: str | None,
         instruction: str | None = None,
         *,
+        conversation: str | None = None,
         result_fields: Sequence[str] | Mapping[str, str] = (),
         context_box_id: str | None = None,
         profile_name: str | None = None,
@@ -185,6 +186,8 @@ class Client:
     ) -> Turn:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
 
+        The turns of a `conversation` follow each other and remember what was said. With a `profile_name` and None for
+        the agent, an instance of the profile runs the turn: one for each conversation, else one for the request.
         `result_fields` are names of fields that the deliverable must have, or names with descriptions. With a
         `correlation_id` of yours, the same request made again answers the same turn. Raises `BadRequest`.
         """
@@ -192,6 +195,7 @@ class Client:
         given: dict[str, JsonValue] = {
             "agent_id": agent_id,
             "instruction": instruction,
+            "conversation_id": conversation,
             "context_box_id": context_box_id,
             "profile_name": profile_name,
             "correlation_id": correlation_id or uuid7(),
@@ -199,7 +203,7 @@ class Client:
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in given.items() if value is not None})
-        return Turn(self.bridge, request.agent_id, request)
+        return Turn(self.bridge, self.bridge.agent_of(request), request)
 
     async def turn(self, agent_turn_id: str) -> Turn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none."""

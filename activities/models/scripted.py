@@ -59,7 +59,13 @@ class ScriptedModel:
 
 async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelEvent]:
     last = {message.role: message.content for message in request.messages}
-    pieces = list(_pieces(line, last.get("user", ""), last.get("tool", "")))
+    said = [message.content for message in request.messages if message.role == "user"]
+    filled = {
+        "instruction": last.get("user", ""),
+        "tool_result": last.get("tool", ""),
+        "earlier": "; ".join(said[:-1]) or "nothing",
+    }
+    pieces = list(_pieces(line, filled))
     for piece in pieces[: line.error.after_chunks] if line.error else pieces:
         await _pause(line.delay_seconds)
         yield piece
@@ -86,13 +92,13 @@ async def _pause(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def _pieces(line: ScriptLine, instruction: str, result: str) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
+def _pieces(line: ScriptLine, filled: dict[str, str]) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
     if line.reasoning:
         yield ReasoningDelta(line.reasoning)
-    for part in _split(render(line.text or "", {"instruction": instruction, "tool_result": result}), line.chunks):
+    for part in _split(render(line.text or "", filled), line.chunks):
         yield ContentDelta(part)
     for index, call in enumerate(line.tool_calls):
-        arguments = call.arguments if isinstance(call.arguments, str) else _fill(call.arguments, instruction)
+        arguments = call.arguments if isinstance(call.arguments, str) else _fill(call.arguments, filled["instruction"])
         yield ToolCallDelta(index, call.id or f"call_{index}", call.name, arguments)
 
 

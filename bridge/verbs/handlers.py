@@ -77,7 +77,8 @@ class Verbs:
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Create a turn; a command that is delivered twice creates one."""
         wanted = request.parse(EnqueueRequest)
-        _same(request, headers.AGENT_ID, wanted.agent_id)
+        if wanted.agent_id is not None:
+            _same(request, headers.AGENT_ID, wanted.agent_id)
         if wanted.correlation_id is None and request.command_id is not None:
             wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
         if request.wait_seconds and wanted.correlation_id is None:

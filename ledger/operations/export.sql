@@ -74,8 +74,19 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 SELECT to_jsonb(x)::text AS row FROM state.rejections x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.ids ->> 'agent_id' = ANY (:agent_ids));
 
+-- name: export_conversations :many
+-- The conversations of the agents.
+SELECT to_jsonb(x)::text AS row FROM state.conversations x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
+-- name: export_turn_nodes :many
+-- The nodes of the agents' turns in their trees.
+SELECT to_jsonb(x)::text AS row FROM state.turn_nodes x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+
 -- name: export_threads :many
--- The conversations.
+-- The threads of listeners.
 SELECT to_jsonb(x)::text AS row FROM state.threads x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 

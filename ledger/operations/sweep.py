@@ -17,6 +17,7 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
+from turnstile.schema.message_types import PROTOCOL_LEVEL
 from turnstile.schema.pump.threads import Serves
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.wire.events import Address, Message
@@ -173,4 +174,10 @@ async def touch_worker(
         payloads=None if serves is None else list(serves.payloads),
         silent_seconds=WORKER_SILENT_SECONDS,
         anew=anew,
+        protocol_level=PROTOCOL_LEVEL,
     )
+
+
+async def touch_bridge(conn: Connection, instance: str) -> None:
+    """Sign on: this bridge speaks `PROTOCOL_LEVEL`."""
+    await query("touch_bridge").many(conn, instance=instance, protocol_level=PROTOCOL_LEVEL)

@@ -105,18 +105,24 @@ VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
 -- Signs a worker on for these targets, and for these listeners of the pump's target. After a gap of more than silent_seconds, or
--- with anew, started_at becomes now. Removes workers that have been gone for long.
+-- with anew, started_at becomes now. Removes workers and bridges that have been gone for long.
 WITH gone AS (
     DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
 )
-INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads)
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads, protocol_level)
 SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :pump_target THEN :listeners::text[] END,
-       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END
+       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END, :protocol_level::int
 FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
-    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads,
+    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads, protocol_level = EXCLUDED.protocol_level,
     started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
+
+-- name: touch_bridge :exec
+-- Signs a bridge on, in a row of the target _bridge.
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, protocol_level)
+VALUES ('_bridge', :instance, now(), :protocol_level::int)
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, protocol_level = EXCLUDED.protocol_level;
 
 -- name: is_served :one
 -- Whether a worker of this target has signed on lately.

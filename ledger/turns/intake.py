@@ -7,7 +7,7 @@ publishes: the caller then rings the doorbell of `Enqueued.lease`.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import Json
@@ -52,6 +52,8 @@ _REFUSALS = {
     "unknown_agent": "the project has no such agent: add it first",
     "agent_inactive": "the agent is not active",
     "unknown_profile": "the project has no profile of this name",
+    "no_instances": "the profile has no instances: name an agent, or put the profile with `instances: true`",
+    "agent_exists": "an agent that is no instance of this profile has the instance's id",
     "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
     "unknown_context_box": "context_box_id names no box of this project",
     "unknown_output_box": "output_box_id names no box of this project",
@@ -59,6 +61,7 @@ _REFUSALS = {
 _LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
     "project_full": "the project has too many turns queued and in hand: again when some have ended",
+    "instances_full": "the project has too many instances of profiles: again when retention has put some to sleep",
 }
 
 
@@ -87,6 +90,18 @@ class Enqueue:
     action: UiAction | None = None
     """The action of a `ui_action` turn; `request` then holds its agent, correlation and metadata only."""
 
+    @property
+    def agent_id(self) -> AgentId:
+        """The agent that the request names, or the instance of its profile that it means; a repeat means the same."""
+        return self.request.agent(self.project_id, self.channel_id, self.agent_turn_id)
+
+    @property
+    def may_remember(self) -> bool:
+        """Whether the turn goes on in the conversation that its profile's memory keeps, if that keeps one."""
+        request = self.request
+        boxes = (request.context_box_id, request.output_box_id)
+        return self.action is None and request.agent_id is not None and boxes == (None, None)
+
 
 class QueuedStop(Tolerant):
     """The outcome of a turn that ended while queued, at epoch 0."""
@@ -114,11 +129,12 @@ async def enqueue(
 ) -> Enqueued:
     """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
-    The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass the one behind `project_full`.
+    The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass those behind `project_full` and
+    `instances_full`.
     """
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
-    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender, admission)
+    return await _run(pool, _command(project, channel, request, incoming, depth_limit, admission), sender)
 
 
 async def enqueue_action(
@@ -139,21 +155,19 @@ async def enqueue_action(
     if action.text_bytes() > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
     request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
-    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender, admission)
+    command = _command(project, channel, request, incoming, depth_limit, admission)
+    return await _run(pool, replace(command, action=action), sender)
 
 
-async def _enqueue(
-    pool: Pool,
+def _command(
     project: ProjectId,
     channel: ChannelId,
     request: EnqueueRequest,
     incoming: Mapping[str, str],
-    action: UiAction | None,
     depth_limit: int,
-    sender: str,
     admission: Admission,
-) -> Enqueued:
-    command = Enqueue(
+) -> Enqueue:
+    return Enqueue(
         project_id=project,
         channel_id=channel,
         request=request,
@@ -164,8 +178,10 @@ async def _enqueue(
         new_context_box_id=new_box_id(),
         new_output_box_id=new_box_id(),
         admission=admission,
-        action=action,
     )
+
+
+async def _run(pool: Pool, command: Enqueue, sender: str) -> Enqueued:
     cards = _cards(command, sender)
     return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
 
@@ -177,7 +193,10 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     row = await query("enqueue_turn").one(
         conn,
         project_id=command.project_id,
-        agent_id=request.agent_id,
+        agent_id=command.agent_id,
+        instance_of=request.profile_name.lower() if request.agent_id is None and request.profile_name else None,
+        conversation_id=request.conversation_id,
+        may_remember=command.may_remember,
         channel_id=command.channel_id,
         inbox_id=command.inbox_id,
         agent_turn_id=command.agent_turn_id,
@@ -192,6 +211,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         over_rate=command.admission.wait_seconds > 0,
         max_queued_turns=command.admission.max_queued_turns,
         max_live_turns=command.admission.max_live_turns,
+        max_instances=command.admission.max_instances,
         child_share=PROJECT_FULL_FOR_CHILDREN,
         profile_name=request.profile_name,
         has_instruction=request.instruction is not None or action is not None,
@@ -215,7 +235,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         case "again":
             raise Again
         case "headless":
-            await query("make_head").many(conn, project_id=command.project_id, agent_id=request.agent_id)
+            await query("make_head").many(conn, project_id=command.project_id, agent_id=command.agent_id)
             raise Again
         case "nothing_to_do":
             raise BadRequest(
@@ -225,7 +245,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             raise BadRequest("context_box_id and output_box_id must differ: a turn never writes what it reads")
         case "rate_limited":
             raise rate_limited(command.admission.wait_seconds)
-        case "queue_full" | "project_full" as limit:
+        case "queue_full" | "project_full" | "instances_full" as limit:
             raise Limited(limit, _LIMITS[limit])
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])
@@ -262,6 +282,8 @@ def _instruction(command: Enqueue) -> TextContent | JsonContent | None:
 def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
     return EnqueueReply(
         status=ReplyStatus.ACCEPTED,
+        agent_id=row["agent_id"],
+        conversation_id=row["conversation_id"],
         agent_turn_id=row["agent_turn_id"],
         turn_epoch=row["turn_epoch"],
         inbox_id=row["inbox_id"],
@@ -278,7 +300,7 @@ def _lease(row: Row, command: Enqueue) -> NewLease | None:
         return None
     return NewLease(
         project_id=command.project_id,
-        agent_id=command.request.agent_id,
+        agent_id=command.agent_id,
         channel_id=row["leased_channel_id"],
         agent_turn_id=row["leased_turn_id"],
         inbox_id=row["leased_inbox_id"],

@@ -63,12 +63,19 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
             worker_target=profile.worker_target,
             tags=json.dumps(profile.tags),
             system_prompt=profile.system_prompt_template,
+            settings=json.dumps(_settings(profile, box)),
         )
         if row["verdict"] == "again":
             raise Again
         return box, row["verdict"] == "created", row["agents"]
 
     return await pool.run(put)
+
+
+def _settings(profile: Profile, box: BoxId) -> JsonObject:
+    """What an enqueue must know of the profile; nothing of one that has neither memory nor instances."""
+    said = profile.model_dump(mode="json", include={"memory", "instances"})
+    return {"profile_box_id": box, **said} if said else {}
 
 
 async def list_profiles(pool: Pool, project: ProjectId) -> list[ProfileRow]:

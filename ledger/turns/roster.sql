@@ -23,15 +23,15 @@ card AS (
 boxed AS (INSERT INTO public.box_cards (box_id, position, card_id) SELECT box.box_id, 1, card.card_id FROM box CROSS JOIN card),
 repointed AS (
     UPDATE resource.profiles p SET profile_box_id = :box_id, name = :name, worker_target = :worker_target, tags = :tags::jsonb,
-           system_prompt_compiled = :system_prompt, updated_at = now()
+           system_prompt_compiled = :system_prompt, settings = :settings::jsonb, updated_at = now()
     FROM old WHERE p.profile_box_id = old.profile_box_id AND p.project_id = :project_id
 ),
 let_go AS (  -- an enqueue in flight may still name the old box: its age for retention begins now
     UPDATE public.boxes b SET updated_at = now() FROM old WHERE b.box_id = state.as_uuid(old.profile_box_id)
 ),
 made AS (
-    INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled)
-    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt WHERE NOT EXISTS (SELECT FROM held)
+    INSERT INTO resource.profiles (project_id, profile_box_id, name, worker_target, tags, system_prompt_compiled, settings)
+    SELECT :project_id, :box_id, :name, :worker_target, :tags::jsonb, :system_prompt, :settings::jsonb WHERE NOT EXISTS (SELECT FROM held)
     RETURNING 1
 ),
 agents AS (

@@ -7,7 +7,17 @@ from pydantic import Json
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, StepId, ToolCallId
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    ChannelId,
+    ConversationId,
+    InboxId,
+    ProjectId,
+    StepId,
+    ToolCallId,
+)
 from turnstile.schema.wire.descriptions import TurnView
 
 
@@ -54,6 +64,31 @@ class StepView(Tolerant):
     metadata: Json[JsonObject]
 
 
+class ConversationLine(Tolerant):
+    """A conversation in a list; the one that a profile's memory keeps has an empty id."""
+
+    conversation_id: ConversationId
+    agent_id: AgentId
+    channel_id: ChannelId
+    output_box_id: BoxId
+    turn_count: int
+    last_turn_id: AgentTurnId | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class SaidTurn(Tolerant):
+    """A turn of a conversation: what was asked, and the content of its deliverable."""
+
+    agent_turn_id: AgentTurnId
+    created_at: datetime
+    status: str
+    ended_at: datetime | None
+    error_code: str | None
+    asked: str | None
+    deliverable: Json[JsonObject] | None
+
+
 class InboxLine(Tolerant):
     """An inbox row; `next_retry_at` is null while the row is queued."""
 
@@ -94,6 +129,50 @@ async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, ro
     """The turns whose ids begin with `beginning`, the newest first."""
     rows = await query("find_turns").many(conn, project_id=project, beginning=beginning, row_limit=row_limit)
     return [AgentTurnId(row["agent_turn_id"]) for row in rows]
+
+
+async def list_conversations(
+    conn: Connection,
+    project: ProjectId,
+    agent: AgentId | None = None,
+    channel: ChannelId | None = None,
+    *,
+    row_limit: int,
+) -> list[ConversationLine]:
+    """The last used first."""
+    return await query("list_conversations").all_as(
+        conn, ConversationLine, project_id=project, agent_id=agent, channel_id=channel, row_limit=row_limit
+    )
+
+
+async def find_conversations(
+    conn: Connection,
+    project: ProjectId,
+    conversation: ConversationId,
+    agent: AgentId | None = None,
+    channel: ChannelId | None = None,
+    *,
+    row_limit: int,
+) -> list[ConversationLine]:
+    """The conversations of this name, the last used first."""
+    return await query("find_conversations").all_as(
+        conn,
+        ConversationLine,
+        project_id=project,
+        conversation_id=conversation,
+        agent_id=agent,
+        channel_id=channel,
+        row_limit=row_limit,
+    )
+
+
+async def list_conversation_turns(
+    conn: Connection, project: ProjectId, output_box: BoxId, *, row_limit: int
+) -> list[SaidTurn]:
+    """The conversation's last turns, oldest first."""
+    return await query("list_conversation_turns").all_as(
+        conn, SaidTurn, project_id=project, output_box_id=output_box, row_limit=row_limit
+    )
 
 
 async def list_calls(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[SentCall]:

@@ -14,6 +14,7 @@ from turnstile.schema.ids import (
     BoxId,
     CardId,
     ChannelId,
+    ConversationId,
     InboxId,
     ProjectId,
     StepId,
@@ -66,6 +67,8 @@ class TurnView(Tolerant):
     """The box that it reads."""
     output_box_id: BoxId | None
     """The box that its cards go to."""
+    conversation_id: ConversationId | None = None
+    """The conversation that it is in; empty for the one that a profile's memory keeps, null for none."""
     trace_id: str | None
     """The trace that it belongs to."""
     last_error: str | None

@@ -1,6 +1,6 @@
 """docs/protocol.md is true: its tables against the schema, the statements, the vocabularies and the rules of the code.
 
-A name with † is v1r4's, and nothing here writes or sends it. Every other column is written by a statement or has a
+What has a † is written and sent by nothing here. Every other column is written by a statement or has a
 default; every other word of a vocabulary, and every subject, is in the table *Words* of docs/conformance.md, beside a
 test that names it.
 """
@@ -122,8 +122,9 @@ def listed(start: str) -> list[tuple[str, bool]]:
 
 def of(kind: type[StrEnum], *marked: str) -> set[str]:
     """The words of a vocabulary that something here writes or sends."""
-    assert set(marked) <= set(kind)
-    return set(kind) - set(marked)
+    known = {each.value for each in kind}
+    assert known.issuperset(marked)
+    return known.difference(marked)
 
 
 VOCABULARIES: dict[str, set[str]] = {

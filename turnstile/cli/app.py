@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 from turnstile.cli.operations import (
     audit,
@@ -57,13 +58,15 @@ for name, commands, purpose in (
     ("tool", tools, "Tools that agents can call."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turn_commands, "Turns: show, list and stop them."),
-    ("thread", thread_commands, "Threads: conversations of listeners."),
+    ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
+    ("thread", thread_commands, "Threads: messages of listeners."),
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
     ("schema", schemas, "Interface documents for programs in other languages."),
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)
 turn_commands.register(app)
+conversation_commands.register(app)
 watch.register(app)
 top.register(app)
 safety.register(app)

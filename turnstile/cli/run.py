@@ -46,5 +46,5 @@ def _run(program: Program, command: Callable[[Session], Awaitable[None]], sessio
         else:
             task.cancel()
 
-    program.run(run(), told)
+    program.run(run(), told, lambda: session.on_interrupt)
     return session.exit_code

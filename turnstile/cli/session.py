@@ -35,6 +35,8 @@ class Session:
         self.out = out
         self.stop = asyncio.Event()
         """Set by the first signal."""
+        self.on_interrupt: Callable[[], object] | None = None
+        """Called for Ctrl-C instead of ending the command, while it is set."""
         self.exit_code = 0
         """Of a command that ends without an error."""
 

@@ -31,6 +31,7 @@ from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.processes.connections import Servers, open_servers, watchdog_times
 from turnstile.processes.exclusive_targets import ExclusiveTarget
+from turnstile.processes.presence import sign_on_bridge
 from turnstile.processes.pump import thread_limits, thread_starter
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.waiting import await_server, unless_told
@@ -84,6 +85,7 @@ class Bridge:
             commands.run(stop),
             self.claims.run(rules.starter, stop),
             Watchdog(pool, rules).run(stop),
+            sign_on_bridge(pool, client.identity, stop),
             ThreadTurns(conn, pool, threads).run(stop),
             *([actions.run(stop)] if settings.bridge.ui_actions else []),
             *(Doorbells(conn, self.claims, each).run(stop) for each in shared),

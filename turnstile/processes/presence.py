@@ -1,7 +1,8 @@
-"""Who serves what: workers, and services of their own, sign on in `state.workers` (protocol §4, §8).
+"""Who serves what: workers, services of their own, and bridges sign on in `state.workers` (protocol §4, §8).
 
 A worker signs on while the engine answers it, since without the engine nobody can ring it. After a time in which it
-could not, it counts as new: no turn is late for what its worker could not hear of.
+could not, it counts as new: no turn is late for what its worker could not hear of. A bridge signs on to say which
+version of the protocol it speaks; nothing waits for that.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.waiting import await_server, unless_told
 from turnstile.schema.errors import ServerUnavailable
@@ -60,3 +61,14 @@ async def sign_on(
             away = True
         else:
             away = False
+
+
+async def sign_on_bridge(pool: Pool, instance: str, stop: asyncio.Event) -> None:
+    """Say in `state.workers`, now and then until `stop`, that this bridge runs and what it speaks."""
+    while not stop.is_set():
+        try:
+            await pool.run(lambda conn: touch_bridge(conn, instance))
+        except ServerUnavailable as error:
+            log.warning("not signed on: %s", error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)

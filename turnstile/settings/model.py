@@ -220,11 +220,22 @@ class LimitsSettings(Strict):
     max_queued_turns: int = Field(default=1000, ge=0, le=1_000_000)
     max_live_turns: int = Field(default=10_000, ge=0, le=1_000_000)
     max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_instances: int = Field(default=10_000, ge=0, le=1_000_000)
 
     @property
     def admission(self) -> Admission:
         """The limits that an enqueue checks."""
-        return Admission(max_queued_turns=self.max_queued_turns, max_live_turns=self.max_live_turns)
+        return Admission(
+            max_queued_turns=self.max_queued_turns,
+            max_live_turns=self.max_live_turns,
+            max_instances=self.max_instances,
+        )
+
+
+class RetentionSettings(Strict):
+    """`[retention]`: what `turnstile prune` does beside removing what is old (docs/operations.md)."""
+
+    instances_after_days: float = Field(default=30.0, gt=0, le=36_500, allow_inf_nan=False)
 
 
 class ObservabilitySettings(Strict):
@@ -269,6 +280,7 @@ class Settings(BaseSettings):
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
     limits: LimitsSettings = LimitsSettings()
+    retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod

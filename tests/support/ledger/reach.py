@@ -18,6 +18,7 @@ PROCESSES = tuple(
 )
 SHARED = {
     "touch_worker": "worker",
+    "touch_bridge": "bridge",
     "pending": "both",
     "Pool": "both",
     "Hold": "both",

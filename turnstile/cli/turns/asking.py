@@ -18,7 +18,7 @@ from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_end
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
 from turnstile.sdk.client import BridgeClient, raise_unless_accepted
@@ -35,7 +35,8 @@ _SENDER = "turnstile.cli"
 class Question:
     """What `enqueue` was given."""
 
-    agent: str
+    agent: str | None
+    """None where the profile's instances are asked."""
     text: str | None
     """None where a context box says it all."""
     correlation_id: str | None = None
@@ -43,6 +44,9 @@ class Question:
     profile: str | None = None
     model: str | None = None
     context_box_id: str | None = None
+    conversation: str | None = None
+    output_box_id: str | None = None
+    remember: bool = False
 
 
 async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
@@ -87,7 +91,7 @@ async def ask_and_follow(
     """
     async with session.nats() as conn:
         client = BridgeClient(conn, session.project, session.channel)
-        async with client.watching(request.agent_id, include_chunks=True) as events:
+        async with client.watching(client.agent_of(request), include_chunks=True) as events:
             reply = await enqueue(session, client, request)
             _print_reply(session, reply, wait=True)
             turn = turn_of(reply)
@@ -148,17 +152,21 @@ async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) ->
 
 def request_of(question: Question) -> EnqueueRequest:
     """The request; raises `BadRequest` naming the option that is wrong."""
-    given: dict[str, JsonValue] = {"agent_id": question.agent}
-    if question.text is not None:
-        given["instruction"] = question.text
-    if question.correlation_id is not None:
-        given["correlation_id"] = question.correlation_id
-    if question.profile is not None:
-        given["profile_name"] = question.profile
-    if question.context_box_id is not None:
-        given["context_box_id"] = question.context_box_id
-    if question.model is not None:
-        given["runtime_config"] = {"model": question.model}
+    config: dict[str, JsonValue] = {"model": question.model, "remember": question.remember or None}
+    chosen = {name: value for name, value in config.items() if value is not None}
+    named: dict[str, JsonValue] = {
+        "agent_id": question.agent,
+        "instruction": question.text,
+        "correlation_id": question.correlation_id,
+        "profile_name": question.profile,
+        "conversation_id": question.conversation,
+        "context_box_id": question.context_box_id,
+        "output_box_id": question.output_box_id,
+        "runtime_config": chosen or None,
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    if question.agent is None and not (question.correlation_id or question.conversation):
+        given["correlation_id"] = uuid7()  # the instance that runs the turn has a known id
     if question.fields is not None:
         given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
     return parse_request(EnqueueRequest, given)
