@@ -180,6 +180,7 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         **card_columns(record.cards),
         call_ids=[call.tool_call_id for call in record.calls],
         call_names=[call.tool_name for call in record.calls],
+        call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
         wait_seconds=record.wait_seconds,
     )

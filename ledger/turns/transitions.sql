@@ -120,9 +120,10 @@ boxed AS (
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
 ),
 waiting AS (
-    INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name)
-    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name FROM head
-    CROSS JOIN unnest(:call_ids::text[], :call_names::text[]) c (id, name)
+    INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
+                                          deadline)
+    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id, head.resume_deadline FROM head
+    CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[]) c (id, name, card_id)
 ),
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,

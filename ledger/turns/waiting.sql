@@ -32,6 +32,7 @@ plan AS MATERIALIZED (
           OR call.agent_id IS DISTINCT FROM coalesce(:claimed_agent_id::text, call.agent_id)
           OR call.recursion_depth IS DISTINCT FROM coalesce(:claimed_depth::int, call.recursion_depth) THEN 'not_your_call'
         WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
+        WHEN call.held_by IS NOT NULL AND call.wait_status = 'waiting' THEN 'not_sent'
         WHEN :content::jsonb IS NOT NULL THEN 'accepted'
         WHEN card.card_id IS NULL THEN 'unknown_card'
         WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
@@ -209,12 +210,12 @@ head AS MATERIALIZED (
 ),
 late AS MATERIALIZED (
     SELECT w.* FROM head JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
-    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
+    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' AND w.held_by IS NULL ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
 dropped AS (  -- calls without a card, which no tool can answer: they leave the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id
-      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = late.tool_call_id || '-call' AND c.tenant_id = :project_id)
+      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = coalesce(late.call_card_id, late.tool_call_id || '-call') AND c.tenant_id = :project_id)
     RETURNING w.tool_call_id
 ),
 expired AS MATERIALIZED (SELECT late.* FROM late WHERE late.tool_call_id NOT IN (SELECT d.tool_call_id FROM dropped d)),
@@ -313,8 +314,8 @@ FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON tr
 -- name: describe_call :opt
 -- A call for its tool: the card with the arguments, its turn, and its status.
 SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
-       c.card_id AS tool_call_card_id, c.content, h.resume_deadline
+       c.card_id AS tool_call_card_id, c.content, h.resume_deadline, w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held
 FROM state.turn_waiting_tools w
-LEFT JOIN public.cards c ON c.card_id = w.tool_call_id || '-call' AND c.tenant_id = w.project_id
+LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = w.agent_id AND h.project_id = w.project_id AND h.active_agent_turn_id = w.agent_turn_id
 WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id;

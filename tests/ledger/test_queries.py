@@ -89,7 +89,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
-    "describe_call": descriptions.CallView,
+    "describe_call": set(descriptions.CallView.model_fields) | {"held"},
     "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.NewLease,
     "end_message": hops._Ended,

@@ -19,6 +19,8 @@ from turnstile.schema.cards import value_of
 from turnstile.schema.ids import AgentTurnId
 from turnstile.sdk.turns import describe, turn_in
 
+_REQUESTS = 100
+"""Requests at one moment: a bridge refuses more than a few hundred of one project as `overloaded`."""
 _SAID = "You said: marker {name} again (before that: marker {name})"
 
 
@@ -36,22 +38,21 @@ async def run_conversations(environment: Environment, bars: Bars) -> Result:
                 values["turns rate"] = await _talk(system, f"{number}", plan.conversations)
                 advance(1)
                 rounds.append(values)
-        common = await system.common()
     found = medians(rounds)
     figures = [
         Figure(name="conversations at once, two turns each", value=plan.conversations),
         Figure(name="turns", value=found["turns rate"], unit="/s"),
         Figure(name="bare workflows, one activity", value=found["bare one rate"], unit="/s"),
         Figure(name="turns/s ÷ bare workflows/s", value=ratio(found["turns rate"], found["bare one rate"])),
-        *common,
+        *await system.common(),
     ]
     return Result(scenario="conversations", figures=tuple(figures), details={"rounds": [{**each} for each in rounds]})
 
 
 async def _talk(system: System, prefix: str, count: int) -> float:
     """Two turns in each of so many new conversations, all at once; returns turns per second. Checks every answer."""
-    began = time.perf_counter()
-    pairs = await asyncio.gather(*(_two_turns(system, f"{prefix}-{number}") for number in range(count)))
+    began, room = time.perf_counter(), asyncio.Semaphore(_REQUESTS)
+    pairs = await asyncio.gather(*(_two_turns(system, room, f"{prefix}-{number}") for number in range(count)))
     took = time.perf_counter() - began
     for name, turn in pairs:
         said = await _answer(system, turn)
@@ -60,10 +61,11 @@ async def _talk(system: System, prefix: str, count: int) -> float:
     return 2 * count / took
 
 
-async def _two_turns(system: System, name: str) -> tuple[str, AgentTurnId]:
+async def _two_turns(system: System, room: asyncio.Semaphore, name: str) -> tuple[str, AgentTurnId]:
     asked: JsonObject = {"profile_name": PROFILE, "conversation_id": f"c-{name}"}
-    first = await system.load.request({**asked, "instruction": f"marker {name}"})
-    second = await system.load.request({**asked, "instruction": f"marker {name} again"})
+    async with room:
+        first = await system.load.request({**asked, "instruction": f"marker {name}"})
+        second = await system.load.request({**asked, "instruction": f"marker {name} again"})
     await system.load.wait(first)
     await system.load.wait(second)
     return name, second
