@@ -19,7 +19,7 @@ from turnstile.ledger.turns.intake import (
     enqueue_turn,
     stop_queued_turn,
 )
-from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, claim_inbox, dispatch_next
+from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, NewLease, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
@@ -167,7 +167,7 @@ def last_record(turn: TurnRef, step: int) -> StepRecord:
     return StepRecord(step, EndMetadata(), cards, [], STARTED)
 
 
-async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[Lease]:
+async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[NewLease]:
     """dispatch_next."""
     return await pool.run(lambda conn: dispatch_next(conn, keys))
 
