@@ -77,6 +77,16 @@ async def test_a_step_tells_each_of_its_phases_in_order(tenant: Tenant) -> None:
     assert [step.metadata.get("activity") for step in ended.steps] == ["executing_tool", None]
 
 
+async def test_a_step_that_fails_tells_so(tenant: Tenant) -> None:
+    ended = await tenant.run("nosuch")
+    steps = [event.payload for event in await tenant.events("agent.*.step")]
+    assert [each["phase"] for each in steps] == ["started", "planning", "failed"]
+    told = steps[-1]["metadata"]
+    assert isinstance(told, dict)
+    assert told["error_code"] == ended.steps[0].metadata["error_code"] == "model_unknown"
+    assert [step.status for step in ended.steps] == ["failed"]
+
+
 async def test_a_lease_that_an_end_makes_is_told(tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         first = await hand.start(SLOW)

@@ -51,7 +51,19 @@ async def test_a_plain_turn(tenant: Tenant) -> None:
     ended = await tenant.run("plain")
     assert outcome(ended) == ("success", None)
     assert ended.deliverable() == "It is done."
-    assert ended.types() == ["agent.thought", "task.deliverable"]
+    [asked] = await tenant.rows(
+        "SELECT metadata ->> 'type' AS type, content ->> '__type__' AS form FROM cards JOIN box_cards USING (card_id)"
+        " WHERE box_id = $1::text::uuid",
+        ended.view.context_box_id,
+    )
+    assert asked == {"type": "task.instruction", "form": "TextContent"}
+    forms = [card.content["__type__"] for card in ended.cards if isinstance(card.content, dict)]
+    assert list(zip([card.type for card in ended.cards], forms, strict=True)) == [
+        ("sys.rendered_prompt", "TextContent"),
+        ("sys.tools", "ToolContent"),
+        ("agent.thought", "TextContent"),
+        ("task.deliverable", "TextContent"),
+    ]
     assert [step.status for step in ended.steps] == ["completed"]
     assert ended.view.inbox_status == "consumed"
 
