@@ -125,8 +125,7 @@ async def list_profiles(
 ) -> list[ProfileRow]:
     """The project's profiles by name; all, or at most `row_limit` whose names follow `after`."""
     page = {"project_id": project, "after": after, "row_limit": row_limit}
-    rows = await pool.run(lambda conn: query("list_profiles").many(conn, **page))
-    return [ProfileRow.model_validate(dict(row)) for row in rows]
+    return await pool.run(lambda conn: query("list_profiles").all_as(conn, ProfileRow, **page))
 
 
 async def add_agent(
@@ -253,7 +252,7 @@ async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> 
         raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
     work = await query("count_agent_work").one(conn, **named)
     if work["live"] or work["queued"]:
-        raise Refused("agent_busy", f"agent {agent} has {work['live']} turn in hand and {work['queued']} that wait")
+        raise Refused("agent_busy", f"agent {agent} has {work['live']} active and {work['queued']} queued turns")
     head = await query("head_epoch").opt(conn, **named)
     await query("forget_agent").many(conn, **named, edge_id=uuid7(), edge_metadata=LOCAL.metadata())
     if head is not None:
@@ -277,8 +276,7 @@ async def list_agents(
 ) -> list[AgentRow]:
     """The project's agents by id; all, or at most `row_limit` whose ids follow `after`."""
     page = {"project_id": project, "after": after, "row_limit": row_limit}
-    rows = await pool.run(lambda conn: query("list_agents").many(conn, **page))
-    return [AgentRow.model_validate(dict(row)) for row in rows]
+    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentRow, **page))
 
 
 async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:

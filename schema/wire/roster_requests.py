@@ -4,8 +4,8 @@ from datetime import datetime
 
 from pydantic import Field, field_validator
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, token
+from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId
 from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
@@ -18,13 +18,8 @@ INSTANCE_OF = "instance_of"
 class AgentRequest(Strict):
     """Arguments of `agent.pause`, `agent.resume` and `agent.retire`."""
 
-    agent_id: AgentId
+    agent_id: AgentToken
     """The agent of the project."""
-
-    @field_validator("agent_id")
-    @classmethod
-    def _agent_token(cls, value: AgentId) -> AgentId:
-        return AgentId(token(value, "agent_id"))
 
 
 class AgentStatusReply(Reply):

@@ -62,7 +62,6 @@ FORBIDDEN_TO_WORKERS = (
     "INSERT INTO resource.tools (project_id, tool_name) VALUES ('p', 'mine')",
     "DELETE FROM resource.tools",
     "UPDATE resource.profiles SET worker_target = 'mine'",
-    "UPDATE resource.project_agents SET status = 'active'",
 )
 """What a bridge may, as operators ask it."""
 REFUSED = (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError)

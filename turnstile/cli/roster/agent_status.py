@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from turnstile.cli.session import Session
-from turnstile.cli.turns.box_options import await_bridge, request_verb
+from turnstile.cli.session import HEADERS, Session
 from turnstile.schema.wire.roster_requests import AgentRequest, AgentStatusReply
+from turnstile.sdk.requests import parse_request
 
 _DONE = {
     "pause": "is paused: its turn in hand goes on, and what waits stays queued",
@@ -15,11 +15,8 @@ _DONE = {
 
 async def set_status(session: Session, action: Literal["pause", "resume", "retire"], agent: str) -> None:
     """Set the agent's status; raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`."""
+    wanted = parse_request(AgentRequest, {"agent_id": agent})
     async with session.bridge() as client:
-        await await_bridge(session, client)
-        given = {"agent_id": agent}
-        done = await request_verb(client, f"agent.{action}", AgentRequest, {**given}, AgentStatusReply)
-    if session.out.as_json:
-        session.out.document(done)
-    else:
-        session.out.line(f"agent {agent} {_DONE[action]}{', as before' if done.duplicate else ''}")
+        await session.await_bridge(client)
+        done = await client.request_as(f"agent.{action}", wanted, AgentStatusReply, headers=HEADERS)
+    session.out.result(done, f"agent {agent} {_DONE[action]}{', as before' if done.duplicate else ''}")

@@ -3,17 +3,14 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel
 from pydantic_core import from_json
 
-from turnstile.cli.errors import NoBridge
-from turnstile.cli.session import Session, patiently
+from turnstile.cli.session import HEADERS, Session
 from turnstile.cli.turns.texts import read_text
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, value_of
-from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
+from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, box_id
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
@@ -23,12 +20,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
-from turnstile.schema.wire.inbox import Reply
-from turnstile.sdk.client import BridgeClient, raise_unless_accepted
 from turnstile.sdk.requests import parse_request
-
-_SENDER = "turnstile.cli"
-Answer = TypeVar("Answer", bound=Reply)
 
 
 class PlacedCard(Card):
@@ -73,13 +65,13 @@ async def set_memory(session: Session, memory: Memory) -> None:
     Raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`.
     """
     async with session.bridge() as client:
-        await await_bridge(session, client)
+        await session.await_bridge(client)
         box = memory.box
         if memory.fork:
-            forked = await request_verb(client, "box_fork", BoxForkRequest, {"box_id": box}, BoxForkReply)
-            box = forked.box_id
-        arguments: JsonObject = {"agent_id": memory.agent, "memory_context_box_id": box}
-        now = await request_verb(client, "box_replace", BoxReplaceRequest, arguments, BoxReplaceReply)
+            fork = parse_request(BoxForkRequest, {"box_id": box})
+            box = (await client.request_as("box_fork", fork, BoxForkReply, headers=HEADERS)).box_id
+        replace = parse_request(BoxReplaceRequest, {"agent_id": memory.agent, "memory_context_box_id": box})
+        now = await client.request_as("box_replace", replace, BoxReplaceReply, headers=HEADERS)
     if session.out.as_json:
         session.out.document(now)
     elif now.memory_context_box_id is None:
@@ -94,12 +86,11 @@ async def make_of_parts(session: Session, parts: list[str], correlation_id: str 
     if correlation_id is not None:
         given["correlation_id"] = correlation_id
     async with session.bridge() as client:
-        await await_bridge(session, client)
-        made = await request_verb(client, "box_make", BoxMakeRequest, given, BoxMakeReply)
-    if session.out.as_json:
-        session.out.document(made)
-    else:
-        session.out.line(f"box {made.box_id} with {made.cards} cards{', made before' if made.duplicate else ''}")
+        await session.await_bridge(client)
+        wanted = parse_request(BoxMakeRequest, given)
+        made = await client.request_as("box_make", wanted, BoxMakeReply, headers=HEADERS)
+    before = ", made before" if made.duplicate else ""
+    session.out.result(made, f"box {made.box_id} with {made.cards} cards{before}")
 
 
 def part_of(argument: str) -> JsonObject:
@@ -165,22 +156,3 @@ def _beginning(card: Card) -> str:
     value = value_of(card)
     text = value if isinstance(value, str) else str(value)
     return " ".join(text[:200].split())
-
-
-async def await_bridge(session: Session, client: BridgeClient) -> None:
-    """Wait until a bridge answers; raises `NoBridge` after `[nats].patience_seconds`."""
-    try:
-        patience = session.settings.nats.patience_seconds
-        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
-    except ServerUnavailable as error:
-        raise NoBridge(str(error)) from None
-
-
-async def request_verb(
-    client: BridgeClient, verb: str, form: type[BaseModel], arguments: JsonObject, reply: type[Answer]
-) -> Answer:
-    """The bridge's reply to a verb; raises `BadRequest` for invalid arguments, and `Refused` with its code."""
-    request = parse_request(form, arguments)
-    answer = reply.model_validate(await client.request(verb, request, headers={"CG-Sender": _SENDER}))
-    raise_unless_accepted(answer)
-    return answer
