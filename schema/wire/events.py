@@ -108,7 +108,7 @@ class ReplyEvent(Tolerant):
     """Payload of `evt.sys.pump.reply`: exactly one for each message from outside (protocol §9)."""
 
     thread_id: ThreadId
-    """The conversation."""
+    """The thread."""
     message_id: MessageId
     """The answered message, with its id from the reply to `send`: the key of this event."""
     correlation_id: str

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import (
@@ -37,7 +37,7 @@ REQUEST_ID_LIMIT = 256
 class EnqueueRequest(Strict):
     """Arguments of `enqueue` (protocol §6). An instruction, a context box or the agent's memory box is required."""
 
-    agent_id: AgentId | None = None
+    agent_id: AgentToken | None = None
     """The agent of the project that shall run the turn; left out, an instance of the profile does."""
     instruction: str | None = Field(default=None, min_length=1)
     """The instruction as text; it becomes a card after those of the context box."""
@@ -59,11 +59,6 @@ class EnqueueRequest(Strict):
     """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
     """The caller's own notes; stored, and never shown to a model."""
-
-    @field_validator("agent_id")
-    @classmethod
-    def _agent_token(cls, value: AgentId | None) -> AgentId | None:
-        return None if value is None else AgentId(token(value, "agent_id"))
 
     @field_validator("conversation_id")
     @classmethod
@@ -266,7 +261,7 @@ class SendRequest(Strict):
     payload: str | JsonObject
     """XML as text, or the fields of the listener's payload."""
     thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
-    """The conversation that the message joins; by default a new one."""
+    """The thread that the message joins; by default a new one."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the message; a repeat with the same content is sent once."""
     reply_to: str | None = Field(default=None, max_length=256)
@@ -286,7 +281,7 @@ class SendReply(Reply):
     """Reply to `send`: the message is stored; its answer follows on `evt.sys.pump.reply`."""
 
     thread_id: ThreadId | None = None
-    """The conversation."""
+    """The thread."""
     message_id: MessageId | None = None
     """The message: its answer has this id."""
     duplicate: bool = False
@@ -297,4 +292,4 @@ class ThreadDescribeRequest(Strict):
     """Arguments of `thread.describe`."""
 
     thread_id: ThreadId = Field(min_length=1, max_length=128)
-    """The conversation."""
+    """The thread."""

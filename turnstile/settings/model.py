@@ -200,7 +200,7 @@ class ToolsSettings(Strict):
 
 
 class PumpSettings(Strict):
-    """`[pump]`: conversations of listeners (protocol §9)."""
+    """`[pump]`: threads of listeners (protocol §9)."""
 
     listeners: Annotated[list[str], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
         default_factory=list[str], max_length=256

@@ -16,7 +16,6 @@ from turnstile.ledger.turns.intake import (
     QueuedStop,
     _cards,
     enqueue,
-    enqueue_action,
     enqueue_turn,
     stop_queued_turn,
 )
@@ -110,7 +109,7 @@ async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **f
     """Enqueue a UI action of `search`; `fields` are more of it."""
     given: dict[str, Any] = {"action_id": action_id, "agent_id": agent, "tool_name": "search", "args": {"q": "it"}}
     action = UiAction.model_validate(given | fields)
-    return await enqueue_action(pool, PROJECT, CHANNEL, action, {}, depth_limit=20, sender="user.test")
+    return await enqueue(pool, PROJECT, CHANNEL, action, {}, depth_limit=20, sender="user.test")
 
 
 async def send(conn: Connection, sent: Enqueue) -> Enqueued:
