@@ -280,7 +280,12 @@ async def test_a_large_payload_goes_through(caller: Caller) -> None:
 
 async def test_operators_list_listeners_peers_and_schemas(caller: Caller) -> None:
     client = caller.tenant.client
-    every: Any = await client.request("listener.list", {})
+
+    async def listed() -> Any:
+        reply: Any = await client.request("listener.list", {})
+        return reply if reply["listeners"] else None
+
+    every = await until(listed, 15, "a worker has declared its listeners")
     found = {each["listener"]: each for each in every["listeners"]}
     shouter = found["shouter"]
     assert (shouter["root_tag"], shouter["is_agent"], shouter["agent_id"], shouter["workers"]) == (

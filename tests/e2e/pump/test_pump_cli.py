@@ -40,6 +40,9 @@ async def test_without_a_bridge_it_says_so(stack: Stack) -> None:
 
 
 async def test_listeners_are_listed_with_their_schemas(here: Stack) -> None:
+    await thread(
+        here, "send", "shouter", "<shout><text>hi</text></shout>"
+    )  # answered by a worker that has declared them
     listed, xsd, nobody = await asyncio.gather(
         turnstile("listeners", "--json", "--config", here.config, cwd=here.directory),
         turnstile("listeners", "--xsd", "worker", "--config", here.config, cwd=here.directory),
