@@ -20,6 +20,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.identity_edges', 'INSERT', 'INSERT'),
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
      'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
+    ('state.memory_cuts', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (position, cut_card_id, updated_at)'),
     ('resource.tools', 'SELECT', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,

@@ -16,6 +16,7 @@ from turnstile.runtime.ports import (
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
+    TokenCount,
     ToolCallDelta,
 )
 from turnstile.schema.base import JsonObject
@@ -41,6 +42,10 @@ class ScriptedModel:
         finally:
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
+
+    async def count(self, request: ModelRequest) -> TokenCount:
+        """In words, as its usage is counted."""
+        return TokenCount(_words(request), exact=True)
 
     async def check(self, model: str) -> None:
         """Raises `ModelError` (`model_unknown`), which lists the scripts, if `model` is none of them."""
@@ -116,9 +121,13 @@ def _split(text: str, parts: int) -> list[str]:
 
 def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | ToolCallDelta]) -> JsonObject:
     """Usage, counted in words, so that it is the same every time."""
-    prompt = sum(len(message.content.split()) for message in request.messages)
+    prompt = _words(request)
     text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
     arguments = [piece.arguments for piece in pieces if isinstance(piece, ToolCallDelta)]
     completion = sum(len(said.split()) for said in (text, reasoning, *arguments))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _words(request: ModelRequest) -> int:
+    return sum(len(message.content.split()) for message in request.messages)

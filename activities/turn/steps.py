@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from temporalio import activity
@@ -21,6 +22,7 @@ from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import (
     Continue,
@@ -50,7 +52,7 @@ from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
-from turnstile.schema.ids import InboxId
+from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
@@ -111,6 +113,8 @@ class StepActivities:
         with about(given.turn, step=given.step or None):
             try:
                 return await self._run_step(given, attempts, self._paces.patience)
+            except NotQuick:
+                pass
             except TimeoutError:
                 self._paces.took(given.turn.profile_box_id, self._paces.patience)
             except asyncio.CancelledError:
@@ -174,12 +178,32 @@ class StepActivities:
             step.check_attempts(self._limits)
             pinned = pin(step.turn, step.begun, self._limits.max_steps)
             asked, messages = step.prepare(pinned, self._limits.suspend_timeout_seconds)
-            answer = await self._ask(step, pinned, asked, messages)
+            answer = await self._ask_or_compact(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
+        if isinstance(answer, Compacted):
+            figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
+            return await self._continue(step, (*pinned.cards, *answer.cards), figures, answer.first_kept)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
+
+    async def _ask_or_compact(
+        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
+    ) -> ModelAnswer | Compacted:
+        """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
+        compaction = CompactedStep(step, pinned, asked, self._model, self._limits, partial(self._answer, step))
+        async with asyncio.timeout(step.patience):
+            cut = await compaction.if_full(messages)
+        if cut is not None:
+            return cut
+        began = time.monotonic()
+        try:
+            answer = await self._answer(step, compaction.question(messages))
+        except ModelError as error:
+            return await compaction.if_refused(messages, error)
+        self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
+        return answer
 
     async def _open(self, step: CurrentStep, doing: str) -> None:
         head = step.begun.head
@@ -201,22 +225,10 @@ class StepActivities:
         decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
-    async def _ask(
-        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
-    ) -> ModelAnswer:
+    async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
         head = step.begun.head
-        question = Question(
-            turn=step.turn.agent_turn_id,
-            step_id=asked.step_id,
-            step=step.number,
-            config=pinned.config.llm_config,
-            messages=messages,
-            tools=pinned.last_specs if asked.is_last else pinned.specs,
-            address=step.turn_events.address,
-        )
-        began = time.monotonic()
         async with asyncio.timeout(step.patience):
-            answer = await ask(
+            return await ask(
                 self._model,
                 self._publisher,
                 question,
@@ -226,8 +238,6 @@ class StepActivities:
                 lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
                 self._telemetry,
             )
-        self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
-        return answer
 
     async def _commit(
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
@@ -263,10 +273,13 @@ class StepActivities:
         ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
         return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
-    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures) -> StepResult:
-        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED)
+    async def _continue(
+        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, first_kept: CardId | None = None
+    ) -> StepResult:
+        """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
+        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED, first_kept=first_kept)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
-        hit(Fault.STEP_COMMITTED)
+        hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
         if done.result == "done":
             self._told(step, record)
         await step.turn_events.publish(step.turn_events.completed(step.number, done.step_metadata))

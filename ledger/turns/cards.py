@@ -5,6 +5,7 @@ reads only the cards after them (protocol §7.2). The cache is bounded and holds
 """
 
 import json
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,15 +46,17 @@ def card_of(row: Row) -> Card:
 
 @dataclass(frozen=True, slots=True)
 class BoxPrefix:
-    """The first cards of a box, in order, and the last position among them."""
+    """The first cards of a box, in order, and the last position among them; of a box that was cut, those after."""
 
     position: int
     cards: tuple[Card, ...]
+    positions: tuple[int, ...]
+    """Of the cards, each."""
     size: int
     """Bytes of JSON, roughly."""
 
 
-_EMPTY = BoxPrefix(0, (), 0)
+_EMPTY = BoxPrefix(0, (), (), 0)
 
 
 class BoxCache:
@@ -72,13 +75,19 @@ class BoxCache:
         self._boxes.move_to_end((project, box))
         return prefix
 
-    def extend(self, project: ProjectId, box: BoxId, known: BoxPrefix, rows: Sequence[Row]) -> tuple[Card, ...]:
-        """The cards of `known` and of the rows after it; caches them for the next read."""
-        if not rows and known.position:
+    def extend(
+        self, project: ProjectId, box: BoxId, known: BoxPrefix, rows: Sequence[Row], since: int = 0
+    ) -> tuple[Card, ...]:
+        """The cards of `known` and of the rows after it, from this position on; caches them for the next read."""
+        gone = bisect_left(known.positions, since)
+        if not rows and known.position and not gone:
             return known.cards
-        cards = known.cards + tuple(card_of(row) for row in rows)
-        size = known.size + sum(len(row["content"]) + len(row["metadata"]) + 200 for row in rows)
-        self._keep((project, box), BoxPrefix(rows[-1]["position"] if rows else 0, cards, size))
+        cards = known.cards[gone:] + tuple(card_of(row) for row in rows)
+        positions = known.positions[gone:] + tuple(row["position"] for row in rows)
+        size = known.size * (len(known.cards) - gone) // max(len(known.cards), 1)
+        size += sum(len(row["content"]) + len(row["metadata"]) + 200 for row in rows)
+        last = rows[-1]["position"] if rows else known.position
+        self._keep((project, box), BoxPrefix(last, cards, positions, size))
         return cards
 
     def _keep(self, key: tuple[ProjectId, BoxId], prefix: BoxPrefix) -> None:
@@ -97,9 +106,9 @@ async def get_card(conn: Connection, project: ProjectId, card: CardId) -> Card |
     return None if row is None else card_of(row)
 
 
-async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Card] | None:
-    """The cards of a box in order; None if the project has no such box."""
-    rows = await query("box_cards").many(conn, project_id=project, box_id=box)
+async def box_cards(conn: Connection, project: ProjectId, box: BoxId, *, from_cut: bool = False) -> list[Card] | None:
+    """The cards of a box in order, or those after its latest cut; None if the project has no such box."""
+    rows = await query("box_cards").many(conn, project_id=project, box_id=box, from_cut=from_cut)
     if not rows:
         return None
     return [card_of(row) for row in rows if row["card_id"] is not None]

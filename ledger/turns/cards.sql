@@ -6,10 +6,11 @@ SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM publi
 WHERE c.card_id = :card_id AND c.tenant_id = :project_id AND c.deleted_at IS NULL;
 
 -- name: box_cards :many
--- The cards of a box in order; one row of nulls for an empty box, no row for an unknown one.
+-- The cards of a box in order, or those that turns read of it (:from_cut); one row of nulls if there are none, no row for an unknown box.
 SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
 FROM public.boxes b
 LEFT JOIN public.box_cards p ON p.box_id = b.box_id
+    AND p.position >= CASE WHEN :from_cut::boolean THEN coalesce((SELECT m.position FROM state.memory_cuts m WHERE m.box_id = b.box_id), 0) ELSE 0 END
 LEFT JOIN public.cards c ON c.card_id = p.card_id
 WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id
 ORDER BY p.position;

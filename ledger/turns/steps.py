@@ -16,9 +16,7 @@ from pydantic import Json
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import BoxCache, card_columns
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-)
+from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import (
     BoxId,
@@ -66,6 +64,8 @@ class StepHead(Tolerant):
     profile_box_id: BoxId
     context_box_id: BoxId
     output_box_id: BoxId
+    output_since: int = 0
+    """The position from which the output box is read: of the first card that its latest cut kept."""
     tools: list[JsonObject]
     """The project's `resource.tools` rows, raw; only for a turn's first step."""
     turn_config: JsonObject | None
@@ -97,6 +97,8 @@ class StepRecord:
     wait_seconds: float = 0.0
     kept: Sequence[CardId] = ()
     """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
+    first_kept: CardId | None = None
+    """With a `memory.cut` among the cards: the card at which turns begin to read the output box from then on."""
 
     @property
     def calls(self) -> Sequence[ToolCommand]:
@@ -141,10 +143,11 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
     parts: list[list[Row]] = [[], [], []]
     for row in rows[1:]:
         parts[int(row["part"]) - 1].append(row)
-    profile, context, output = (
-        cache.extend(turn.project_id, box, prefix, part) for box, prefix, part in zip(boxes, known, parts, strict=True)
-    )
     head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
+    profile, context, output = (
+        cache.extend(turn.project_id, box, prefix, part, since)
+        for box, prefix, part, since in zip(boxes, known, parts, (0, 0, head.output_since), strict=True)
+    )
     return BegunStep(head, profile, context, output)
 
 
@@ -167,6 +170,8 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         call_names=[call.tool_name for call in record.calls],
         kept_ids=list(record.kept),
         wait_seconds=record.wait_seconds,
+        first_kept_id=record.first_kept,
+        cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
     )
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")

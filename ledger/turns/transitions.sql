@@ -5,7 +5,7 @@
 -- name: begin_step :many
 -- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
--- boxes (part 1, 2, 3) after the positions that the caller knows. No rows: the gate is closed, or the step is not the next.
+-- boxes (part 1, 2, 3) after the positions that the caller knows; the output box from the card that its latest cut kept. No rows: the gate is closed, or the step is not the next.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
@@ -29,6 +29,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'updated_at', head.updated_at, 'started_at', head.started_at, 'enqueued_at', i.created_at,
            'context_headers', i.context_headers, 'runtime_config', coalesce(i.payload -> 'runtime_config', '{}'),
            'profile_box_id', head.profile_box_id, 'context_box_id', head.context_box_id, 'output_box_id', head.output_box_id,
+           'output_since', coalesce((SELECT m.position FROM state.memory_cuts m WHERE m.box_id = head.output_box_id), 0),
            'tools', CASE WHEN head.step_count = 0 THEN coalesce((
                SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
                WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
@@ -50,8 +51,10 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
 FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id
 UNION ALL
 SELECT x.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
-FROM head CROSS JOIN LATERAL (VALUES (1, head.profile_box_id, :known_profile::bigint), (2, head.context_box_id, :known_context::bigint),
-                                     (3, head.output_box_id, :known_output::bigint)) x (part, box_id, known)
+FROM head CROSS JOIN LATERAL (VALUES
+    (1, head.profile_box_id, :known_profile::bigint), (2, head.context_box_id, :known_context::bigint),
+    (3, head.output_box_id, greatest(:known_output::bigint, (
+        SELECT m.position - 1 FROM state.memory_cuts m WHERE m.box_id = head.output_box_id)))) x (part, box_id, known)
 CROSS JOIN LATERAL (
     SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
     WHERE b.box_id = x.box_id AND b.position > x.known OFFSET 0) c
@@ -67,7 +70,8 @@ RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
--- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published.
+-- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published. With a
+-- memory.cut among the cards: where turns begin to read the box from now on (§7.3).
 -- result: done | already (committed before, and the gate is open). No row: stale.
 WITH
 head AS (
@@ -102,6 +106,15 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+),
+cut AS (  -- the card that is kept is in the box, or comes with this step
+    INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
+    SELECT head.output_box_id, :project_id, coalesce((
+               SELECT min(b.position) FROM public.box_cards b WHERE b.card_id = :first_kept_id::text AND b.box_id = head.output_box_id
+                 AND b.position > coalesce((SELECT c.position FROM state.memory_cuts c WHERE c.box_id = head.output_box_id), 0)),
+           head.base + array_position(:card_ids::text[], :first_kept_id::text)), :cut_card_id::text
+    FROM head WHERE :cut_card_id::text IS NOT NULL
+    ON CONFLICT (box_id) DO UPDATE SET position = EXCLUDED.position, cut_card_id = EXCLUDED.cut_card_id, updated_at = now()
 ),
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name)
