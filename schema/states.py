@@ -81,6 +81,14 @@ class StepPhase(StrEnum):
     FAILED = "failed"
 
 
+class Activity(StrEnum):
+    """What a busy agent is doing: `metadata.activity` of its `state` and `step` events (protocol §3)."""
+
+    THINKING = "thinking"
+    EXECUTING_TOOL = "executing_tool"
+    AWAITING_TOOL_RESULT = "awaiting_tool_result"
+
+
 class ChunkType(StrEnum):
     """`chunk_type` of `str.agent.*.chunk`."""
 

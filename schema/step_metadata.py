@@ -18,6 +18,7 @@ from pydantic import (
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import CardId
+from turnstile.schema.states import Activity
 from turnstile.schema.tools import ToolCommand
 
 
@@ -103,6 +104,8 @@ class SuspendMetadata(StepFigures):
     """The turn sleeps until the calls of these commands are answered."""
 
     next: Literal["suspend"] = "suspend"
+    activity: Activity | None = None
+    """What the step set the turn to do; null in rows of versions before this one."""
     commands: tuple[ToolCommand, ...] = ()
 
 

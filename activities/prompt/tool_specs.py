@@ -28,6 +28,9 @@ from turnstile.schema.ids import CardId
 from turnstile.schema.profiles import Choice
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT, ToolRow, options_of
 
+RESULT_FIELDS_MISSING = "result_fields_missing"
+"""`error_code` of a turn that ended without the fields that its requester wants."""
+
 
 def function_spec(name: str, description: str, parameters: JsonObject) -> JsonObject:
     """An OpenAI-style function tool."""
@@ -166,6 +169,14 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
     if any(not field.name.strip() for field in fields):
         return f"A field of {SUBMIT_RESULT} has an empty name; {form}."
     return fields
+
+
+def has_fields(wanted: Sequence[ResultField], deliverable: JsonValue) -> bool:
+    """Whether a deliverable has the form of `submit_result` and every wanted field once."""
+    try:
+        return check_fields(wanted, _Submission.model_validate(deliverable).fields) is None
+    except ValidationError:
+        return False
 
 
 def check_fields(wanted: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:

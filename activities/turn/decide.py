@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from turnstile.activities.calls.choices import Accepted, Refusal, ending
 from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
 from turnstile.activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
+from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING
 from turnstile.activities.turn.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -67,6 +68,11 @@ class StepRequest:
     def is_last(self) -> bool:
         """Whether no further step is allowed."""
         return self.model_step >= self.config.max_steps
+
+    @property
+    def needs_call(self) -> bool:
+        """Whether text alone does not end the turn well: the profile or the requester asks for more."""
+        return bool(self.config.must_end_with or self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +151,17 @@ def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
 
 def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
     text, partial = answer.text, True if answer.truncated else None
-    if asked.is_last and (asked.config.must_end_with or not text.strip()):
+    if asked.is_last and (asked.needs_call or not text.strip()):
         return _out_of_steps(asked, text, thought)
-    if not asked.config.must_end_with:
+    if not asked.needs_call:
         content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
         deliverable = _deliverable(asked, content, partial=partial)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices)))
-    reminder = TextContent(
-        text=f"This task is not finished by text alone. End it by calling one of these tools: {names}."
-    )
     card = make_card(
         step_card_id(asked.step_id, "must-end-with"),
         CardType.MUST_END_WITH_REQUIRED,
         Role.SYSTEM,
-        reminder,
+        TextContent(text=_reminder(asked)),
         author=SYSTEM_AUTHOR,
         turn=asked.turn.agent_turn_id,
         step=asked.step_id,
@@ -168,15 +170,27 @@ def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card,
     return Continue((*thought, card))
 
 
+def _reminder(asked: StepRequest) -> str:
+    """Tells the model how to end the turn."""
+    submit = (SUBMIT_RESULT,) if asked.wanted else ()
+    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices, *submit)))
+    text = f"This task is not finished by text alone. End it by calling one of these tools: {names}."
+    if not asked.wanted:
+        return text
+    fields = ", ".join(dict.fromkeys(field.name for field in asked.wanted))
+    return f"{text} {SUBMIT_RESULT} must have each of these fields once: {fields}."
+
+
 def _out_of_steps(asked: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
     """End the turn after its last allowed step: the deliverable is the step's text, else a fallback (§7.8)."""
+    code = RESULT_FIELDS_MISSING if asked.wanted else MAX_STEPS_CODE
     if not text.strip():
-        return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
-    if not asked.config.must_end_with:
+        return Deliver(cards, TurnStatus.PARTIAL, None, code)
+    if not asked.needs_call:
         deliverable = _deliverable(asked, TextContent(text=text))
         return Deliver((*cards, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
     deliverable = _deliverable(asked, TextContent(text=text), partial=True)
-    return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
+    return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, code)
 
 
 def _accept(asked: StepRequest, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:

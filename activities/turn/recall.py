@@ -24,7 +24,8 @@ async def recall(pool: Pool, publisher: Publisher, turn: TurnRef, step: int, tel
         return StepStale(step=number, head_status=found.head_status)
     if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
         if isinstance(recorded, SuspendMetadata):
-            await turn_events.publish(*turn_events.suspended(number, recorded, found.updated_at))
+            messages = turn_events.suspended(number, recorded, found.waiting, found.updated_at)
+            await turn_events.publish(*messages)
         # A step that found no record was not begun: the turn still sleeps in the one before it.
         asleep = number if recorded is not None else max(0, number - 1)
         return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)

@@ -16,7 +16,7 @@ from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
 from turnstile.schema.wire.events import InboxProgress
 
@@ -71,14 +71,21 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
 
 
 async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
-    """Say what became of the rows: to the log what was refused, to others all of it, as best effort."""
+    """Publish what became of the rows and, if other calls still wait, the head's change; log what was refused.
+
+    A turn that waits for none says so with its next step.
+    """
     for row in done.rows:
         if row.flaw is not None:
             log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
     turn_events = TurnEvents(publisher, turn, done.context_headers)
-    progress = [
-        InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
+    messages = [
+        turn_events.address.inbox_progress(
+            InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
+        )
         for row in done.rows
     ]
-    if progress:
-        await turn_events.publish(*(turn_events.address.inbox_progress(each) for each in progress))
+    if done.applied and done.status is HeadStatus.SUSPENDED:
+        messages.append(turn_events.waiting(done.waiting_tools, done.updated_at))
+    if messages:
+        await turn_events.publish(*messages)

@@ -50,11 +50,12 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
 from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
-from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
@@ -66,6 +67,7 @@ from turnstile.schema.turns import (
     StepSuspends,
     TurnRef,
 )
+from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -170,7 +172,7 @@ class StepActivities:
         if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
         thinks = asks_model(head.message_type)
-        await self._open(step, "thinking" if thinks else "executing_tool")
+        await self._open(step, Activity.THINKING if thinks else Activity.EXECUTING_TOOL)
         if not thinks:
             return await self._act(step)
         pinned: PinnedConfig | None = None
@@ -205,12 +207,15 @@ class StepActivities:
         self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
         return answer
 
-    async def _open(self, step: CurrentStep, doing: str) -> None:
-        head = step.begun.head
-        opening = [step.turn_events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
-        if step.number == 1:
-            opening.insert(0, step.turn_events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
-        await step.turn_events.publish(*opening)
+    async def _open(self, step: CurrentStep, doing: Activity) -> None:
+        """Publish what the begin changed: the head, if it was not running before, and the turn's inbox row."""
+        head, events = step.begun.head, step.turn_events
+        opening: list[Message] = []
+        if step.number == 1 or head.suspended_at is not None:
+            opening.append(events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
+        if step.number == 1 and head.step_attempt == 1:
+            opening.append(events.consumed())
+        await events.publish(*opening, events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt}))
 
     async def _act(self, step: CurrentStep) -> StepResult:
         """A UI action's only step, which asks no model: the named tool is called (protocol §7.10)."""
@@ -227,6 +232,8 @@ class StepActivities:
 
     async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
         head = step.begun.head
+        model: JsonObject = {"model": question.config.model}
+        await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
         async with asyncio.timeout(step.patience):
             return await ask(
                 self._model,
@@ -290,14 +297,15 @@ class StepActivities:
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
     ) -> StepResult:
         """command_intent (protocol §6): committed with the suspended head, published after."""
-        metadata = SuspendMetadata.of(figures, commands=decision.commands)
+        metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands)
         record = step.record(cards, metadata, StepStatus.COMPLETED, decision.wait_seconds)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._told(step, record)
             record_calls(self._telemetry, step.turn, step.begun.head, record)
-        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, done.updated_at))
+        asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
+        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, None, asleep))
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
             step=step.number,

@@ -47,6 +47,8 @@ class TurnConfig(Tolerant):
     """The parameters of each choice by its name."""
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What the profile says of memory."""
+    context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last position of the context box that belongs to the turn; later steps read no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
         memory=profile.memory,
+        context_position=begun.context_position,
     )
     prompt = render(profile.system_prompt_template, _template_values(turn, begun))
     if runtime.instructions is not None:

@@ -6,7 +6,7 @@ publishes it under the same message id (protocol §8). Worker, bridge and servic
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,12 +17,12 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
-from turnstile.schema.states import HeadStatus, StepPhase
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, step_id
+from turnstile.schema.states import Activity, HeadStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, Message, StateEvent, StepEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent
 
 log = logging.getLogger(__name__)
 SENDER = "turnstile.worker"
@@ -43,6 +43,10 @@ class TurnEvents:
     def address(self) -> Address:
         """Whom the messages are about."""
         return Address.of(self.turn, self.context, self.sender)
+
+    def consumed(self) -> Message:
+        """The `inbox_progress` event of the turn's own row, which its begin consumed."""
+        return self.address.inbox_progress(InboxProgress(inbox_id=self.turn.inbox_id, status="consumed"))
 
     def state(self, status: HeadStatus, updated_at: datetime, **metadata: str | int) -> Message:
         """A `state` event of this turn."""
@@ -77,17 +81,34 @@ class TurnEvents:
             list(recorded.new_card_ids),
         )
 
-    def suspended(self, number: int, recorded: StepMetadata, updated_at: datetime) -> list[Message]:
-        """The commands, and what happened; a repeat has the commands again, under the same message ids."""
+    def waiting(self, tools: Sequence[str], updated_at: datetime) -> Message:
+        """The `state` event of a suspended turn; `tools` has the tool of each call that it waits for."""
+        return self.state(
+            HeadStatus.SUSPENDED,
+            updated_at,
+            activity=Activity.AWAITING_TOOL_RESULT,
+            current_tool=", ".join(dict.fromkeys(tools)),
+            waiting_tool_count=len(tools),
+        )
+
+    def suspended(
+        self, number: int, recorded: StepMetadata, waiting: Collection[ToolCallId] | None, updated_at: datetime | None
+    ) -> list[Message]:
+        """The commands, and what happened; a repeat has the commands again, under the same message ids.
+
+        `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has woken.
+        """
         commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
+        left = [each.tool_name for each in commands if waiting is None or each.tool_call_id in waiting]
         key = step_id(self.turn.agent_turn_id, number)
-        waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
+        doing: JsonObject = {
+            "activity": Activity.EXECUTING_TOOL,
+            "tools": [command.tool_name for command in commands],
+        }
         return [
             *(self.address.tool_command(command, key) for command in commands),
-            self.state(
-                HeadStatus.SUSPENDED, updated_at, current_tool=commands[0].tool_name if commands else "", **waits
-            ),
-            self.step(key, StepPhase.EXECUTING, {"tools": [command.tool_name for command in commands]}),
+            *([] if updated_at is None else [self.waiting(left, updated_at)]),
+            self.step(key, StepPhase.EXECUTING, doing),
             self.completed(number, recorded),
         ]
 
@@ -101,21 +122,25 @@ class TurnEvents:
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
         """Announce the end of a turn of this worker, after its last events; record how long that took."""
         hit(Fault.TURN_FINISHED)
-        before = [] if done.next_lease(self.turn) else [self.state(HeadStatus.IDLE, done.updated_at)]
-        announced = await self.ended(pool, done, *before, *([] if step is None else [step]))
+        announced = await self.ended(pool, done, *([] if step is None else [step]))
         if announced:
             hit(Fault.TURN_ANNOUNCED)
         if done.is_new:
             self._finish_span(done, None if announced else ServerUnavailable.code)
 
     async def ended(self, pool: Pool, done: EndedTurn, *before: Message) -> bool:
-        """Announce the end of the turn, after these messages, and ring for the agent's next; as `announce`."""
+        """Publish the end of the turn, and ring for the agent's next; returns as `announce` does.
+
+        In order: the head's `state`, what became of inbox rows, these messages, the `task` event, the next lease.
+        """
         if done.is_new:
             figures = (done.status, done.error_code, done.stats, done.ended_at)
             self.telemetry.turn_ended(self.turn, self.context, *figures)
-        messages = [*before, *done.announcement(self.address)]
+        messages = [] if done.idle_since is None else [self.state(HeadStatus.IDLE, done.idle_since)]
+        messages += [self.address.inbox_progress(row) for row in done.settled]
+        messages += [*before, *done.announcement(self.address)]
         if (lease := done.next_lease(self.turn)) is not None:
-            messages.append(lease.doorbell(self.sender, "next_turn"))
+            messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
         return await announce(pool, self.publisher, [self.turn.agent_turn_id], messages)
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:

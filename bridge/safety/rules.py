@@ -141,6 +141,7 @@ class LedgerRules:
 
     async def _dispatch(self, agents: Sequence[AgentKey]) -> int:
         leases = await self.pool.run(lambda conn: dispatch_next(conn, agents))
+        await publish_best_effort(self.publisher, *(lease.dispatched(SENDER) for lease in leases))
         return await self._claim([(lease.project_id, lease.agent_id) for lease in leases])
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:

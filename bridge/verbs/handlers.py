@@ -6,7 +6,6 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
@@ -17,7 +16,6 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import fork_box, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import describe_call, report
 from turnstile.runtime.faults import Fault, hit
@@ -25,7 +23,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, new_box_id
-from turnstile.schema.states import HeadStatus, ReplyStatus
+from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
@@ -34,7 +32,6 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceRequest,
 )
 from turnstile.schema.wire.descriptions import DescribeReply
-from turnstile.schema.wire.events import Message, StateEvent
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -101,7 +98,7 @@ class Verbs:
             self._room.found(request.project_id)
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
-            await publish_best_effort(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+            await publish_best_effort(self._publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 
@@ -171,19 +168,6 @@ class Verbs:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
         why = f"{request.verb}: {error}"
         await self._pool.run(lambda conn: reject(conn, request.project_id, source, error.code, why, ids))
-
-
-def dispatched(lease: Lease) -> Message:
-    """The `state` event of a fresh lease."""
-    event = StateEvent(
-        agent_id=lease.agent_id,
-        agent_turn_id=lease.agent_turn_id,
-        status=HeadStatus.DISPATCHED,
-        turn_epoch=lease.turn_epoch,
-        updated_at=datetime.now(UTC),
-        output_box_id=None,
-    )
-    return lease.address(SENDER).state(event)
 
 
 def _claimed_call(request: VerbRequest) -> str:

@@ -23,6 +23,7 @@ from turnstile.schema.ids import AgentId, InboxId, ProjectId, uuid7
 from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.inbox import StopReply, StopRequest
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ async def _stop_queued(
     done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
     if done is None:
         return False
+    skipped = InboxProgress(inbox_id=done.inbox_id, status="skipped", reason=STOPPED)
+    address = Address.of(turn, done.context_headers, SENDER)
+    await publish_best_effort(publisher, address.inbox_progress(skipped))
     how = {"error_code": STOPPED, "error": STOP_REASON}
     await announce(pool, publisher, turn, EndedTurn.model_validate(done.model_dump(round_trip=True) | how), telemetry)
     return True

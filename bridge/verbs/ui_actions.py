@@ -17,7 +17,6 @@ from pydantic import Field
 from turnstile.activities.calls.action_turn import ActionCall, action_call
 from turnstile.activities.calls.outgoing import Place
 from turnstile.bridge.publishing.best_effort import SENDER
-from turnstile.bridge.verbs.handlers import dispatched
 from turnstile.bridge.verbs.instrumented import observed
 from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
 from turnstile.bridge.verbs.rate_limits import Throttle
@@ -25,7 +24,7 @@ from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.action_lookup import ActionTurn, find_action
 from turnstile.ledger.turns.intake import enqueue_action
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
@@ -65,7 +64,7 @@ class _ReceivedAction:
 class ActionReply(EnqueueReply):
     """The result of an action: its turn, the lease whose doorbell is due, and the final ack if the turn is over."""
 
-    lease: Lease | None = None
+    lease: NewLease | None = None
     final: ActionAck | None = None
     context: dict[str, str] = Field(default_factory=dict)
     """The turn's `context_headers`; empty if they are not known."""
@@ -276,7 +275,7 @@ def _messages(received: _ReceivedAction, acted: ActionReply) -> list[Message]:
     first = blank.model_copy(update={"status": status, "error_code": acted.error_code, "error": acted.error})
     messages = [_ack(received, first, address)]
     if acted.lease is not None:
-        messages += [dispatched(acted.lease), acted.lease.doorbell(SENDER, "ui_action")]
+        messages += [acted.lease.dispatched(SENDER), acted.lease.doorbell(SENDER, "ui_action")]
     if acted.final is not None:
         messages.append(_ack(received, acted.final, address, "final"))
     return messages

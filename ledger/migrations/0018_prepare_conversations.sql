@@ -90,6 +90,42 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- As before, and the last turn of an instance that was made for one request goes with the instance.
+CREATE OR REPLACE FUNCTION state.prunable_turns(before timestamptz) RETURNS TABLE (agent_turn_id text, project_id text)
+LANGUAGE sql STABLE AS $$
+    SELECT o.agent_turn_id, o.project_id FROM state.turn_outcomes o
+    WHERE o.ended_at < before AND o.announced_at IS NOT NULL
+      AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = o.agent_turn_id AND i.archived_at IS NULL OFFSET 0)
+      AND NOT EXISTS (
+          SELECT FROM state.thread_messages m WHERE m.agent_turn_id = o.agent_turn_id
+            AND NOT EXISTS (SELECT FROM state.prunable_threads(before) t WHERE t.thread_id = m.thread_id OFFSET 0) OFFSET 0)
+      AND (NOT EXISTS (
+          SELECT FROM state.agent_state_pointers p
+          WHERE p.agent_id = o.agent_id AND p.project_id = o.project_id AND p.last_output_box_id = o.output_box_id
+            AND o.turn_epoch > 0 AND NOT EXISTS (
+                SELECT FROM state.agent_inbox l JOIN state.turn_outcomes e ON e.agent_turn_id = l.agent_turn_id
+                WHERE lower(l.payload ->> 'output_box_id') = o.output_box_id::text AND l.message_type IN ('turn', 'ui_action')
+                  AND l.agent_id = o.agent_id AND l.project_id = o.project_id AND l.turn_epoch > o.turn_epoch OFFSET 0) OFFSET 0)
+        OR EXISTS (
+          SELECT FROM resource.project_agents a JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+          WHERE a.agent_id = o.agent_id AND a.project_id = o.project_id AND a.metadata ->> 'agent_turn_id' = o.agent_turn_id
+            AND h.queue_seq = 1 OFFSET 0))
+$$;
+
+-- Instances of profiles that have had no turn since a moment, in hand or waiting. Of one that was made for one request, and has had
+-- no other: that turn, which may go.
+CREATE FUNCTION state.unused_instances(before timestamptz) RETURNS TABLE (agent_id text, project_id text, only_turn_id text)
+LANGUAGE sql STABLE AS $$
+    SELECT a.agent_id, a.project_id, t.agent_turn_id FROM resource.project_agents a
+    JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+    LEFT JOIN LATERAL (
+        SELECT p.agent_turn_id FROM state.prunable_turns(before) p
+        WHERE p.agent_turn_id = a.metadata ->> 'agent_turn_id' AND h.queue_seq = 1 OFFSET 0) t ON true
+    WHERE a.metadata ? 'instance_of' AND a.status IN ('active', 'dormant') AND h.status = 'idle' AND h.updated_at < before
+      AND NOT EXISTS (SELECT FROM state.agent_inbox i
+                      WHERE i.agent_id = a.agent_id AND i.project_id = a.project_id AND i.archived_at IS NULL OFFSET 0)
+$$;
+
 -- Conversations that were not used since a moment, and of which no turn is left: an enqueue that would go on has locked the row.
 CREATE FUNCTION state.prunable_conversations(before timestamptz) RETURNS TABLE (output_box_id uuid, project_id text)
 LANGUAGE sql STABLE AS $$

@@ -1,11 +1,11 @@
 """Retention: removes what ended long ago, and unused cards (protocol §2.10; docs/operations.md).
 
-It walks along the keys of six kinds of rows, in this order: threads, turns, conversations, boxes with their cards,
-inbox rows without a turn, rejections. A batch is one short transaction that reads a bounded number of rows, locks only
-those it removes, and skips rows that others have locked. Live turns, and boxes that a turn could still read, are never
-removed: an enqueue locks the boxes and the conversation that it names, so either it comes first and they stay, or it
-finds none. A killed run leaves no partial turn or box; the next run continues. A dry run counts in the same walks and
-writes nothing.
+It walks along the keys of seven kinds of rows, in this order: threads, instances of profiles, turns, conversations,
+boxes with their cards, inbox rows without a turn, rejections. A batch is one short transaction that reads a bounded
+number of rows, locks only those it removes, and skips rows that others have locked. Live turns, and boxes that a turn
+could still read, are never removed: an enqueue locks the boxes and the conversation that it names, so either it comes
+first and they stay, or it finds none. A killed run leaves no partial turn or box; the next run continues. A dry run
+counts in the same walks and writes nothing.
 """
 
 import asyncio
@@ -39,6 +39,9 @@ class Pruned(Tolerant):
     """The numbers of rows removed so far, or to remove in a dry run, and the time that the batches took."""
 
     threads: int = 0
+    instances: int = 0
+    asleep: int = 0
+    """Instances of profiles that were put to sleep."""
     turns: int = 0
     conversations: int = 0
     boxes: int = 0
@@ -58,6 +61,8 @@ class Limits:
     project_id: ProjectId | None = None
     batch_rows: int = 500
     pause_seconds: float = 0.0
+    asleep_before: datetime | None = None
+    """Instances of profiles without a turn since then are put to sleep; by default those without one since `before`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class _Batch:
             "until": self.until,
             "row_limit": self.limits.batch_rows,
             "before": self.limits.before,
+            "asleep_before": self.limits.asleep_before or self.limits.before,
             "project_id": self.limits.project_id,
             "planned": self.dry_run,
         }
@@ -174,8 +180,32 @@ async def _threads(conn: Connection, batch: _Batch) -> _Done:
     return _Done(page["last"], {"threads": len(gone), "cards": len(cards)})
 
 
+async def _instances(conn: Connection, batch: _Batch) -> _Done:
+    times = batch.arguments("before", "asleep_before")
+    page = await query("list_unused_instances").one(
+        conn, **times, **batch.arguments("after", "row_limit", "project_id")
+    )
+    if not page["found"]:
+        return _Done(page["last"])
+    ids = page["found"] if batch.dry_run else await _ids(conn, "lock_instances", ids=page["found"])
+    judged = await query("judge_instances").many(conn, ids=ids, **times)
+    gone = {row["only_turn_id"]: row["id"] for row in judged if not row["sleeps"]}
+    asleep = [row["id"] for row in judged if row["sleeps"]]
+    if batch.dry_run:  # their turns are counted with the others
+        return _Done(page["last"], {"instances": len(gone), "asleep": len(asleep)})
+    cards = await _cards(conn, "list_turn_cards", list(gone))
+    turns = await _ids(conn, "remove_turns", ids=list(gone))
+    if left := set(gone) - set(turns):
+        cards = list(set(cards) - set(await _cards(conn, "list_turn_cards", list(left))))
+    cards = await _ids(conn, "remove_cards", ids=cards)
+    await query("remove_instances").many(conn, ids=[gone[turn] for turn in turns])
+    await query("sleep_instances").many(conn, ids=asleep)
+    removed = {"instances": len(turns), "asleep": len(asleep), "turns": len(turns), "cards": len(cards)}
+    return _Done(page["last"], removed)
+
+
 async def _turns(conn: Connection, batch: _Batch) -> _Done:
-    names = ("after", "until", "row_limit", "before", "project_id")
+    names = ("after", "until", "row_limit", "before", "project_id", "planned")
     page = await query("list_prunable_turns").one(conn, **batch.arguments(*names))
     gone, cards = page["found"], await _cards(conn, "list_turn_cards", page["found"])
     if gone and not batch.dry_run:
@@ -228,6 +258,7 @@ async def _rejections(conn: Connection, batch: _Batch) -> _Done:
 
 _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
     (_threads, "", True),
+    (_instances, "", False),
     (_turns, "", True),
     (_conversations, _NIL, True),
     (_boxes, _NIL, True),

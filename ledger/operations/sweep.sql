@@ -170,7 +170,7 @@ WITH silent AS MATERIALIZED (
     SELECT w.tool_call_id, w.project_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
-    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting'
+    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL
       AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
 )

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Json
+from pydantic import Field, Json
 
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import box_cards, card_columns
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.ledger.turns.steps import StepRecord, gate, step_columns
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import (
@@ -43,7 +43,7 @@ from turnstile.schema.ids import (
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.turns import Outcome, TurnRef
-from turnstile.schema.wire.events import Address, Message, TaskEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, TaskEvent
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.ui_actions import StoredAction
 
@@ -87,7 +87,17 @@ class EndedTurn(Tolerant):
         """Whether this answer is of the statement that ended the turn, and not of a repeat."""
         return True
 
-    def next_lease(self, turn: TurnRef) -> Lease | None:
+    @property
+    def idle_since(self) -> datetime | None:
+        """When the head became idle; None if it did not, or is not any more."""
+        return None
+
+    @property
+    def settled(self) -> Sequence[InboxProgress]:
+        """What became of inbox rows with the end of the turn."""
+        return ()
+
+    def next_lease(self, turn: TurnRef) -> NewLease | None:
         """The agent's next turn, if it was leased: somebody must ring."""
         return None
 
@@ -108,13 +118,25 @@ class FinishedTurn(EndedTurn):
     next_inbox_id: InboxId | None
     next_turn_id: AgentTurnId | None
     next_channel_id: ChannelId | None
+    next_output_box_id: BoxId | None
     next_context_headers: ContextHeaders
     worker_target: str | None
+    rows: Json[list[InboxProgress]] = Field(default_factory=list[InboxProgress])
 
     @property
     def is_new(self) -> bool:
         """Whether this statement ended the turn."""
         return self.result == "done"
+
+    @property
+    def idle_since(self) -> datetime | None:
+        """When the head became idle; None if it did not, or is not any more."""
+        return self.updated_at if self.head_status is HeadStatus.IDLE else None
+
+    @property
+    def settled(self) -> Sequence[InboxProgress]:
+        """The turn's own row if it was never begun, and the request to stop it."""
+        return self.rows
 
     def outcome(self, turn: AgentTurnId) -> Outcome:
         """The outcome in ids and codes."""
@@ -127,11 +149,11 @@ class FinishedTurn(EndedTurn):
             tool_result_card_id=self.tool_result_card_id,
         )
 
-    def next_lease(self, turn: TurnRef) -> Lease | None:
+    def next_lease(self, turn: TurnRef) -> NewLease | None:
         """The agent's next turn, if it was leased: somebody must ring."""
         if self.next_inbox_id is None or self.next_turn_id is None:
             return None
-        return Lease.model_validate(
+        return NewLease.model_validate(
             {
                 "project_id": turn.project_id,
                 "agent_id": turn.agent_id,
@@ -141,6 +163,8 @@ class FinishedTurn(EndedTurn):
                 "turn_epoch": self.head_epoch,
                 "worker_target": self.worker_target or turn.worker_target,
                 "context_headers": self.next_context_headers,
+                "output_box_id": self.next_output_box_id,
+                "leased_at": self.updated_at,
             }
         )
 
@@ -166,6 +190,7 @@ class RecalledStep(Tolerant):
     next_inbox_id: InboxId | None
     next_turn_id: AgentTurnId | None
     next_channel_id: ChannelId | None
+    next_output_box_id: BoxId | None
     worker_target: str | None
     resume_deadline: datetime | None
     waiting: list[ToolCallId]

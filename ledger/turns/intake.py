@@ -15,7 +15,7 @@ from pydantic import Json
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import (
     Card,
@@ -70,7 +70,7 @@ class Enqueued:
     """The reply to the caller, and the lease to ring for if the request made one."""
 
     reply: EnqueueReply
-    lease: Lease | None
+    lease: NewLease | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +295,10 @@ def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
     )
 
 
-def _lease(row: Row, command: Enqueue) -> Lease | None:
+def _lease(row: Row, command: Enqueue) -> NewLease | None:
     if row["leased_inbox_id"] is None:
         return None
-    return Lease(
+    return NewLease(
         project_id=command.project_id,
         agent_id=command.agent_id,
         channel_id=row["leased_channel_id"],
@@ -307,6 +307,8 @@ def _lease(row: Row, command: Enqueue) -> Lease | None:
         turn_epoch=row["leased_epoch"],
         worker_target=row["worker_target"],
         context_headers=row["context_headers"],
+        output_box_id=row["leased_output_box_id"],
+        leased_at=row["leased_at"],
     )
 
 

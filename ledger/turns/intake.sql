@@ -184,7 +184,8 @@ went_on AS (
 made_agent AS (  -- as above
     INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, metadata)
     SELECT :project_id, :agent_id, go.profile_box_id, go.worker_target, go.tags, jsonb_strip_nulls(jsonb_build_object(
-               'instance_of', :instance_of::text, 'conversation_id', :conversation_id))
+               'instance_of', :instance_of::text, 'conversation_id', :conversation_id,
+               'agent_turn_id', CASE WHEN :conversation_id IS NULL THEN :agent_turn_id END))
     FROM mine CROSS JOIN go WHERE go.makes_agent
 ),
 identity AS (
@@ -204,7 +205,7 @@ made_head AS (
            1, l.agent_turn_id, l.inbox_id, l.channel_id, coalesce(l.recursion_depth, 0), l.parent_step_id, l.trace_id, l.profile_box_id,
            l.context_box_id, l.output_box_id
     FROM mine CROSS JOIN head LEFT JOIN lease l ON true WHERE head.version IS NULL
-    RETURNING active_inbox_id, turn_epoch
+    RETURNING active_inbox_id, turn_epoch, updated_at
 ),
 counted AS (  -- every enqueue changes the head, so that a finish that waits for the lock looks again
     UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1
@@ -214,12 +215,13 @@ leased AS (
     UPDATE state.agent_state_head h SET
         status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, {turn_on_head}
     FROM lease n WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, h.turn_epoch
+    RETURNING n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id, h.turn_epoch, h.updated_at
 ),
 rings AS (
     SELECT * FROM leased
     UNION ALL
-    SELECT l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, m.turn_epoch FROM made_head m JOIN lease l ON l.inbox_id = m.active_inbox_id
+    SELECT l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, l.output_box_id, m.turn_epoch, m.updated_at
+    FROM made_head m JOIN lease l ON l.inbox_id = m.active_inbox_id
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
@@ -275,7 +277,8 @@ SELECT CASE
        coalesce(f.agent_id, :agent_id) AS agent_id,
        CASE WHEN f.inbox_id IS NULL THEN plan.conversation_id ELSE f.payload ->> 'conversation_id' END AS conversation_id,
        plan.worker_target, rings.context_headers, rings.inbox_id AS leased_inbox_id,
-       rings.agent_turn_id AS leased_turn_id, rings.channel_id AS leased_channel_id, rings.turn_epoch AS leased_epoch
+       rings.agent_turn_id AS leased_turn_id, rings.channel_id AS leased_channel_id, rings.turn_epoch AS leased_epoch,
+       rings.output_box_id::text AS leased_output_box_id, rings.updated_at AS leased_at
 FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN rings ON true;
 
 -- name: make_head :exec

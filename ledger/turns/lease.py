@@ -8,11 +8,11 @@ from pydantic import Field
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
 from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import HeadStatus, MessageType
 from turnstile.schema.turns import Ring, TurnRef
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Address, Message, StateEvent
 from turnstile.schema.wire.headers import ContextHeaders
 
 
@@ -35,6 +35,25 @@ class Lease(Tolerant):
     def doorbell(self, sender: str, reason: str) -> Message:
         """The message that rings for it."""
         return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason)
+
+
+class NewLease(Lease):
+    """A lease of the statement that just ran, with what it put on the head."""
+
+    output_box_id: BoxId
+    leased_at: datetime
+
+    def dispatched(self, sender: str) -> Message:
+        """The `state` event of the head's change."""
+        event = StateEvent(
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            status=HeadStatus.DISPATCHED,
+            turn_epoch=self.turn_epoch,
+            updated_at=self.leased_at,
+            output_box_id=self.output_box_id,
+        )
+        return self.address(sender).state(event)
 
 
 class Claim(Tolerant):
@@ -85,12 +104,12 @@ class LiveTurn(TurnRef):
 AgentKey = tuple[ProjectId, AgentId]
 
 
-async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[Lease]:
+async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[NewLease]:
     """Lease each idle agent that has a queued turn; busy agents are skipped."""
     rows = await query("dispatch_next").many(
         conn, project_ids=[project for project, _ in agents], agent_ids=[agent for _, agent in agents]
     )
-    return [Lease.model_validate(dict(row)) for row in rows]
+    return [NewLease.model_validate(dict(row)) for row in rows]
 
 
 async def claim_inbox(

@@ -22,7 +22,8 @@ leased AS (
     UPDATE state.agent_state_head h SET
         status = 'dispatched', turn_epoch = h.turn_epoch + 1, {turn_on_head}
     FROM picked n WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id AND h.status = 'idle'
-    RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch
+    RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch, h.output_box_id,
+              h.updated_at
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = l.turn_epoch
@@ -30,7 +31,8 @@ moved AS (
     RETURNING i.inbox_id, i.context_headers
 )
 SELECT l.project_id, l.agent_id, l.active_inbox_id AS inbox_id, l.active_agent_turn_id AS agent_turn_id,
-       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers
+       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers,
+       l.output_box_id::text AS output_box_id, l.updated_at AS leased_at
 FROM leased l JOIN moved m ON m.inbox_id = l.active_inbox_id
 JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.project_id;
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.cards import BoxCache, card_columns
+from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
@@ -64,24 +64,26 @@ class StepHead(Tolerant):
     profile_box_id: BoxId
     context_box_id: BoxId
     output_box_id: BoxId
-    output_since: int = 0
-    """The position from which the output box is read: of the first card that its latest cut kept."""
     tools: list[JsonObject]
     """The project's `resource.tools` rows, raw; only for a turn's first step."""
     turn_config: JsonObject | None
     """What the first step pinned; null until it is committed."""
+    boxes: tuple[OpenedBox, OpenedBox, OpenedBox]
+    """How the profile, context and output boxes were read."""
     answered: list[AnsweredCall]
     """The calls of the last committed step that were applied or expired, in no order."""
 
 
 @dataclass(frozen=True, slots=True)
 class BegunStep:
-    """A step in hand: its head, and the cards of the three boxes in order."""
+    """A step in hand: its head, and the cards of the three boxes in order, without expired and deleted ones."""
 
     head: StepHead
     profile: tuple[Card, ...]
     context: tuple[Card, ...]
     output: tuple[Card, ...]
+    context_position: int = 0
+    """The last position of the context box that was read: the turn's first step pins it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,9 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         known_profile=known[0].position,
         known_context=known[1].position,
         known_output=known[2].position,
+        profile_version=known[0].version,
+        context_version=known[1].version,
+        output_version=known[2].version,
     )
     if not rows:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be stepped")
@@ -145,10 +150,17 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         parts[int(row["part"]) - 1].append(row)
     head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
     profile, context, output = (
-        cache.extend(turn.project_id, box, prefix, part, since)
-        for box, prefix, part, since in zip(boxes, known, parts, (0, 0, head.output_since), strict=True)
+        cache.extend(turn.project_id, box, prefix, opened, part)
+        for box, prefix, opened, part in zip(boxes, known, head.boxes, parts, strict=True)
     )
-    return BegunStep(head, profile, context, output)
+    now, upto = head.updated_at, head.boxes[1].upto
+    return BegunStep(
+        head,
+        profile.readable(now, None),
+        context.readable(now, upto),
+        output.readable(now, None),
+        context.position if upto is None else upto,
+    )
 
 
 async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, int]:
@@ -168,6 +180,7 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         **card_columns(record.cards),
         call_ids=[call.tool_call_id for call in record.calls],
         call_names=[call.tool_name for call in record.calls],
+        call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
         wait_seconds=record.wait_seconds,
         first_kept_id=record.first_kept,

@@ -101,7 +101,7 @@ VERBS = (
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     Verb(
         name="thread.describe",
-        summary="Look at a conversation with its real chains.",
+        summary="Look at a thread with its real chains.",
         section="9",
         request=inbox.ThreadDescribeRequest,
         reply=ThreadDescribeReply,

@@ -1,4 +1,4 @@
-"""Listeners: the participants of conversations (protocol §9), declared in Python or YAML and checked together.
+"""Listeners: the participants of threads (protocol §9), declared in Python or YAML and checked together.
 
     @listener("greeter", payload=Greeting, description="Greets people.", answers=[Greeted])
     async def greet(payload: Greeting, metadata: HandlerMetadata) -> HandlerResponse | None:

@@ -139,7 +139,7 @@ class ThreadLine(Tolerant):
     """A root thread in a list."""
 
     thread_id: ThreadId
-    """The conversation."""
+    """The thread."""
     channel_id: ChannelId
     """Its channel."""
     requester: str
@@ -166,7 +166,7 @@ class MessageLine(Tolerant):
     message_id: MessageId
     """The message."""
     number: int
-    """Its number in the conversation."""
+    """Its number in the thread."""
     request_id: MessageId
     """The message from outside that it descends from."""
     cause_id: MessageId | None
@@ -222,7 +222,7 @@ class ThreadDescribeReply(Reply):
     """Reply to `thread.describe`, with the real chains."""
 
     thread: ThreadLine | None = None
-    """The conversation."""
+    """The thread."""
     messages: tuple[MessageLine, ...] = ()
     """Its first 1000 messages, in order."""
     replies: tuple[ReplyLine, ...] = ()

@@ -266,7 +266,7 @@ class SendRequest(Strict):
     payload: str | JsonObject
     """XML as text, or the fields of the listener's payload."""
     thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
-    """The conversation that the message joins; by default a new one."""
+    """The thread that the message joins; by default a new one."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the message; a repeat with the same content is sent once."""
     reply_to: str | None = Field(default=None, max_length=256)
@@ -286,7 +286,7 @@ class SendReply(Reply):
     """Reply to `send`: the message is stored; its answer follows on `evt.sys.pump.reply`."""
 
     thread_id: ThreadId | None = None
-    """The conversation."""
+    """The thread."""
     message_id: MessageId | None = None
     """The message: its answer has this id."""
     duplicate: bool = False
@@ -297,4 +297,4 @@ class ThreadDescribeRequest(Strict):
     """Arguments of `thread.describe`."""
 
     thread_id: ThreadId = Field(min_length=1, max_length=128)
-    """The conversation."""
+    """The thread."""

@@ -459,6 +459,12 @@ def test_plain_text_is_a_response_where_it_fits() -> None:
         assert is_huh(unfit, text)
 
 
+def test_planning_in_text_is_text() -> None:
+    plan = '<todo-until condition="done">1. Ask boss. 2. Conclude.</todo-until> Starting with step 1...'
+    found = effect_of_turn(REGISTRY, BOSS, over(deliverable=text_card(plan)))
+    assert found == Respond(f"<report><words>{plan.replace('<', '&lt;').replace('>', '&gt;')}</words></report>")
+
+
 def test_an_agent_without_answers_responds_with_text() -> None:
     alone = Listener("alone", Order, "Alone.", agent_id=AgentId("a"), agent=True)
     found = effect_of_turn(Registry([alone]), alone, over(deliverable=text_card("hi")))

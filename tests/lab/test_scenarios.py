@@ -33,6 +33,7 @@ TINY = Plan(
     stops=2,
     stop_streams=2,
     load_seconds=0.3,
+    conversations=4,
     old_rows=200,
     growth_turns=3,
     tpcb_scale=1,
@@ -132,6 +133,13 @@ async def test_load_is_offered_at_several_rates(environment: Environment, bars: 
     points = result.details["points"]
     assert isinstance(points, list)
     assert len(points) == 6
+
+
+@pytest.mark.long
+async def test_conversations_are_made_and_kept_apart(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.CONVERSATIONS](environment, bars)
+    check_turns(result)
+    assert (result.value("turns/s ÷ bare workflows/s") or 0) > 0
 
 
 @pytest.mark.long

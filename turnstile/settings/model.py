@@ -200,7 +200,7 @@ class ToolsSettings(Strict):
 
 
 class PumpSettings(Strict):
-    """`[pump]`: conversations of listeners (protocol §9)."""
+    """`[pump]`: threads of listeners (protocol §9)."""
 
     listeners: Annotated[list[str], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
         default_factory=list[str], max_length=256
@@ -230,6 +230,12 @@ class LimitsSettings(Strict):
             max_live_turns=self.max_live_turns,
             max_instances=self.max_instances,
         )
+
+
+class RetentionSettings(Strict):
+    """`[retention]`: what `turnstile prune` does beside removing what is old (docs/operations.md)."""
+
+    instances_after_days: float = Field(default=30.0, gt=0, le=36_500, allow_inf_nan=False)
 
 
 class ObservabilitySettings(Strict):
@@ -274,6 +280,7 @@ class Settings(BaseSettings):
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
     limits: LimitsSettings = LimitsSettings()
+    retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod

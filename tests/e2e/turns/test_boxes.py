@@ -1,16 +1,18 @@
-"""`box_fork` and `box_replace` from the outside (protocol §6): what is refused, and a command that comes twice."""
+"""Boxes from the outside: what turns read of them (protocol §7.2), and the verbs `box_fork` and `box_replace` (§6)."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.tenants import ALICE, CHANNEL, Tenant
+from tests.support.tenants import ALICE, CHANNEL, Tenant, turn_of
+from tests.support.tools import call_of, calling, hand_of, shown
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.bridge.verbs.micro_service import Payload, VerbRequest
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import new_box_id
+from turnstile.schema.ids import AgentId, new_box_id
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,43 @@ async def test_a_command_that_fails_after_its_commit_is_done_once(
     fork = answers["box_fork"]
     assert (fork["status"], fork["duplicate"], [fork["box_id"]]) == ("accepted", True, [row["box"] for row in forks])
     assert answers["box_replace"]["memory_context_box_id"] == written
+
+
+@pytest.mark.parametrize("gone", ["expires_at = now()", "deleted_at = now()"])
+async def test_a_turn_reads_nothing_that_has_expired_or_is_deleted(tenant: Tenant, gone: str) -> None:
+    """Not in its memory, and not in a context that its worker has read before."""
+    agent = await tenant.agent("mirror")
+    first = await tenant.turn(agent, "the first thing")
+    box = first.view.output_box_id
+    second = await tenant.turn(agent, "the second thing", output_box_id=box, runtime_config={"remember": True})
+    assert len(shown(second.deliverable())["messages"]) == 3
+    await tenant.rows(
+        f"UPDATE cards SET {gone} WHERE metadata ->> 'agent_turn_id' = $1",  # noqa: S608 -- words of tests
+        first.view.agent_turn_id,
+    )
+    third = await tenant.turn(agent, "the third thing", output_box_id=box)
+    assert shown(third.deliverable())["messages"] == [
+        ["user", "the second thing"],
+        ["assistant", second.deliverable()],
+        ["user", "the third thing"],
+    ]
+
+
+async def test_a_context_box_is_read_as_of_the_begin_of_the_turn(tenant: Tenant) -> None:
+    """Alice's context is the box that bob writes: what he adds while her turn is in hand is not hers."""
+    steps = {"steps": [calling("search")]}
+    async with hand_of(tenant, agent=AgentId("bob")) as hand:
+        await tenant.agent("player", allowed_tools=["search"])
+        bob = await tenant.enqueue(hand.agent, json.dumps(steps), runtime_config={"remember": True})
+        await hand.heard()
+        alice = turn_of(await tenant.enqueue(ALICE, None, context_box_id=bob.output_box_id))
+        await hand.heard(2)
+        await hand.report(call_of(turn_of(bob)), "what bob has found")
+        assert "what bob has found" in str((await hand.ended(turn_of(bob))).deliverable())
+        await hand.report(call_of(alice), "what alice has found")
+        ended = await hand.ended(alice)
+    told = [content for role, content in shown(ended.deliverable())["messages"] if role == "tool"]
+    assert [json.loads(content) for content in told] == [
+        {"status": "canceled"},
+        {"status": "success", "result": "what alice has found"},
+    ]

@@ -457,6 +457,32 @@ DAMAGES = [
         {"agent_turn_id": "$running", "card_id": "$running-s1-thought", "box_id": "$child_box"},
     ),
     Damage(
+        "conversation_keeps_its_box",
+        "UPDATE state.conversations SET channel_id = 'x'",
+        {"agent_id": "grace", "agent_turn_id": "$talked", "box_id": "$talked_box"},
+    ),
+    Damage(
+        "conversation_keeps_its_box",
+        "UPDATE state.conversations SET output_box_id = '$plain_box'",
+        {"agent_turn_id": "$talked"},
+    ),
+    Damage(
+        "conversation_keeps_its_box",
+        ROW.format("payload = payload #- '{runtime_config,remember}'", "inbox_id = '$talked_row'"),
+        {"agent_turn_id": "$talked"},
+    ),
+    Damage(
+        "conversation_without_a_box",
+        "DELETE FROM boxes WHERE box_id = '$talked_box'",
+        {"agent_id": "grace", "box_id": "$talked_box"},
+        {"box_without_a_row", "named_boxes_exist", "places_are_whole"},
+    ),
+    Damage(
+        "sleeping_instances_have_no_turns",
+        "UPDATE resource.project_agents SET status = 'dormant' WHERE agent_id IN ('alice', 'grace')",
+        {"agent_id": "alice", "agent_turn_id": "$running"},
+    ),
+    Damage(
         "context_boxes_never_change",
         CARD.format("NULL", "{}") + place("$plain_context", "$plain-x"),
         {"box_id": "$plain_context", "card_id": "$plain-x"},

@@ -3,7 +3,8 @@
 Alice has a running turn and a queued one. Three of her turns have ended: a plain one, one with an answered and a
 timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
-turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action.
+turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
+after the first turn of a conversation.
 """
 
 from tests.support.ledger.agents import (
@@ -38,12 +39,12 @@ from turnstile.schema.step_metadata import EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 
-DAVE, EVE, FRANK = AgentId("dave"), AgentId("eve"), AgentId("frank")
+DAVE, EVE, FRANK, GRACE = AgentId("dave"), AgentId("eve"), AgentId("frank"), AgentId("grace")
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -53,6 +54,8 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["child"] = await _child(pool, turns["called"])
     turns["failed"] = await _failed(pool)
     turns["acted"] = await _acted(pool)
+    await ask(pool, GRACE, conversation_id="c1")
+    turns["talked"] = await play(pool, GRACE)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)

@@ -16,10 +16,9 @@ from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Row
-from turnstile.ledger.turns.cards import BoxCache, BoxPrefix
+from turnstile.ledger.turns.cards import BoxCache, BoxPrefix, OpenedBox
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.runtime.ports import ModelRequest
-from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, BoxId, ProjectId
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
@@ -94,11 +93,11 @@ class CountedCache(BoxCache):
         self.rows = 0
 
     def extend(
-        self, project: ProjectId, box: BoxId, known: BoxPrefix, rows: Sequence[Row], since: int = 0
-    ) -> tuple[Card, ...]:
+        self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
+    ) -> BoxPrefix:
         """As ever."""
         self.rows += len(rows)
-        return super().extend(project, box, known, rows, since)
+        return super().extend(project, box, known, opened, rows)
 
 
 @dataclass
