@@ -19,7 +19,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('resource.project_agents', 'SELECT, INSERT, UPDATE (status)', 'SELECT, INSERT, UPDATE (status)'),
     ('state.identity_edges', 'INSERT', 'INSERT'),
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
-     'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
+     'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at, cut_position)'),
     ('resource.tools', 'SELECT', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,

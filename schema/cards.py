@@ -29,6 +29,8 @@ class CardType(StrEnum):
     RENDERED_PROMPT = "sys.rendered_prompt"
     MUST_END_WITH_REQUIRED = "sys.must_end_with_required"
     PARENT_POINTER = "meta.parent_pointer"
+    CUT = "memory.cut"
+    SUMMARY = "memory.summary"
     MESSAGE = "pump.message"
     """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 

@@ -3,9 +3,9 @@
 import json
 import operator
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.parameters import object_schema
@@ -46,6 +46,24 @@ class Memory(Strict):
 
     keep: Literal["none", "conversation"] = "none"
     """`conversation`: turns that name neither a box nor a conversation go on in one that is kept for their channel."""
+    max_context_tokens: int | None = Field(default=None, ge=200, le=10_000_000, exclude_if=lambda value: value is None)
+    """The size of a request, in tokens, above which what was said first is cut off; null: never."""
+    when_full: Literal["drop", "summarize"] = "drop"
+    """What becomes of what is cut off: nothing, or a summary by a model."""
+    keep_last_turns: int = Field(default=4, ge=0, le=1000)
+    """The most turns that are kept as they were said; fewer if they are larger than half of `max_context_tokens`."""
+    summary_model: str | None = Field(
+        default=None, min_length=1, max_length=256, exclude_if=lambda value: value is None
+    )
+    """The model that summarizes; null: the profile's own."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.max_context_tokens is not None and self.keep != "conversation":
+            raise ValueError("max_context_tokens needs keep: conversation")
+        if self.when_full == "summarize" and self.max_context_tokens is None:
+            raise ValueError("when_full: summarize needs max_context_tokens")
+        return self
 
 
 class Profile(Strict):
@@ -72,6 +90,13 @@ class Profile(Strict):
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
+
+    @model_validator(mode="after")
+    def _holds_a_turn(self) -> Self:
+        room = None if self.memory is None else self.memory.max_context_tokens
+        if room is not None and len(self.system_prompt_template) // 4 > room // 2:
+            raise ValueError("memory.max_context_tokens must be at least twice the tokens of the system prompt")
+        return self
 
 
 STORED = {"stored": True}

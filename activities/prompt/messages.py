@@ -155,6 +155,8 @@ def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Ite
     match card.type:
         case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))
+        case CardType.SUMMARY:
+            yield _user(f"(A summary of what was said before:)\n{_text(card)}")
         case CardType.RESULT_FIELDS:
             if fields := fields_of(card):
                 yield _user(fields_text(fields))

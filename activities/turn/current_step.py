@@ -2,11 +2,13 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from turnstile.activities.calls.action_turn import action_ended
 from turnstile.activities.models.answer import ModelAnswer
+from turnstile.activities.prompt.memory import Cut, estimate, plan_cut, remembered
 from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.activities.prompt.tool_specs import wanted_fields
@@ -73,10 +75,23 @@ class CurrentStep:
         for card in wanted.unreadable:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
         own = [card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id]
-        memory = [card for card in begun.output if card.metadata.agent_turn_id != turn.agent_turn_id]
+        memory = remembered(begun.output, turn.agent_turn_id)
         messages = build_messages(pinned.system_prompt, memory, begun.context, own)
         parent = begun.head.parent_step_id or ""
         return StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
+
+    def cut(self, pinned: PinnedConfig) -> Cut | None:
+        """What is cut off the conversation before the turn asks its model; None if it fits. Only in a first step."""
+        if pinned.memory is None or self.number > 1:
+            return None
+        memory = remembered(self.begun.output, self.turn.agent_turn_id)
+        if not memory:
+            return None
+
+        def size(cards: Sequence[Card]) -> int:
+            return estimate(build_messages(pinned.system_prompt, cards, self.begun.context, ()))
+
+        return plan_cut(memory, pinned.memory, size)
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -20,7 +21,9 @@ from turnstile.activities.calls.outgoing import Place
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
+from turnstile.activities.prompt.memory import Cut, cut_cards
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.turn.compaction import summarize
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import (
     Continue,
@@ -53,6 +56,7 @@ from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
 from turnstile.schema.ids import InboxId
 from turnstile.schema.message_types import asks_model
+from turnstile.schema.profiles import Memory
 from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
@@ -69,6 +73,10 @@ from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class _NotQuick(Exception):
+    """A quick step met work that may take long."""
 
 
 class StepActivities:
@@ -113,6 +121,8 @@ class StepActivities:
         with about(given.turn, step=given.step or None):
             try:
                 return await self._run_step(given, attempts, self._paces.patience)
+            except _NotQuick:
+                return StepOutlasts()
             except TimeoutError:
                 self._paces.took(given.turn.profile_box_id, self._paces.patience)
             except asyncio.CancelledError:
@@ -175,6 +185,8 @@ class StepActivities:
         try:
             step.check_attempts(self._limits)
             pinned = pin(step.turn, step.begun, self._limits.max_steps)
+            if (cut := step.cut(pinned)) is not None:
+                return await self._compact(step, pinned, cut)
             asked, messages = step.prepare(pinned, self._limits.suspend_timeout_seconds)
             answer = await self._ask(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
@@ -182,6 +194,28 @@ class StepActivities:
             return await self._fail(step, pinned, code, str(error))
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
+
+    async def _compact(self, step: CurrentStep, pinned: PinnedConfig, cut: Cut) -> StepResult:
+        """Cut off what was said first in the conversation, in a step of its own before the turn's first question."""
+        if step.patience is not None:
+            raise _NotQuick
+        policy = pinned.memory or Memory()
+        summary, error = None, None
+        if policy.when_full == "summarize":
+            summary, error = await summarize(
+                self._model,
+                pinned.config.llm_config,
+                step,
+                cut,
+                policy,
+                self._limits,
+                lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
+                self._telemetry,
+            )
+        more = pinned.config.model_copy(update={"max_steps": pinned.config.max_steps + 1})
+        pinned = replace(pinned, config=more)
+        cards = (*cut_cards(step.turn, cut, policy, summary, error), *pinned.cards)
+        return await self._continue(step, cards, step.figures(pinned), cut)
 
     async def _open(self, step: CurrentStep, doing: Activity) -> None:
         """Publish what the begin changed: the head, if it was not running before, and the turn's inbox row."""
@@ -270,8 +304,12 @@ class StepActivities:
         ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
         return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
-    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures) -> StepResult:
+    async def _continue(
+        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, cut: Cut | None = None
+    ) -> StepResult:
         record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED)
+        if cut is not None:
+            record = replace(record, cuts=True, first_kept=cut.first_kept)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED)
         if done.result == "done":

@@ -27,7 +27,7 @@ from turnstile.schema.cards import (
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
-from turnstile.schema.profiles import LlmConfig, Profile, RuntimeConfig, render
+from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef
 
@@ -60,6 +60,8 @@ class PinnedConfig:
     system_prompt: str
     specs: tuple[JsonObject, ...]
     cards: tuple[Card, ...]
+    memory: Memory | None = None
+    """How much of a conversation is remembered; in the first step only."""
 
     @property
     def last_specs(self) -> tuple[JsonObject, ...]:
@@ -92,7 +94,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     asked = _asked(turn, begun.context) if runtime.remember else ()
-    return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
+    return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)), profile.memory)
 
 
 def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:

@@ -108,7 +108,8 @@ class BoxCache:
         self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
     ) -> BoxPrefix:
         """`known`, if it is of the box's version, and the rows after it; caches them for the next read."""
-        kept = known if opened.version == known.version else BoxPrefix(opened.version, (), 0)
+        same = opened.version == known.version and opened.known == known.position
+        kept = known if same else BoxPrefix(opened.version, (), 0)  # a cut may begin after what is known
         if not rows and kept.cards:
             return kept
         added = tuple(BoxedCard(row["position"], row["expires_at"], card_of(row)) for row in rows)

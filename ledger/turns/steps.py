@@ -101,6 +101,9 @@ class StepRecord:
     wait_seconds: float = 0.0
     kept: Sequence[CardId] = ()
     """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
+    cuts: bool = False
+    """Whether the step cuts off what was said before `first_kept` in the conversation; None: all of it."""
+    first_kept: CardId | None = None
 
     @property
     def calls(self) -> Sequence[ToolCommand]:
@@ -182,6 +185,8 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         call_names=[call.tool_name for call in record.calls],
         call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
+        cuts=record.cuts,
+        first_kept_id=record.first_kept,
         wait_seconds=record.wait_seconds,
     )
     if row is None:

@@ -29,13 +29,15 @@ pinned AS MATERIALIZED (
     JOIN state.agent_steps s ON s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id
 ),
 opened AS MATERIALIZED (
-    SELECT x.part, x.box_id, v.version, CASE v.version WHEN x.version THEN x.known ELSE 0 END AS known, x.upto
+    SELECT x.part, x.box_id, v.version, greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, cut.position) AS known, x.upto
     FROM head CROSS JOIN LATERAL (VALUES
         (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
         (2, head.context_box_id, :known_context::bigint, :context_version::text,
          (SELECT state.as_count(p.turn_config ->> 'context_position') FROM pinned p)),
         (3, head.output_box_id, :known_output::bigint, :output_version::text, NULL)) x (part, box_id, known, version, upto)
     LEFT JOIN public.boxes b ON b.box_id = x.box_id
+    LEFT JOIN LATERAL (  -- of a conversation, what a compaction has cut off is not read
+        SELECT c.cut_position AS position FROM state.conversations c WHERE x.part = 3 AND c.output_box_id = x.box_id OFFSET 0) cut ON true
     CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
@@ -118,6 +120,11 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+),
+cut AS (  -- reading of the conversation begins at the first card kept, or after all that was there
+    UPDATE state.conversations c SET cut_position = coalesce((
+        SELECT min(b.position) - 1 FROM public.box_cards b WHERE b.box_id = head.output_box_id AND b.card_id = :first_kept_id::text), head.base)
+    FROM head WHERE :cuts::boolean AND c.output_box_id = head.output_box_id
 ),
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,

@@ -8,11 +8,12 @@ import pytest
 
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.tenants import Tenant, turn_of
+from tests.support.tenants import Ended, Tenant, turn_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, ChannelId
+from turnstile.schema.profiles import Profile
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.turns import Client
 
@@ -20,8 +21,8 @@ CHAT = {"conversation_id": "c1"}
 MANY = 60
 
 
-async def crew(tenant: Tenant, **fields: object) -> None:
-    await tenant.profile("Crew", "chat", instances=True, **fields)
+async def crew(tenant: Tenant) -> None:
+    await tenant.profile("Crew", "chat", instances=True)
 
 
 async def test_a_turn_remembers_what_was_said_in_its_conversation(tenant: Tenant) -> None:
@@ -152,3 +153,77 @@ async def test_two_turns_remember_though_everything_was_killed_in_between(
     ]
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)
+
+
+async def talked(tenant: Tenant, count: int, **memory: str) -> list[Ended]:
+    """Turns of an agent whose memory is small, one after the other."""
+    policy: JsonObject = {"keep": "conversation", "max_context_tokens": 200, "keep_last_turns": 2}
+    agent = await tenant.agent("chat", memory=policy | memory)
+    return [await tenant.turn(agent, f"marker-{number} {'x' * 100}") for number in range(count)]
+
+
+async def cuts(tenant: Tenant) -> list[dict[str, object]]:
+    """What each cut says, in order."""
+    return await tenant.rows(
+        "SELECT content -> 'data' ->> 'first_kept_card_id' AS first, content -> 'data' ->> 'summary_error' AS error"
+        " FROM cards WHERE tenant_id = $1 AND metadata ->> 'type' = 'memory.cut' ORDER BY created_at",
+        tenant.project,
+    )
+
+
+async def test_a_conversation_that_grows_is_cut_and_goes_on(tenant: Tenant) -> None:
+    ended = await talked(tenant, 12)
+    assert {each.view.status for each in ended} == {"success"}
+    sizes = [len(str(each.deliverable())) for each in ended]
+    assert max(sizes) < 1000
+    assert len(await cuts(tenant)) >= 2
+    assert "marker-0 " not in str(ended[-1].deliverable())
+    [kept] = await tenant.rows(
+        "SELECT c.cut_position, (SELECT count(*) FROM box_cards b WHERE b.box_id = c.output_box_id) AS cards,"
+        " (SELECT count(*) FROM box_cards b WHERE b.box_id = c.output_box_id AND b.position > c.cut_position) AS read"
+        " FROM state.conversations c WHERE c.project_id = $1",
+        tenant.project,
+    )
+    assert kept["cut_position"] > 0
+    assert kept["read"] < kept["cards"] / 2
+    asked = await tenant.rows(
+        "SELECT max((metadata -> 'llm_usage' ->> 'prompt_tokens')::int) AS words FROM state.agent_steps"
+        " WHERE project_id = $1",
+        tenant.project,
+    )
+    assert asked[0]["words"] < 100
+
+
+async def test_what_is_cut_off_is_summarized(tenant: Tenant) -> None:
+    ended = await talked(tenant, 8, when_full="summarize", summary_model="scripted/plain")
+    assert "(A summary of what was said before:)" in str(ended[-1].deliverable())
+    assert {each["error"] for each in await cuts(tenant)} == {None}
+    assert not [event for event in await tenant.events("agent.*.task") if event.payload["status"] != "success"]
+
+
+async def test_a_summary_that_fails_drops_and_says_so(tenant: Tenant) -> None:
+    ended = await talked(tenant, 6, when_full="summarize", summary_model="scripted/refusing")
+    assert ended[-1].view.status == "success"
+    assert {each["error"] for each in await cuts(tenant)} == {"model_auth"}
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"keep": "none", "max_context_tokens": 1000},
+        {"keep": "conversation", "max_context_tokens": 10},
+        {"keep": "conversation", "when_full": "summarize"},
+        {"keep": "for ever"},
+    ],
+)
+def test_a_memory_that_makes_no_sense_is_refused(memory: JsonObject) -> None:
+    with pytest.raises(ValueError, match="memory"):
+        Profile.model_validate({"name": "p", "llm_config": {"model": "scripted/chat"}, "memory": memory})
+
+
+def test_a_memory_holds_the_prompt_twice() -> None:
+    asked = {"keep": "conversation", "max_context_tokens": 200}
+    with pytest.raises(ValueError, match="at least twice"):
+        Profile.model_validate(
+            {"name": "p", "llm_config": {"model": "x"}, "memory": asked, "system_prompt_template": "x" * 500}
+        )

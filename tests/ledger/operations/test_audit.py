@@ -478,6 +478,11 @@ DAMAGES = [
         {"box_without_a_row", "named_boxes_exist", "places_are_whole"},
     ),
     Damage(
+        "conversation_is_cut_between_turns",
+        "UPDATE state.conversations SET cut_position = 1",
+        {"agent_id": "grace", "agent_turn_id": "$talked", "box_id": "$talked_box"},
+    ),
+    Damage(
         "sleeping_instances_have_no_turns",
         "UPDATE resource.project_agents SET status = 'dormant' WHERE agent_id IN ('alice', 'grace')",
         {"agent_id": "alice", "agent_turn_id": "$running"},

@@ -153,7 +153,7 @@ async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) ->
 def request_of(question: Question) -> EnqueueRequest:
     """The request; raises `BadRequest` naming the option that is wrong."""
     config: dict[str, JsonValue] = {"model": question.model, "remember": question.remember or None}
-    chosen = {name: value for name, value in config.items() if value is not None}
+    chosen: dict[str, JsonValue] = {name: value for name, value in config.items() if value is not None}
     named: dict[str, JsonValue] = {
         "agent_id": question.agent,
         "instruction": question.text,
@@ -164,7 +164,7 @@ def request_of(question: Question) -> EnqueueRequest:
         "output_box_id": question.output_box_id,
         "runtime_config": chosen or None,
     }
-    given = {name: value for name, value in named.items() if value is not None}
+    given: dict[str, JsonValue] = {name: value for name, value in named.items() if value is not None}
     if question.agent is None and not (question.correlation_id or question.conversation):
         given["correlation_id"] = uuid7()  # the instance that runs the turn has a known id
     if question.fields is not None:
