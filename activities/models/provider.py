@@ -13,14 +13,7 @@ from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
 from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
-from turnstile.runtime.ports import (
-    ContentDelta,
-    ModelDone,
-    ModelEvent,
-    ModelRequest,
-    ReasoningDelta,
-    ToolCallDelta,
-)
+from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
 from turnstile.schema.errors import ModelError
 
 _GRACE_SECONDS = 5.0
@@ -47,10 +40,7 @@ class LitellmModel:
         key = self._key(sdk, model, provider)
         form = request_form(request, provider)
         pieces = sdk.stream(
-            form,
-            api_key=key,
-            api_base=self._access.api_base(model),
-            timeout=request.timeout_seconds + _GRACE_SECONDS,
+            form, api_key=key, api_base=self._access.api_base(model), timeout=request.timeout_seconds + _GRACE_SECONDS
         )
         streaming, calls = False, _Calls()
         try:

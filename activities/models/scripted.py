@@ -10,14 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import pairwise
 
 from turnstile.activities.models.script import Script, ScriptLine, closest_first
-from turnstile.runtime.ports import (
-    ContentDelta,
-    ModelDone,
-    ModelEvent,
-    ModelRequest,
-    ReasoningDelta,
-    ToolCallDelta,
-)
+from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 from turnstile.schema.profiles import render
