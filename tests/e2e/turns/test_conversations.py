@@ -199,8 +199,8 @@ async def test_what_is_cut_off_is_summarized(tenant: Tenant) -> None:
     assert "(A summary of what was said before:)" in str(ended[-1].deliverable())
     assert {each["error"] for each in await cuts(tenant)} == {None}
     made = await tenant.rows(
-        "SELECT DISTINCT metadata ->> 'type' AS type FROM cards WHERE tenant_id = $1 AND metadata ->> 'type' LIKE 'memory.%'"
-        " ORDER BY type",
+        "SELECT DISTINCT metadata ->> 'type' AS type FROM cards"
+        " WHERE tenant_id = $1 AND metadata ->> 'type' LIKE 'memory.%' ORDER BY type",
         tenant.project,
     )
     assert [each["type"] for each in made] == ["memory.cut", "memory.summary"]

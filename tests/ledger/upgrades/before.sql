@@ -250,7 +250,7 @@ SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :
 FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
     listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads,
-    started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
+    started_at = CASE WHEN :restarted::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
 
 -- name: commit_step :opt
