@@ -42,7 +42,7 @@ class Fault(StrEnum):
     MESSAGE_BEGUN = "message.begun"
     HOP_ENQUEUED = "hop.enqueued"
     MESSAGE_SETTLED = "message.settled"
-    MESSAGE_TOLD = "message.told"
+    MESSAGE_PUBLISHED = "message.published"
     REPLY_ANNOUNCED = "reply.announced"
 
 

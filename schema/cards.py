@@ -215,6 +215,14 @@ def content_of(card: Card) -> CardContent:
         ) from None
 
 
+def readable_content(card: Card) -> CardContent | None:
+    """The card's content, or None if it does not parse."""
+    try:
+        return content_of(card)
+    except CardUnreadable:
+        return None
+
+
 def value_of(card: Card) -> JsonValue:
     """A card's content as JSON: a text, what it holds, or the content as it is if it cannot be read."""
     try:

@@ -115,10 +115,3 @@ class ActionStatus(StrEnum):
     BUSY = "busy"  # final: nothing was written
     REJECTED = "rejected"  # final: there is no turn, or it did not succeed
     DONE = "done"  # final: the turn succeeded
-
-
-class AgentStatus(StrEnum):
-    """`resource.project_agents.status`."""
-
-    ACTIVE = "active"
-    INACTIVE = "inactive"

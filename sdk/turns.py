@@ -28,7 +28,7 @@ from turnstile.schema.wire.descriptions import DescribeReply, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
 from turnstile.sdk.chunk_order import ChunkOrder
-from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent, raise_unless_accepted
+from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
 from turnstile.sdk.requests import parse_request
 from turnstile.transport.connection import connect as connect_nats
 
@@ -79,9 +79,7 @@ class Turn:
         """Enqueue the turn unless that was done, and return its id. Raises `Refused` with the code of the refusal,
         or `ServerUnavailable`; the same call may then be repeated."""
         if isinstance(self._asked, EnqueueRequest):
-            reply = EnqueueReply.model_validate(await self._bridge.request("enqueue", self._asked))
-            raise_unless_accepted(reply)
-            self._asked = turn_of(reply)
+            self._asked = turn_of(await self._bridge.request_as("enqueue", self._asked, EnqueueReply))
         return self._asked
 
     async def __aiter__(self) -> AsyncGenerator[str]:
@@ -121,9 +119,7 @@ class Turn:
         Raises `Refused` or `ServerUnavailable`.
         """
         asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
-        reply = StopReply.model_validate(await self._bridge.request("stop", asked))
-        raise_unless_accepted(reply)
-        return not reply.already_final
+        return not (await self._bridge.request_as("stop", asked, StopReply)).already_final
 
     async def _ended(self, turn: AgentTurnId, waiter: TaskWaiter) -> TurnView:
         while (view := turn_in(await self._describe({"agent_turn_id": turn}))).ended_at is None:
@@ -231,9 +227,7 @@ async def connect(
 
 async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
     """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
-    reply = DescribeReply.model_validate(await bridge.request("describe", asked))
-    raise_unless_accepted(reply)
-    return reply
+    return await bridge.request_as("describe", asked, DescribeReply)
 
 
 def turn_in(reply: DescribeReply) -> TurnView:

@@ -13,14 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from turnstile.schema.pump.threads import (
-    AdvanceInput,
-    MessageId,
-    ThreadAdvanced,
-    ThreadEnded,
-    ThreadInput,
-    ThreadRef,
-)
+from turnstile.schema.pump.threads import AdvanceInput, MessageId, ThreadAdvanced, ThreadEnded, ThreadInput, ThreadRef
 from turnstile.workflows import _thread, options
 
 

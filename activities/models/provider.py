@@ -56,10 +56,7 @@ class LitellmModel:
         key = self._key(sdk, model, provider)
         form = request_form(request, provider)
         pieces = sdk.stream(
-            form,
-            api_key=key,
-            api_base=self._access.api_base(model),
-            timeout=request.timeout_seconds + _GRACE_SECONDS,
+            form, api_key=key, api_base=self._access.api_base(model), timeout=request.timeout_seconds + _GRACE_SECONDS
         )
         streaming, calls = False, _Calls()
         try:

@@ -111,8 +111,8 @@ class _Attempt:
 class Attempts:
     """Records of a step's attempts, for the step's metadata, and the draft of the latest one.
 
-    The caller owns it, so it outlives a failure and a cancellation. `told` returns the details of a heartbeat, and
-    `Attempts.resumed` reads them when another worker continues the step. Records hold numbers and codes, never content.
+    The caller owns it, so it outlives a failure and a cancellation. `heartbeat_details` are the details of a heartbeat,
+    which `Attempts.resumed` reads when another worker continues the step. Records hold numbers and codes only.
     """
 
     records: list[JsonObject] = field(default_factory=list[JsonObject])
@@ -147,7 +147,7 @@ class Attempts:
         if (attempt := self._current) is not None and attempt.ended:
             _record_attempt(telemetry, question, attempt, self.records[-1])
 
-    def told(self) -> list[JsonObject]:
+    def heartbeat_details(self) -> list[JsonObject]:
         """The newest records for a heartbeat; a running attempt counts as lost until a later heartbeat has its end."""
         current = self._current
         open_one = [current.record(LOST)] if current is not None and not current.ended else []

@@ -14,15 +14,7 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.activities.text import parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-    CardType,
-    CardUnreadable,
-    FieldsSchemaContent,
-    ResultField,
-    SubmittedField,
-    content_of,
-)
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
 from turnstile.schema.profiles import Choice
@@ -34,10 +26,7 @@ RESULT_FIELDS_MISSING = "result_fields_missing"
 
 def function_spec(name: str, description: str, parameters: JsonObject) -> JsonObject:
     """An OpenAI-style function tool."""
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 SUBMIT_RESULT_SPEC: JsonObject = function_spec(
@@ -220,8 +209,5 @@ def wanted_fields(context: Sequence[Card]) -> WantedFields:
 
 def fields_of(card: Card) -> list[ResultField] | None:
     """The fields of a `task.result_fields` card; None if it cannot be read."""
-    try:
-        content = content_of(card)
-    except CardUnreadable:
-        return None
+    content = readable_content(card)
     return content.fields if isinstance(content, FieldsSchemaContent) else None

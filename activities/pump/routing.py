@@ -19,13 +19,7 @@ from turnstile.schema.pump.documents import BadPayload, PayloadCode, read_root, 
 from turnstile.schema.pump.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
 from turnstile.schema.pump.payloads import Payload, is_reserved
 from turnstile.schema.pump.peers import tool_parameters
-from turnstile.schema.pump.primitives import (
-    HandlerResponse,
-    Huh,
-    ResponseKind,
-    SystemErrorMessage,
-    is_system_message,
-)
+from turnstile.schema.pump.primitives import HandlerResponse, Huh, ResponseKind, SystemErrorMessage, is_system_message
 from turnstile.schema.pump.threads import MessageKind, MessageStatus
 from turnstile.schema.states import TurnStatus
 
@@ -178,9 +172,7 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
     """The runtime config of every turn of this agent; raises `BadListener` if it is invalid."""
     try:
         return RuntimeConfig(
-            choices=choices(registry, listener),
-            instructions=registry.usage_instructions(listener.name),
-            remember=True,
+            choices=choices(registry, listener), instructions=registry.usage_instructions(listener.name), remember=True
         )
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

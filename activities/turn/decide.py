@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from turnstile.activities.calls.choices import Accepted, Refusal, ending
 from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
@@ -24,15 +25,7 @@ from turnstile.schema.cards import (
     agent_author,
     make_card,
 )
-from turnstile.schema.ids import (
-    CardId,
-    StepId,
-    ToolCallId,
-    step_card_id,
-    step_id,
-    tool_call_id,
-    turn_card_id,
-)
+from turnstile.schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
 from turnstile.schema.states import AfterExecution, TurnStatus
 from turnstile.schema.tools import SUBMIT_RESULT, ToolCommand
 from turnstile.schema.turns import TurnRef
@@ -68,6 +61,13 @@ class StepRequest:
     def is_last(self) -> bool:
         """Whether no further step is allowed."""
         return self.model_step >= self.config.max_steps
+
+    def card(
+        self, card_id: CardId, kind: CardType, role: Role, content: CardContent, author: str | None = None, **more: Any
+    ) -> Card:
+        """A card of this step, by the agent unless `author` is given."""
+        ids = {"turn": self.turn.agent_turn_id, "step": self.step_id, "trace": self.turn.trace_id}
+        return make_card(card_id, kind, role, content, author=author or agent_author(self.turn.agent_id), **ids, **more)
 
     @property
     def needs_call(self) -> bool:
@@ -157,16 +157,8 @@ def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card,
         content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
         deliverable = _deliverable(asked, content, partial=partial)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    card = make_card(
-        step_card_id(asked.step_id, "must-end-with"),
-        CardType.MUST_END_WITH_REQUIRED,
-        Role.SYSTEM,
-        TextContent(text=_reminder(asked)),
-        author=SYSTEM_AUTHOR,
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-    )
+    card_id, reminder = step_card_id(asked.step_id, "must-end-with"), TextContent(text=_reminder(asked))
+    card = asked.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, reminder, SYSTEM_AUTHOR)
     return Continue((*thought, card))
 
 
@@ -215,32 +207,15 @@ def _refusal(asked: StepRequest, call: _Call, code: str, message: str) -> Card:
 
 
 def _result(asked: StepRequest, call: _Call, content: ToolResultContent) -> Card:
-    return make_card(
-        CardId(f"{call.id}-result"),
-        CardType.TOOL_RESULT,
-        Role.TOOL,
-        content,
-        author=SYSTEM_AUTHOR,
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        tool_call=call.id,
-        function_name=call.answered.name,
+    name, card_id = call.answered.name, CardId(f"{call.id}-result")
+    return asked.card(
+        card_id, CardType.TOOL_RESULT, Role.TOOL, content, SYSTEM_AUTHOR, tool_call=call.id, function_name=name
     )
 
 
 def _deliverable(asked: StepRequest, content: CardContent, *, partial: bool | None = None) -> Card:
-    return make_card(
-        turn_card_id(asked.turn.agent_turn_id, "deliverable"),
-        CardType.DELIVERABLE,
-        Role.ASSISTANT,
-        content,
-        author=agent_author(asked.turn.agent_id),
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        partial=partial,
-    )
+    card_id = turn_card_id(asked.turn.agent_turn_id, "deliverable")
+    return asked.card(card_id, CardType.DELIVERABLE, Role.ASSISTANT, content, partial=partial)
 
 
 def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
@@ -256,18 +231,8 @@ def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Car
         )
         for call in calls
     ]
-    card = make_card(
-        step_card_id(asked.step_id, "thought"),
-        CardType.THOUGHT,
-        Role.ASSISTANT,
-        TextContent(text=text),
-        author=agent_author(asked.turn.agent_id),
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        tool_calls=recorded or None,
-    )
-    return (card,)
+    card_id, content = step_card_id(asked.step_id, "thought"), TextContent(text=text)
+    return (asked.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None),)
 
 
 def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:

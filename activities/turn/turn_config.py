@@ -91,7 +91,8 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         memory=profile.memory,
         context_position=begun.context_position,
     )
-    prompt = render(profile.system_prompt_template, _template_values(turn, begun))
+    parent = begun.head.parent_step_id or ""
+    prompt = render(profile.system_prompt_template, turn.placeholders(step_id(turn.agent_turn_id, 1), parent))
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     asked = _asked(turn, begun.context) if runtime.remember else ()
@@ -145,20 +146,6 @@ def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
 def _with_runtime(config: LlmConfig, runtime: RuntimeConfig) -> LlmConfig:
     chosen = runtime.model_dump(exclude_none=True, include=set(LlmConfig.model_fields))
     return config.model_copy(update=chosen)
-
-
-def _template_values(turn: TurnRef, begun: BegunStep) -> dict[str, str]:
-    return {
-        "project_id": turn.project_id,
-        "channel_id": turn.channel_id,
-        "agent_id": turn.agent_id,
-        "agent_turn_id": turn.agent_turn_id,
-        "turn_epoch": str(turn.turn_epoch),
-        "step_id": step_id(turn.agent_turn_id, 1),
-        "parent_step_id": begun.head.parent_step_id or "",
-        "trace_id": turn.trace_id,
-        "context_box_id": turn.context_box_id,
-    }
 
 
 def _cards(turn: TurnRef, prompt: str, specs: Sequence[JsonObject]) -> tuple[Card, ...]:

@@ -1,7 +1,7 @@
-"""The events of a turn: state, step and task events in this order, and the doorbell of the agent's next turn.
+"""Publishes the events of a turn: state, step and task events in this order, and the doorbell of the agent's next turn.
 
-Best effort but for the `task` event: if that is not acknowledged the outcome stays unannounced, and the safety net
-publishes it under the same message id (protocol §8). Worker, bridge and services announce an end by `announce`.
+Only the `task` event is required: if it is not acknowledged, the outcome stays unannounced, and the safety net
+publishes it again under the same message id (protocol §8). Worker, bridge and services announce an end by `announce`.
 """
 
 import logging
@@ -30,7 +30,7 @@ SENDER = "turnstile.worker"
 
 @dataclass(frozen=True, slots=True)
 class TurnEvents:
-    """Publishes for one turn; a value, made anew in each activity."""
+    """The events of one turn; each activity creates its own."""
 
     publisher: Publisher
     turn: TurnRef
@@ -41,7 +41,7 @@ class TurnEvents:
 
     @property
     def address(self) -> Address:
-        """Whom the messages are about."""
+        """The project, channel, agent and turn that the messages are about."""
         return Address.of(self.turn, self.context, self.sender)
 
     def consumed(self) -> Message:
@@ -73,7 +73,7 @@ class TurnEvents:
         return self.address.step(event)
 
     def completed(self, number: int, recorded: StepMetadata) -> Message:
-        """The `step` event of a step that is over, from what its commit recorded."""
+        """The `step` event of a committed step, from its recorded metadata."""
         return self.step(
             step_id(self.turn.agent_turn_id, number),
             StepPhase.COMPLETED if recorded.error_code is None else StepPhase.FAILED,
@@ -94,9 +94,9 @@ class TurnEvents:
     def suspended(
         self, number: int, recorded: StepMetadata, waiting: Collection[ToolCallId] | None, updated_at: datetime | None
     ) -> list[Message]:
-        """The commands, and what happened; a repeat has the commands again, under the same message ids.
+        """The step's commands, then its events; a repeat has the same commands under the same message ids.
 
-        `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has woken.
+        `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has resumed.
         """
         commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
         left = [each.tool_name for each in commands if waiting is None or each.tool_call_id in waiting]
@@ -113,14 +113,14 @@ class TurnEvents:
         ]
 
     async def publish(self, *messages: Message) -> None:
-        """Publish what nobody waits for."""
+        """Publish best-effort messages; errors are logged."""
         try:
             await self.publisher.publish(messages)
         except ServerUnavailable as error:
             log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
 
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
-        """Announce the end of a turn of this worker, after its last events; record how long that took."""
+        """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
         hit(Fault.TURN_FINISHED)
         announced = await self.ended(pool, done, *([] if step is None else [step]))
         if announced:
@@ -129,9 +129,9 @@ class TurnEvents:
             self._finish_span(done, None if announced else ServerUnavailable.code)
 
     async def ended(self, pool: Pool, done: EndedTurn, *before: Message) -> bool:
-        """Publish the end of the turn, and ring for the agent's next; returns as `announce` does.
+        """Publish the end of the turn and the doorbell of the agent's next turn; returns as `announce` does.
 
-        In order: the head's `state`, what became of inbox rows, these messages, the `task` event, the next lease.
+        In order: the head's `state`, the status of inbox rows, these messages, the `task` event, the next lease.
         """
         if done.is_new:
             figures = (done.status, done.error_code, done.stats, done.ended_at)
@@ -141,10 +141,10 @@ class TurnEvents:
         messages += [*before, *done.announcement(self.address)]
         if (lease := done.next_lease(self.turn)) is not None:
             messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
-        return await announce(pool, self.publisher, [self.turn.agent_turn_id], messages)
+        return await announce(pool, self.publisher, self.turn.agent_turn_id, messages)
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
-        """From the end in the ledger until the world knows."""
+        """Record the span from the end in the ledger to its announcement."""
         if not self.telemetry.tracer.enabled:
             return
         under = self.context.get(headers.TRACEPARENT, "")
@@ -158,13 +158,20 @@ class TurnEvents:
         )
 
 
-async def announce(pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]) -> bool:
-    """Publish the ends of these turns, and mark them as announced; False if that is left to the safety net."""
+async def announce(pool: Pool, publisher: Publisher, turn: AgentTurnId, messages: Sequence[Message]) -> bool:
+    """Publish the end of a turn, and mark it as announced; False if that is left to the safety net."""
     try:
-        await publisher.publish(messages)
+        await announce_all(pool, publisher, [turn], messages)
     except ServerUnavailable as error:
-        log.warning("turn %s, of %d: task event left to the safety net: %s", turns[0], len(turns), error)
+        log.warning("turn %s: its task event is left to the safety net: %s", turn, error)
         return False
+    return True
+
+
+async def announce_all(
+    pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]
+) -> None:
+    """Publish the ends of these turns, and mark them as announced; raises `ServerUnavailable`, and marks none then."""
+    await publisher.publish(messages)
     hit(Fault.TURN_PUBLISHED)
     await pool.run(lambda conn: mark_announced(conn, turns))
-    return True

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
-from turnstile.activities.pump.handler_run import let_run
+from turnstile.activities.pump.handler_run import run_as_task
 from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
@@ -154,7 +154,7 @@ class InboxService(Claims):
                 if turn.agent_turn_id in self._stopped:
                     await self._end_stopped(turn)
             except StaleTurn:
-                log.info("turn %s: it went on without us", turn.agent_turn_id)
+                log.info("turn %s: another process has ended it", turn.agent_turn_id)
             except ServerUnavailable as error:
                 log.warning("turn %s: left to the safety net: %s", turn.agent_turn_id, error)
             except Exception:  # a turn that fails must not end the others
@@ -198,7 +198,7 @@ class InboxService(Claims):
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:
-            answered = await let_run(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
+            answered = await run_as_task(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
         except TimeoutError:
             return _failure(turn, begun, LATE, f"no answer in {self._deadline:g} s")
         if answered.cancelled():

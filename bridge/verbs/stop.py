@@ -1,7 +1,7 @@
 """The stop verb, and the fence for turns that do not stop in time (protocol §6 stop, §8).
 
-Whatever state the turn is in, it ends with one outcome, one deliverable and one `task` event. A turn in hand is asked
-through its inbox, so that it can keep what it has; one that has not begun is ended here.
+Whatever its state, the turn ends with one outcome, one deliverable and one `task` event. A running or suspended turn is
+asked through its inbox, so that it keeps its partial results; one that has not begun is ended here.
 """
 
 import asyncio

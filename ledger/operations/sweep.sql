@@ -24,7 +24,7 @@ WITH RECURSIVE live AS (
         WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.project_id COLLATE "C" > live.project_id
         ORDER BY i.project_id COLLATE "C" LIMIT 1) n
 ),
-share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- twice the fair share: some have fewer
+share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- twice an equal share, since some projects have fewer rows
 SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
     SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
         SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
@@ -105,7 +105,7 @@ VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
 -- Signs a worker on for these targets, and for these listeners of the pump's target. After a gap of more than silent_seconds, or
--- with anew, started_at becomes now. Removes workers and bridges that have been gone for long.
+-- with :restarted, started_at becomes now. Removes workers and bridges that have been gone for long.
 WITH gone AS (
     DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
 )
@@ -115,7 +115,7 @@ SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :
 FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
     listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads, protocol_level = EXCLUDED.protocol_level,
-    started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
+    started_at = CASE WHEN :restarted::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
 
 -- name: touch_bridge :exec

@@ -7,7 +7,7 @@ publishes: the caller then rings the doorbell of `Enqueued.lease`.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import Json
@@ -17,15 +17,7 @@ from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
 from turnstile.ledger.turns.lease import NewLease
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-    CardType,
-    FieldsSchemaContent,
-    JsonContent,
-    Role,
-    TextContent,
-    make_card,
-)
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import (
     AgentId,
@@ -60,7 +52,7 @@ _REFUSALS = {
 }
 _LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
-    "project_full": "the project has too many turns queued and in hand: again when some have ended",
+    "project_full": "the project has too many turns queued and active: again when some have ended",
     "instances_full": "the project has too many instances of profiles: again when retention has put some to sleep",
 }
 
@@ -120,7 +112,7 @@ async def enqueue(
     pool: Pool,
     project: ProjectId,
     channel: ChannelId,
-    request: EnqueueRequest,
+    request: EnqueueRequest | UiAction,
     incoming: Mapping[str, str],
     *,
     depth_limit: int,
@@ -130,44 +122,18 @@ async def enqueue(
     """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
     The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass those behind `project_full` and
-    `instances_full`.
+    `instances_full`. A UI action leases its agent at once, or is answered `busy` and writes nothing (protocol §7.10);
+    the caller must have checked that its tool may be called.
     """
+    action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
-    return await _run(pool, _command(project, channel, request, incoming, depth_limit, admission), sender)
-
-
-async def enqueue_action(
-    pool: Pool,
-    project: ProjectId,
-    channel: ChannelId,
-    action: UiAction,
-    incoming: Mapping[str, str],
-    *,
-    depth_limit: int,
-    sender: str,
-    admission: Admission = UNLIMITED,
-) -> Enqueued:
-    """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
-
-    Raises as `enqueue` does. The caller must have checked that the tool may be called.
-    """
-    if action.text_bytes() > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
-    request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
-    command = _command(project, channel, request, incoming, depth_limit, admission)
-    return await _run(pool, replace(command, action=action), sender)
-
-
-def _command(
-    project: ProjectId,
-    channel: ChannelId,
-    request: EnqueueRequest,
-    incoming: Mapping[str, str],
-    depth_limit: int,
-    admission: Admission,
-) -> Enqueue:
-    return Enqueue(
+        what = "text in a request is" if action is None else "the arguments of an action are"
+        hint = ": put it into a box" if action is None else ""
+        raise Refused("text_too_large", f"{what} limited to {TEXT_LIMIT_BYTES} bytes{hint}")
+    if isinstance(request, UiAction):
+        named = {"agent_id": request.agent_id, "correlation_id": request.correlation_id, "metadata": request.metadata}
+        request = EnqueueRequest.model_validate(named)
+    command = Enqueue(
         project_id=project,
         channel_id=channel,
         request=request,
@@ -178,10 +144,8 @@ def _command(
         new_context_box_id=new_box_id(),
         new_output_box_id=new_box_id(),
         admission=admission,
+        action=action,
     )
-
-
-async def _run(pool: Pool, command: Enqueue, sender: str) -> Enqueued:
     cards = _cards(command, sender)
     return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
 
@@ -227,7 +191,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
-            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own try
+            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
             return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
         case "busy":
             busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")
@@ -316,8 +280,9 @@ async def stop_queued_turn(
     conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
 ) -> QueuedStop | None:
     """End a queued turn (protocol §6, stop); returns None if it is not queued."""
-    row = await query("stop_queued_turn").opt(
+    return await query("stop_queued_turn").opt_as(
         conn,
+        QueuedStop,
         project_id=project,
         agent_id=agent,
         agent_turn_id=turn,
@@ -327,4 +292,3 @@ async def stop_queued_turn(
         new_box_id=new_box_id(),
         error_code=error_code,
     )
-    return None if row is None else QueuedStop.model_validate(dict(row))

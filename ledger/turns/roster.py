@@ -80,8 +80,7 @@ def _settings(profile: Profile, box: BoxId) -> JsonObject:
 
 async def list_profiles(pool: Pool, project: ProjectId) -> list[ProfileRow]:
     """The project's profiles by name."""
-    rows = await pool.run(lambda conn: query("list_profiles").many(conn, project_id=project))
-    return [ProfileRow.model_validate(dict(row)) for row in rows]
+    return await pool.run(lambda conn: query("list_profiles").all_as(conn, ProfileRow, project_id=project))
 
 
 async def add_agent(
@@ -129,7 +128,7 @@ async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> 
         raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
     work = await query("count_agent_work").one(conn, **named)
     if work["live"] or work["queued"]:
-        raise Refused("agent_busy", f"agent {agent} has {work['live']} turn in hand and {work['queued']} that wait")
+        raise Refused("agent_busy", f"agent {agent} has {work['live']} active and {work['queued']} queued turns")
     head = await query("head_epoch").opt(conn, **named)
     await query("forget_agent").many(conn, **named, edge_id=uuid7())
     if head is not None:
@@ -150,8 +149,7 @@ async def get_profile(pool: Pool, project: ProjectId, name: str) -> JsonObject:
 
 async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:
     """The project's agents by id."""
-    rows = await pool.run(lambda conn: query("list_agents").many(conn, project_id=project))
-    return [AgentRow.model_validate(dict(row)) for row in rows]
+    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentRow, project_id=project))
 
 
 async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:

@@ -109,20 +109,17 @@ class InboxLine(Tolerant):
 
 async def describe_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnView | None:
     """The turn, if the project has it."""
-    row = await query("describe_turn").opt(conn, project_id=project, agent_turn_id=turn)
-    return None if row is None else TurnView.model_validate(dict(row))
+    return await query("describe_turn").opt_as(conn, TurnView, project_id=project, agent_turn_id=turn)
 
 
 async def list_turns(conn: Connection, project: ProjectId, agent: AgentId | None, *, row_limit: int) -> list[TurnLine]:
     """The newest turns first."""
-    rows = await query("list_turns").many(conn, project_id=project, agent_id=agent, row_limit=row_limit)
-    return [TurnLine.model_validate(dict(row)) for row in rows]
+    return await query("list_turns").all_as(conn, TurnLine, project_id=project, agent_id=agent, row_limit=row_limit)
 
 
 async def list_steps(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[StepView]:
     """The turn's committed steps in order."""
-    rows = await query("list_steps").many(conn, project_id=project, agent_turn_id=turn)
-    return [StepView.model_validate(dict(row)) for row in rows]
+    return await query("list_steps").all_as(conn, StepView, project_id=project, agent_turn_id=turn)
 
 
 async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, row_limit: int) -> list[AgentTurnId]:
@@ -177,19 +174,18 @@ async def list_conversation_turns(
 
 async def list_calls(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[SentCall]:
     """The calls that the turn has sent, in order."""
-    rows = await query("list_calls").many(conn, project_id=project, agent_turn_id=turn)
-    return [SentCall.model_validate(dict(row)) for row in rows]
+    return await query("list_calls").all_as(conn, SentCall, project_id=project, agent_turn_id=turn)
 
 
 async def list_inbox(
     conn: Connection, project: ProjectId, agent: AgentId | None, status: str | None, *, row_limit: int
 ) -> list[InboxLine]:
     """The newest rows first."""
-    rows = await query("list_inbox").many(conn, project_id=project, agent_id=agent, status=status, row_limit=row_limit)
-    return [InboxLine.model_validate(dict(row)) for row in rows]
+    return await query("list_inbox").all_as(
+        conn, InboxLine, project_id=project, agent_id=agent, status=status, row_limit=row_limit
+    )
 
 
 async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> LiveTurn | None:
     """The gate and boxes of the turn; None if it is not active."""
-    row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
-    return None if row is None else LiveTurn.model_validate(dict(row))
+    return await query("locate_turn").opt_as(conn, LiveTurn, project_id=project, agent_turn_id=turn)

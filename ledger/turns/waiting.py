@@ -141,10 +141,7 @@ async def report_call(
 
 def _lease_to_ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") -> Lease:
     values = dict(row)
-    values |= {
-        "project_id": project,
-        "inbox_id": inbox_id,
-    }
+    values |= {"project_id": project, "inbox_id": inbox_id}
     return Lease.model_validate(values)
 
 
@@ -177,8 +174,7 @@ async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[Inb
 
 async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
     """Inject timeouts at the deadline; returns all due rows, none before the deadline or if the gate is closed."""
-    rows = await query("inject_timeouts").many(conn, **gate(turn))
-    return [Ring.model_validate(dict(row)) for row in rows]
+    return await query("inject_timeouts").all_as(conn, Ring, **gate(turn))
 
 
 async def request_stop(

@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnstile.schema.base import Strict, Tolerant
-from turnstile.schema.ids import AgentId, BoxId, box_id, token
+from turnstile.schema.base import AgentToken, Strict, Tolerant
+from turnstile.schema.ids import BoxId, box_id
 from turnstile.schema.wire.inbox import Reply
 
 
@@ -35,17 +35,12 @@ class BoxForkReply(Reply):
 class BoxReplaceRequest(Strict):
     """Arguments of `box_replace`. At least one box is given; a pointer that is left out is not changed."""
 
-    agent_id: AgentId
+    agent_id: AgentToken
     """The agent of the project whose pointers are set."""
     memory_context_box_id: BoxId | None = None
     """The box (uuid) that a turn enqueued without instruction and context box reads; null removes it."""
     last_output_box_id: BoxId | None = None
     """The box (uuid) that counts as the agent's last output until its next turn ends."""
-
-    @field_validator("agent_id")
-    @classmethod
-    def _agent_token(cls, value: AgentId) -> AgentId:
-        return AgentId(token(value, "agent_id"))
 
     @field_validator("memory_context_box_id", "last_output_box_id")
     @classmethod

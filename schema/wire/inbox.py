@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import (
@@ -37,7 +37,7 @@ REQUEST_ID_LIMIT = 256
 class EnqueueRequest(Strict):
     """Arguments of `enqueue` (protocol §6). An instruction, a context box or the agent's memory box is required."""
 
-    agent_id: AgentId | None = None
+    agent_id: AgentToken | None = None
     """The agent of the project that shall run the turn; left out, an instance of the profile does."""
     instruction: str | None = Field(default=None, min_length=1)
     """The instruction as text; it becomes a card after those of the context box."""
@@ -59,11 +59,6 @@ class EnqueueRequest(Strict):
     """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
     """The caller's own notes; stored, and never shown to a model."""
-
-    @field_validator("agent_id")
-    @classmethod
-    def _agent_token(cls, value: AgentId | None) -> AgentId | None:
-        return None if value is None else AgentId(token(value, "agent_id"))
 
     @field_validator("conversation_id")
     @classmethod

@@ -215,7 +215,7 @@ async def test_a_quick_step_leaves_a_cut_to_the_other(pool: Pool) -> None:
         await talk.enqueue(number, words=10)
         turn = await start(pool)
         for _ in range(LEARNED_AFTER):
-            talk.paces.took(turn.profile_box_id, 0.001)
+            talk.paces.record(turn.profile_box_id, 0.001)
         quick = await talk.quick_step(turn)
         while isinstance(quick, StepContinues):
             quick = await talk.quick_step(turn, quick.step + 1)

@@ -1,6 +1,6 @@
 """docs/protocol.md is true: its tables against the schema, the statements, the vocabularies and the rules of the code.
 
-A name with † is v1r4's, and nothing here writes or sends it. Every other column is written by a statement or has a
+What has a † is written and sent by nothing here. Every other column is written by a statement or has a
 default; every other word of a vocabulary, and every subject, is in the table *Words* of docs/conformance.md, beside a
 test that names it.
 """
@@ -19,6 +19,8 @@ from tests.support.paths import ROOT
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import all_queries
 from turnstile.schema import cards, states
+from turnstile.schema.interface.catalog import ENTRIES, VERBS, Verb
+from turnstile.schema.interface.entries import Entry
 from turnstile.schema.pump import threads
 from turnstile.schema.wire.events import InboxProgress
 from turnstile.settings.model import BridgeSettings
@@ -122,8 +124,9 @@ def listed(start: str) -> list[tuple[str, bool]]:
 
 def of(kind: type[StrEnum], *marked: str) -> set[str]:
     """The words of a vocabulary that something here writes or sends."""
-    assert set(marked) <= set(kind)
-    return set(kind) - set(marked)
+    known = {each.value for each in kind}
+    assert known.issuperset(marked)
+    return known.difference(marked)
 
 
 VOCABULARIES: dict[str, set[str]] = {
@@ -174,6 +177,37 @@ def test_the_tables_of_words_are_the_vocabularies() -> None:
     assert listed("| status |") == [(each, False) for each in states.InboxStatus]
     assert dict(listed("| type |")) == {each: each == "meta.parent_pointer" for each in cards.CardType}
     assert {word for word, _ in listed("| `__type__` |")} - {"__type__"} >= VOCABULARIES["content"]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_the_reply_of_a_verb_is_as_the_page_says(verb: Verb) -> None:
+    """Every reply may have `error`, words for people, too."""
+    name = re.escape(verb.name)
+    part = re.split(rf"\n### {name}\n|\n\*\*{name}\*\* ", section(PAGE, "## 6. "), maxsplit=1)[1]
+    told = re.split(r"\n###? |\n\*\*\w+\*\* ", part)[0]
+    replies = re.findall(r"^- Reply: (.+(?:\n  .+)*)", told, re.MULTILINE)
+    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", " ".join(replies) or told))))
+    fields = verb.reply.model_fields.keys() - {"error"}
+    assert fields - (set() if replies else {"status", "error_code"}) <= named
+    assert not replies or named == fields
+
+
+@pytest.mark.parametrize(
+    "entry", [each for each in ENTRIES if not each.subject.startswith(("req.sys", "cmd.sys.bridge"))]
+)
+def test_the_payload_of_a_subject_is_as_the_page_says(entry: Entry) -> None:
+    rows = {
+        SUBJECT.findall(cells[0])[0]: cells[2]
+        for cells in table(section(PAGE, "### 5.1 "), "`")
+        if MARK not in cells[0]
+    }
+    if entry.subject not in rows:  # the ack of a verb
+        assert re.fullmatch(r"evt\.sys\.bridge\.\w+_ack", entry.subject)
+        return
+    named = {word for words in re.findall(r"`([a-z_]+)`", rows[entry.subject]) for word in words.split(", ")}
+    payload = entry.payload or entry.reply
+    fields = set() if payload is None else {info.alias or name for name, info in payload.model_fields.items()}
+    assert fields <= named, f"add to docs/protocol.md §5.1: {fields - named}"
 
 
 def test_each_rule_of_the_safety_net_is_on_the_page_and_has_a_test() -> None:

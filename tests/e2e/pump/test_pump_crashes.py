@@ -29,7 +29,7 @@ from turnstile.schema.wire.inbox import SendReply
 
 log = logging.getLogger(__name__)
 HOPS = 10
-SETTLED, TOLD, BEGUN = Fault.MESSAGE_SETTLED, Fault.MESSAGE_TOLD, Fault.MESSAGE_BEGUN
+SETTLED, TOLD, BEGUN = Fault.MESSAGE_SETTLED, Fault.MESSAGE_PUBLISHED, Fault.MESSAGE_BEGUN
 FATES = [
     *(SETTLED, TOLD, f"{SETTLED}+{BEGUN}", "", "at once", SETTLED, TOLD),
     *(f"{SETTLED}+{BEGUN}", "", "at once", Fault.REPLY_ANNOUNCED),

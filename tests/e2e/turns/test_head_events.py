@@ -23,8 +23,7 @@ async def states(tenant: Tenant, turn: AgentTurnId) -> list[tuple[str, JsonObjec
     own = [each for each in found if each["agent_turn_id"] == turn]
     times = [str(each["updated_at"]) for each in own]
     assert times == sorted(times)
-    assert len({each["output_box_id"] for each in own}) == 1
-    assert len({each["turn_epoch"] for each in own}) == 1
+    assert len({(str(each["output_box_id"]), str(each["turn_epoch"])) for each in own}) == 1
     told: list[tuple[str, JsonObject]] = []
     for each in own:
         assert isinstance(each["metadata"], dict)

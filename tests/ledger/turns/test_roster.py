@@ -63,10 +63,10 @@ async def test_an_agent_is_removed_once_it_has_no_work(agents: Pool) -> None:
     turn = await lease(agents)
     await ask(agents)
     await begin(agents, turn)
-    with pytest.raises(Refused, match="1 turn in hand and 1 that wait"):
+    with pytest.raises(Refused, match="1 active and 1 queued turns"):
         await _remove(agents)
     await finish(agents, turn)
-    with pytest.raises(Refused, match="1 turn in hand and 0 that wait"):
+    with pytest.raises(Refused, match="1 active and 0 queued turns"):
         await _remove(agents)
     await play(agents)
     await _remove(agents)

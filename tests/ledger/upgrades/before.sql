@@ -250,7 +250,7 @@ SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :
 FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
     listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads,
-    started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
+    started_at = CASE WHEN :restarted::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
 
 -- name: commit_step :opt
@@ -377,3 +377,459 @@ JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.projec
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = :project_id
     AND i.message_type IN {report_types}
 WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
+
+-- name: begin_step :many
+-- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
+-- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
+-- boxes (part 1, 2, 3) after the positions that the caller knows. No rows: the gate is closed, or the step is not the next.
+WITH
+head AS (
+    UPDATE state.agent_state_head h SET
+        status = 'running', updated_at = now(), step_attempt = h.step_attempt + 1, started_at = coalesce(h.started_at, now()),
+        output_position = greatest(h.output_position, (SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id))
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status IN ('dispatched', 'running')
+      AND (:step::int = 0 OR h.step_count = :step::int - 1)
+      AND EXISTS (SELECT FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id AND i.agent_turn_id = :agent_turn_id
+                  AND i.agent_id = :agent_id AND i.project_id = :project_id AND i.turn_epoch = :turn_epoch)
+    RETURNING h.*
+),
+inbox AS (
+    UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
+    FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
+)
+SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
+           'message_type', i.message_type, 'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
+           'model_failures', head.model_failures, 'output_position', head.output_position,
+           'trace_id', head.trace_id, 'parent_step_id', head.parent_step_id,
+           'updated_at', head.updated_at, 'started_at', head.started_at, 'enqueued_at', i.created_at,
+           'context_headers', i.context_headers, 'runtime_config', coalesce(i.payload -> 'runtime_config', '{}'),
+           'profile_box_id', head.profile_box_id, 'context_box_id', head.context_box_id, 'output_box_id', head.output_box_id,
+           'tools', CASE WHEN head.step_count = 0 THEN coalesce((
+               SELECT jsonb_agg(to_jsonb(t) - 'project_id' ORDER BY t.tool_name) FROM resource.tools t
+               WHERE t.project_id = :project_id), '[]') ELSE '[]' END,
+           'due_at', i.next_retry_at,
+           'suspended_at', CASE WHEN head.step_count > 0 THEN (
+               SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
+                 AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
+           'turn_config', (SELECT s.metadata -> 'turn_config' FROM state.agent_steps s
+                           WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id),
+           'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
+               SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
+                   'tool_result_card_id', w.tool_result_card_id, 'after_execution', (
+                       SELECT r.payload ->> 'after_execution' FROM state.agent_inbox r
+                       WHERE r.correlation_id = w.tool_call_id AND r.project_id = :project_id
+                         AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END)))
+               FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+                 AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
+       NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata
+FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id
+UNION ALL
+SELECT x.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+FROM head CROSS JOIN LATERAL (VALUES (1, head.profile_box_id, :known_profile::bigint), (2, head.context_box_id, :known_context::bigint),
+                                     (3, head.output_box_id, :known_output::bigint)) x (part, box_id, known)
+CROSS JOIN LATERAL (
+    SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+    WHERE b.box_id = x.box_id AND b.position > x.known OFFSET 0) c
+ORDER BY 1, 2;
+
+-- name: apply_reports :opt
+-- Applies reports while the head is suspended: each waiting row has one winner, whose card enters the output box; the other rows
+-- are settled. A card that is not visible yet defers its row; the last retry writes a failed result instead. A card of another
+-- kind or call, or by an agent, breaks the protocol: its row ends as error, a rejection says whose it was and why, and the call
+-- still waits. result: done | again (the snapshot was old). No row: the gate is closed.
+WITH
+head AS MATERIALIZED (
+    SELECT h.* FROM state.agent_state_head h
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status IN ('running', 'suspended')
+    FOR NO KEY UPDATE
+),
+go AS MATERIALIZED (
+    SELECT head.*, greatest(head.output_position, (
+               SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
+    FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
+    WHERE (seen.status, seen.turn_epoch, seen.output_position, seen.waiting_tool_count)
+        = (head.status, head.turn_epoch, head.output_position, head.waiting_tool_count)
+),
+calls AS MATERIALIZED (  -- the turn's calls that still wait, locked before any inbox row
+    SELECT w.tool_call_id, w.tool_name, w.step_id FROM go
+    JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.turn_epoch = :turn_epoch
+    WHERE go.status = 'suspended' AND w.wait_status IN ('waiting', 'received')
+    ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
+),
+due AS MATERIALIZED (
+    SELECT i.inbox_id, i.project_id, i.message_type, i.correlation_id, i.created_at, i.retry_count, i.agent_turn_id, i.turn_epoch,
+           i.payload ->> 'tool_result_card_id' AS card_id
+    FROM go JOIN state.agent_inbox i ON i.inbox_id = ANY (:inbox_ids::text[])
+    WHERE i.agent_id = :agent_id AND i.project_id = :project_id AND i.archived_at IS NULL
+      AND i.message_type IN {report_types} AND (i.status <> 'deferred' OR i.next_retry_at <= now())
+      AND (SELECT count(*) FROM calls) >= 0
+    FOR NO KEY UPDATE OF i
+),
+judged AS MATERIALIZED (
+    SELECT due.*, calls.tool_name, calls.step_id, CASE
+               WHEN due.agent_turn_id IS DISTINCT FROM :agent_turn_id OR due.turn_epoch IS DISTINCT FROM :turn_epoch THEN 'stale'
+               WHEN calls.tool_call_id IS NULL THEN 'settled'
+               WHEN c.card_id IS NULL AND due.retry_count >= 3 THEN 'exhausted'
+               WHEN c.card_id IS NULL THEN 'deferred'
+               WHEN flaw.told IS NOT NULL THEN 'violation'
+               ELSE 'good' END AS verdict, flaw.told AS flaw, coalesce(left(c.metadata ->> 'author_id', 128), 'nobody') AS author
+    FROM due LEFT JOIN calls ON calls.tool_call_id = due.correlation_id
+    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
+    CROSS JOIN LATERAL (SELECT CASE
+        WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' THEN 'its card is no tool.result'
+        WHEN c.tool_call_id IS DISTINCT FROM calls.tool_call_id THEN 'its card is for another call'
+        WHEN NOT state.is_service(c.metadata ->> 'author_id') THEN 'its card is by no tool.… or sys.… and not by the system' END) flaw (told)
+),
+refused AS (
+    INSERT INTO state.rejections (project_id, source, error_code, error, ids)
+    SELECT :project_id, 'sql:' || j.author, 'not_its_card', 'report: ' || j.flaw, jsonb_build_object(
+               'tool_call_id', j.correlation_id, 'tool_result_card_id', j.card_id, 'inbox_id', j.inbox_id)
+    FROM judged j WHERE j.verdict = 'violation'
+),
+winner AS MATERIALIZED (  -- a result and a timeout of one call: the earlier row wins
+    SELECT DISTINCT ON (j.correlation_id) j.inbox_id, j.project_id, j.message_type, j.correlation_id, j.created_at, j.tool_name,
+           j.step_id, j.verdict, CASE j.verdict WHEN 'exhausted' THEN j.correlation_id || '-exhausted' ELSE j.card_id END AS card_id
+    FROM judged j WHERE j.verdict IN ('good', 'exhausted') ORDER BY j.correlation_id, j.created_at, j.inbox_id
+),
+placed AS MATERIALIZED (
+    SELECT w.*, row_number() OVER (ORDER BY w.created_at, w.inbox_id) AS ordinal, count(*) OVER () AS total FROM winner w
+),
+stand_in AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
+    SELECT p.card_id, :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'failed',
+               'after_execution', state.after_execution_of(:project_id, p.tool_name), 'result', NULL, 'error', jsonb_build_object('code', 'resume_retry_exhausted',
+                                                           'message', 'the tool reported a result that never appeared')),
+           p.correlation_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', p.tool_name,
+               'step_id', p.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id)
+    FROM placed p CROSS JOIN go WHERE p.verdict = 'exhausted'
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT go.output_box_id, go.base + p.ordinal, p.card_id FROM go CROSS JOIN placed p
+),
+applied AS (
+    UPDATE state.turn_waiting_tools w SET
+        wait_status = CASE p.message_type WHEN 'timeout' THEN 'expired' ELSE 'applied' END, tool_result_card_id = p.card_id,
+        received_at = coalesce(w.received_at, p.created_at), applied_at = now(), updated_at = now()
+    FROM placed p WHERE w.tool_call_id = p.correlation_id AND w.project_id = p.project_id
+),
+moved AS (
+    UPDATE state.agent_state_head h SET
+        output_position = (SELECT go.base FROM go) + n.total, waiting_tool_count = n.left_over, updated_at = now(),
+        status = CASE n.left_over WHEN 0 THEN 'running' ELSE 'suspended' END,
+        resume_deadline = CASE n.left_over WHEN 0 THEN NULL ELSE h.resume_deadline END
+    FROM (SELECT count(*) AS total, (SELECT count(*) FROM calls) - count(*) AS left_over FROM placed) n
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND EXISTS (SELECT FROM go WHERE go.status = 'suspended')
+    RETURNING h.status, h.waiting_tool_count, h.resume_deadline, h.updated_at
+),
+settled AS (
+    UPDATE state.agent_inbox i SET
+        status = CASE WHEN j.verdict = 'deferred' THEN 'deferred' WHEN j.verdict = 'stale' THEN 'skipped'
+                      WHEN j.verdict IN ('violation', 'exhausted') THEN 'error' ELSE 'consumed' END,
+        archived_at = CASE j.verdict WHEN 'deferred' THEN NULL ELSE now() END,
+        retry_count = i.retry_count + CASE j.verdict WHEN 'deferred' THEN 1 ELSE 0 END,
+        next_retry_at = CASE j.verdict WHEN 'deferred' THEN now() + interval '1.5 s' * power(2, i.retry_count) ELSE i.next_retry_at END,
+        defer_reason = CASE j.verdict WHEN 'deferred' THEN 'card_not_visible' ELSE i.defer_reason END,
+        last_error = CASE j.verdict WHEN 'violation' THEN 'protocol_violation' WHEN 'exhausted' THEN 'resume_retry_exhausted'
+                                    WHEN 'stale' THEN 'stale_turn' WHEN 'deferred' THEN 'card_not_visible'
+                                    WHEN 'settled' THEN 'already_settled'
+                                    ELSE CASE WHEN p.inbox_id IS NULL THEN 'already_settled' END END
+    FROM judged j LEFT JOIN placed p ON p.inbox_id = j.inbox_id WHERE i.inbox_id = j.inbox_id
+    RETURNING i.inbox_id, i.status, i.last_error, i.correlation_id, j.author, CASE j.verdict WHEN 'violation' THEN j.flaw END AS flaw
+)
+SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
+       coalesce(m.updated_at, go.updated_at) AS updated_at,
+       ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
+       (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
+       coalesce((SELECT jsonb_agg(jsonb_build_object(
+           'inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error, 'call', s.correlation_id, 'author', s.author, 'flaw', s.flaw))
+           FROM settled s), '[]') AS rows
+FROM go LEFT JOIN moved m ON true
+UNION ALL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
+
+-- name: report_call :one
+-- Records a report of a call: inbox row, waiting row 'received', edge report/response, and the card of an inline result.
+-- verdict: accepted | duplicate (returns the first report's ids, writes nothing) | again | the code of a refusal.
+WITH
+call AS MATERIALIZED (
+    SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers,
+           a.worker_target
+    FROM state.turn_waiting_tools w
+    LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id
+        AND e.primitive = 'tool_call' AND e.edge_phase = 'request'
+    LEFT JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = w.project_id
+        AND i.message_type IN {turn_types}
+    LEFT JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
+    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id
+),
+earlier AS MATERIALIZED (
+    SELECT i.inbox_id FROM state.agent_inbox i
+    WHERE i.correlation_id = :tool_call_id AND i.project_id = :project_id AND i.message_type = 'tool_result'
+),
+card AS MATERIALIZED (
+    SELECT c.* FROM public.cards c WHERE c.card_id = :tool_result_card_id::text AND c.tenant_id = :project_id
+),
+plan AS MATERIALIZED (
+    SELECT CASE
+        WHEN call.tool_call_id IS NULL THEN 'unknown_call'
+        WHEN call.agent_turn_id IS DISTINCT FROM coalesce(:claimed_turn_id::text, call.agent_turn_id)
+          OR call.agent_id IS DISTINCT FROM coalesce(:claimed_agent_id::text, call.agent_id)
+          OR call.recursion_depth IS DISTINCT FROM coalesce(:claimed_depth::int, call.recursion_depth) THEN 'not_your_call'
+        WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
+        WHEN :content::jsonb IS NOT NULL THEN 'accepted'
+        WHEN card.card_id IS NULL THEN 'unknown_card'
+        WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
+          OR NOT state.is_service(card.metadata ->> 'author_id') THEN 'not_its_card'
+        ELSE 'accepted' END AS verdict
+    FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
+),
+held AS MATERIALIZED (  -- before the inbox row and the edge, which a timeout of this call writes too
+    SELECT w.tool_call_id FROM plan JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
+    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id FOR NO KEY UPDATE OF w
+),
+inbox AS (
+    INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
+                                   turn_epoch, context_headers, payload, status, next_retry_at, created_at)
+    SELECT :inbox_id, :project_id, call.agent_id, coalesce(call.channel_id, 'public'), 'tool_result', 'report', :tool_call_id,
+           call.agent_turn_id, call.turn_epoch,
+           :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', coalesce(call.recursion_depth, 0)::text),
+           jsonb_build_object('status', :status::text, 'after_execution', :after_execution::text, 'tool_result_card_id',
+                              coalesce(:tool_result_card_id::text, call.tool_call_id || '-result')),
+           'pending', now(), clock_timestamp()
+    FROM held CROSS JOIN call
+    ON CONFLICT DO NOTHING
+    RETURNING inbox_id
+),
+received AS (  -- only by a row of ours: a call that says so never expires
+    UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
+    FROM inbox WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND w.wait_status = 'waiting'
+),
+made AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
+    SELECT call.tool_call_id || '-result', :project_id, jsonb_build_object(
+               'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb, call.tool_call_id, jsonb_build_object(
+               'type', 'tool.result', 'role', 'tool', 'author_id', 'tool.' || call.tool_name, 'function_name', call.tool_name,
+               'step_id', call.step_id, 'agent_turn_id', call.agent_turn_id, 'trace_id', call.trace_id)
+    FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
+),
+edge AS (
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
+                                       correlation_id, recursion_depth, trace_id, parent_step_id, metadata)
+    SELECT 'report-' || call.tool_call_id, :project_id, call.channel_id, 'report', 'response', call.agent_id, call.agent_turn_id,
+           :tool_call_id, call.recursion_depth, call.trace_id, call.step_id, jsonb_build_object('status', :status::text)
+    FROM inbox CROSS JOIN call
+    ON CONFLICT DO NOTHING
+)
+SELECT CASE WHEN plan.verdict <> 'accepted' THEN plan.verdict WHEN inbox.inbox_id IS NULL THEN 'again' ELSE 'accepted' END AS verdict,
+       coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, call.agent_id, call.agent_turn_id, call.turn_epoch, call.wait_status,
+       coalesce(call.channel_id, 'public') AS channel_id, call.worker_target, call.context_headers
+FROM plan LEFT JOIN call ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
+
+-- name: get_card :opt
+-- One card of a project.
+SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM public.cards c
+WHERE c.card_id = :card_id AND c.tenant_id = :project_id AND c.deleted_at IS NULL;
+
+-- name: box_cards :many
+-- The cards of a box in order; one row of nulls for an empty box, no row for an unknown one.
+SELECT c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+FROM public.boxes b
+LEFT JOIN public.box_cards p ON p.box_id = b.box_id
+LEFT JOIN public.cards c ON c.card_id = p.card_id
+WHERE b.box_id = :box_id::uuid AND b.tenant_id = :project_id
+ORDER BY p.position;
+
+-- name: finish_turn :opt
+-- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
+-- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. The head never idles with a
+-- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
+-- if a step was committed meanwhile, whose calls we would not see.
+-- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
+WITH
+head AS MATERIALIZED (
+    SELECT h.*, h.xmin AS version FROM state.agent_state_head h
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+      AND h.turn_epoch = :turn_epoch AND h.status = ANY (:from_statuses::text[])
+      AND (:step_id::text IS NULL OR h.step_count = :step::int - 1)
+    FOR NO KEY UPDATE
+),
+next AS MATERIALIZED (
+    SELECT q.* FROM head CROSS JOIN LATERAL (
+        SELECT q.* FROM state.queued_turns q
+        WHERE q.agent_id = :agent_id AND q.project_id = :project_id
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy
+                          WHERE busy.output_box_id = q.output_box_id AND busy.output_box_id <> head.output_box_id)
+        ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+),
+go AS MATERIALIZED (
+    SELECT head.*, greatest(head.output_position, (
+               SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
+    FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
+    WHERE seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND seen.step_count = head.step_count)
+),
+dropped AS (
+    UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
+    FROM go WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
+    RETURNING w.tool_call_id, w.tool_name, w.step_id, w.created_at
+),
+new_cards AS MATERIALIZED (  -- the canceled results before the cards of the end, whose last is the deliverable
+    SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
+    FROM (
+        SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
+               jsonb_build_object('__type__', 'ToolResultContent', 'status', 'canceled', 'after_execution', 'suspend', 'result', NULL,
+                   'error', jsonb_build_object('code', 'canceled', 'message', 'the turn ended before this call was answered')) AS content,
+               NULL::jsonb AS tool_calls, d.tool_call_id,
+               jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', d.tool_name,
+                   'step_id', d.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id) AS metadata
+        FROM dropped d CROSS JOIN go
+        UNION ALL
+        SELECT 2, c.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
+        CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_tool_calls::jsonb[], :card_tool_call_ids::text[],
+                          :card_metadatas::jsonb[]) WITH ORDINALITY c (card_id, content, tool_calls, tool_call_id, metadata, place)
+    ) x
+),
+cards AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, tool_calls, tool_call_id, metadata)
+    SELECT c.card_id, :project_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM new_cards c
+    WHERE c.card_id <> ALL (:kept_ids::text[])
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT go.output_box_id, go.base + c.ordinal, c.card_id FROM go CROSS JOIN new_cards c
+),
+step AS (
+    INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
+                                   profile_box_id, context_box_id, output_box_id, tool_call_ids, error, metadata, started_at, ended_at)
+    SELECT :project_id, :agent_id, :step_id::text, :agent_turn_id, go.active_channel_id, go.parent_step_id, go.trace_id,
+           :step_status::text, go.profile_box_id, go.context_box_id, go.output_box_id, :tool_call_ids::jsonb, :error_code::text,
+           :step_metadata::jsonb, :step_started_at::timestamptz, clock_timestamp()
+    FROM go WHERE :step_id::text IS NOT NULL
+),
+outcome AS (
+    INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
+                                     deliverable_card_id, tool_result_card_id, output_box_id, error_code, error, stats, trace_id, started_at)
+    SELECT :agent_turn_id, :project_id, :agent_id, go.active_channel_id, :turn_epoch, go.active_inbox_id, :status::text,
+           :deliverable_card_id::text, :tool_result_card_id::text, go.output_box_id, :error_code::text, :error::text,
+           jsonb_build_object('steps', go.step_count) || :stats::jsonb || state.turn_timing(i.created_at, go.started_at),
+           go.trace_id, go.started_at
+    FROM go LEFT JOIN state.agent_inbox i ON i.inbox_id = go.active_inbox_id
+    RETURNING *
+),
+settled AS (  -- the turn's own row, if it was never begun
+    UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
+    FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+),
+stopped AS (  -- and what asked for its end
+    UPDATE state.agent_inbox i SET
+        status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
+        last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
+    FROM go WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop' AND i.archived_at IS NULL
+),
+moved AS (
+    UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = go.turn_epoch + 1
+    FROM go CROSS JOIN next WHERE i.inbox_id = next.inbox_id
+),
+freed AS (
+    UPDATE state.agent_state_head h SET
+        status = CASE WHEN n.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END,
+        turn_epoch = h.turn_epoch + CASE WHEN n.inbox_id IS NULL THEN :idle_bump::int ELSE 1 END, updated_at = now(),
+        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
+        active_recursion_depth = coalesce(n.recursion_depth, 0), parent_step_id = n.parent_step_id, trace_id = n.trace_id,
+        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
+        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
+        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+    FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers
+),
+pointed AS (
+    INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
+    SELECT :project_id, :agent_id, go.output_box_id FROM go
+    ON CONFLICT (agent_id, project_id) DO UPDATE SET last_output_box_id = EXCLUDED.last_output_box_id, updated_at = now()
+)
+SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
+       o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
+       f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
+       f.context_headers AS next_context_headers, i.context_headers, i.payload -> 'ui_action' AS ui_action,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target
+FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
+UNION ALL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM head WHERE NOT EXISTS (SELECT FROM go)
+UNION ALL
+SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
+       o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
+       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END,
+       (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
+       i.context_headers, i.payload -> 'ui_action',
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
+FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
+LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
+LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
+WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step_id::text IS NULL OR s.step_id IS NOT NULL);
+
+-- name: dispatch_next :many
+-- Leases each of these agents that is idle to its oldest turn whose output box is free.
+WITH
+head AS MATERIALIZED (
+    SELECT h.project_id, h.agent_id FROM unnest(:project_ids::text[], :agent_ids::text[]) a (project_id, agent_id)
+    JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+    WHERE h.status = 'idle' ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
+),
+next AS MATERIALIZED (
+    SELECT q.* FROM head CROSS JOIN LATERAL (
+        SELECT q.* FROM state.queued_turns q
+        WHERE q.agent_id = head.agent_id AND q.project_id = head.project_id
+          AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
+        ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+),
+picked AS (  -- one agent per box: with two the statement would always fail
+    SELECT DISTINCT ON (next.output_box_id) next.* FROM next ORDER BY next.output_box_id, next.created_at
+),
+leased AS (
+    UPDATE state.agent_state_head h SET
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, updated_at = now(),
+        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
+        active_recursion_depth = n.recursion_depth, parent_step_id = n.parent_step_id, trace_id = n.trace_id,
+        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
+        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
+        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+    FROM picked n WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id AND h.status = 'idle'
+    RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch
+),
+moved AS (
+    UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = l.turn_epoch
+    FROM leased l WHERE i.inbox_id = l.active_inbox_id
+    RETURNING i.inbox_id, i.context_headers
+)
+SELECT l.project_id, l.agent_id, l.active_inbox_id AS inbox_id, l.active_agent_turn_id AS agent_turn_id,
+       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers
+FROM leased l JOIN moved m ON m.inbox_id = l.active_inbox_id
+JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.project_id;
+
+-- name: recall_step :one
+-- The recorded state of a turn whose gate is closed: the step (the latest for step 0), the outcome, and the head's state.
+SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_card_id, o.tool_result_card_id,
+       o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status,
+       h.turn_epoch AS head_epoch, h.updated_at,
+       coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.resume_deadline,
+       CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id, a.worker_target,
+       ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+             AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
+       i.context_headers, i.payload -> 'ui_action' AS ui_action, n.context_headers AS next_context_headers
+FROM (SELECT) AS always
+LEFT JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
+LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id
+LEFT JOIN LATERAL (
+    SELECT t.metadata, state.as_count(substring(t.step_id FROM '-s([0-9]+)$')) AS number FROM state.agent_steps t
+    WHERE t.agent_turn_id = :agent_turn_id AND t.project_id = :project_id
+      AND (:step::int = 0 OR t.step_id = :agent_turn_id || '-s' || :step::int)
+    ORDER BY 2 DESC LIMIT 1) s ON true
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id
+LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :project_id
+LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id;

@@ -24,7 +24,7 @@ from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId, token, uuid7
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueRequest, StopReply
-from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.turns import describe, turn_in, turn_of
 from turnstile.transport.connection import NatsConnection
 
@@ -135,7 +135,7 @@ class Chat:
         session.out.remark("stopping")
         try:
             asked: JsonObject = {"agent_turn_id": turn, "reason": "chat"}
-            raise_unless_accepted(StopReply.model_validate(await client.request("stop", asked)))
+            await client.request_as("stop", asked, StopReply)
         except TurnstileError as error:
             session.out.failure(failure_of(error))
 

@@ -59,11 +59,6 @@ async def show(
         print_conversation(session.out, report)
 
 
-def register(root: typer.Typer) -> None:
-    """Add `chat` to the top level."""
-    command(root, "chat", project=True, channel=True)(chat)
-
-
 async def chat(
     session: "Session",
     agent: Annotated[

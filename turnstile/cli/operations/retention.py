@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
 from turnstile.cli.moments import moment
 
 if TYPE_CHECKING:
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
 
     from turnstile.cli.session import Session
     from turnstile.ledger.operations.retention import Limits, Pruned
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands to the top level."""
-    command(root, "prune")(prune)
-    command(root, "export")(export)
 
 
 async def prune(

@@ -37,10 +37,10 @@ async def add(
             display_name=display_name,
             tags=tag or (),
         )
-    if session.out.as_json:
-        session.out.document({"agent_id": agent, "profile_name": profile, "worker_target": added})
-    else:
-        session.out.line(f"agent {agent} added to {session.project}, served by workers of {added}")
+    session.out.result(
+        {"agent_id": agent, "profile_name": profile, "worker_target": added},
+        f"agent {agent} added to {session.project}, served by workers of {added}",
+    )
 
 
 @command(app, "list", project=True)
@@ -74,10 +74,10 @@ async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="
 
     async with session.ledger() as pool:
         await pool.transact(lambda conn: remove_agent(conn, session.project, AgentId(agent)))
-    if session.out.as_json:
-        session.out.document({"agent_id": agent, "removed": True})
-    else:
-        session.out.line(f"agent {agent} removed from {session.project}; its turns stay until `turnstile prune`")
+    session.out.result(
+        {"agent_id": agent, "removed": True},
+        f"agent {agent} removed from {session.project}; its turns stay until `turnstile prune`",
+    )
 
 
 @command(app, "memory", project=True)

@@ -38,17 +38,12 @@ async def put(
     box = new_box_id()
     cards = [
         make_card(
-            CardId(f"{box}-{number}"),
-            CardType.INSTRUCTION,
-            Role.USER,
-            TextContent(text=text),
-            author="turnstile.cli",
+            CardId(f"{box}-{number}"), CardType.INSTRUCTION, Role.USER, TextContent(text=text), author="turnstile.cli"
         )
         for number, text in enumerate(texts, 1)
     ]
     async with session.ledger() as pool:
         await pool.run(lambda conn: make_box(conn, session.project, box, cards))
-    if session.out.as_json:
-        session.out.document({"box_id": box, "card_ids": [card.card_id for card in cards]})
-    else:
-        session.out.line(f"box {box} with {len(cards)} texts")
+    session.out.result(
+        {"box_id": box, "card_ids": [card.card_id for card in cards]}, f"box {box} with {len(cards)} texts"
+    )

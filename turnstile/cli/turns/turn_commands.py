@@ -51,8 +51,7 @@ async def show_all(
 
     wanted = AgentId(agent) if agent else None
     async with session.ledger() as pool:
-        if wanted:
-            await require_agent(pool, session.project, wanted)
+        await require_agent(pool, session.project, wanted)
         rows = await pool.run(lambda conn: list_turns(conn, session.project, wanted, row_limit=limit))
     session.out.records(
         f"turns of {agent or session.project}",
@@ -91,15 +90,7 @@ async def stop(
 
     turn = await whole_id(session, turn)
     reply = await stop_turn(session, turn, reason)
-    if session.out.as_json:
-        session.out.document(reply)
-    else:
-        session.out.line(f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
-
-
-def register(root: typer.Typer) -> None:
-    """Add `enqueue` to the top level."""
-    command(root, "enqueue", project=True, channel=True)(enqueue)
+    session.out.result(reply, f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
 
 
 async def enqueue(
