@@ -23,6 +23,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.identity_edges', 'SELECT, INSERT', 'INSERT'),
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
      'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
+    ('state.memory_cuts', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (position, cut_card_id, updated_at)'),
     ('resource.tools',
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',

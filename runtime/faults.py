@@ -21,6 +21,8 @@ class Fault(StrEnum):
     WORKFLOW_SIGNALLED = "workflow.signalled"
     STEP_BEGUN = "step.begun"
     MODEL_ANSWERED = "model.answered"
+    SUMMARY_ANSWERED = "summary.answered"
+    MEMORY_CUT = "memory.cut"
     STEP_COMMITTED = "step.committed"
     STEP_PUBLISHED = "step.published"
     CALLS_COMMITTED = "calls.committed"

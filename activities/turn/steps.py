@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from temporalio import activity
@@ -22,6 +23,7 @@ from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
 from turnstile.activities.turn.fast_models import FastModels
@@ -44,7 +46,7 @@ from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
-from turnstile.schema.ids import InboxId
+from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
@@ -97,6 +99,8 @@ class StepActivities:
         with about(given.turn, step=given.step or None):
             try:
                 return await self._run_step(given, attempts, self.fast_models.patience)
+            except NotQuick:
+                return StepOutlasts()
             except TimeoutError:
                 self.fast_models.record(given.turn.profile_box_id, self.fast_models.patience)
             except asyncio.CancelledError:
@@ -160,12 +164,32 @@ class StepActivities:
             step.check_attempts(self.limits)
             pinned = pin(step.turn, step.begun, self.limits.max_steps)
             asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
-            answer = await self._ask(step, pinned, asked, messages)
+            answer = await self._ask_or_compact(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
+        if isinstance(answer, Compacted):
+            figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
+            return await self._continue(step, (*pinned.cards, *answer.cards), figures, answer.first_kept)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
+
+    async def _ask_or_compact(
+        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
+    ) -> ModelAnswer | Compacted:
+        """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
+        compaction = CompactedStep(step, pinned, asked, self.model, partial(self._answer, step))
+        async with asyncio.timeout(step.patience):
+            cut = await compaction.if_full(messages)
+        if cut is not None:
+            return cut
+        began = time.monotonic()
+        try:
+            answer = await self._answer(step, compaction.question(messages))
+        except ModelError as error:
+            return await compaction.if_refused(messages, error)
+        self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
+        return answer
 
     async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
         """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""
@@ -190,24 +214,12 @@ class StepActivities:
         decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
-    async def _ask(
-        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
-    ) -> ModelAnswer:
+    async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
         head = step.begun.head
-        question = Question(
-            turn=step.turn.agent_turn_id,
-            step_id=asked.step_id,
-            step=step.number,
-            config=pinned.config.llm_config,
-            messages=messages,
-            tools=pinned.last_specs if asked.is_last else pinned.specs,
-            address=step.turn_events.address,
-        )
         model: JsonObject = {"model": question.config.model}
         await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
-        began = time.monotonic()
         async with asyncio.timeout(step.patience):
-            answer = await ask(
+            return await ask(
                 self.model,
                 self.publisher,
                 question,
@@ -217,8 +229,6 @@ class StepActivities:
                 lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
                 self.telemetry,
             )
-        self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
-        return answer
 
     async def _commit(
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
@@ -254,10 +264,13 @@ class StepActivities:
         ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
         return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
-    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures) -> StepResult:
-        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED)
+    async def _continue(
+        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, first_kept: CardId | None = None
+    ) -> StepResult:
+        """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
+        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED, first_kept=first_kept)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
-        hit(Fault.STEP_COMMITTED)
+        hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
         if done.result == "done":
             self._record(step, record)
         await step.turn_events.publish(step.turn_events.completed(step.number, done.step_metadata))

@@ -27,7 +27,7 @@ from turnstile.schema.cards import (
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
-from turnstile.schema.profiles import LlmConfig, Profile, RuntimeConfig, render
+from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef
 
@@ -45,6 +45,8 @@ class TurnConfig(Tolerant):
     """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
+    memory: Memory | None = Field(default=None, exclude_if=operator.not_)
+    """What the profile says of memory."""
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
 
@@ -86,6 +88,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         must_end_with=profile.must_end_with,
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
+        memory=profile.memory,
         context_position=begun.context_position,
     )
     parent = begun.head.parent_step_id or ""

@@ -1,7 +1,7 @@
 -- The verbs on boxes (protocol §6): box_fork, box_make and box_replace.
 
 -- name: fork_box :one
--- Makes a box with the present cards of another; a repeat finds the first one's box.
+-- Makes a box with the present cards of another, cut where that is; a repeat finds the first one's box.
 -- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal.
 WITH
 earlier AS MATERIALIZED (
@@ -20,6 +20,10 @@ made AS (
 copied AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT made.box_id, s.position, s.card_id FROM made JOIN public.box_cards s ON s.box_id = :box_id::uuid
+),
+cut AS (
+    INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)
+    SELECT made.box_id, :project_id, m.position, m.cut_card_id FROM made JOIN state.memory_cuts m ON m.box_id = :box_id::uuid
 )
 SELECT CASE
            WHEN EXISTS (SELECT FROM made) THEN 'accepted'

@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
+from tests.support.quick import shape
 from tests.support.tenants import Tenant, turn_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardType
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, ChannelId
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.turns import Client
 
 CHAT = {"conversation_id": "c1"}
+CUT_MEMORY: JsonObject = {"keep": "conversation", "max_context_tokens": 60, "keep_last_turns": 1}
+FULL = 3
+"""So many turns of ten words fit in that; the next one cuts."""
+TEN_WORDS = "one two three four five six seven eight nine ten"
 MANY = 60
 
 
@@ -123,6 +130,40 @@ async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Te
         assert said[first] == f"You said: marker-{name}-1 (before that: nothing)"
         assert said[second] == f"You said: marker-{name}-2 (before that: marker-{name}-1)"
     assert await tenant.count("resource.project_agents", "metadata ->> 'instance_of' = 'crew'") == MANY
+
+
+async def test_a_conversation_goes_on_after_its_cut(tenant: Tenant) -> None:
+    agent = await tenant.agent("echo", memory=CUT_MEMORY)
+    for _ in range(FULL + 1):
+        ended = await tenant.turn(agent, TEN_WORDS)
+    assert len(ended.steps) == 2
+    assert ended.deliverable() == f"You said: {TEN_WORDS}"
+    assert "run_step" in await shape(tenant, ended.view.agent_turn_id)
+    told = [event.payload["phase"] for event in await tenant.events("agent.*.step")]
+    assert told[-5:] == ["started", "completed", "started", "planning", "completed"]
+
+
+async def test_a_turn_that_is_stopped_while_its_memory_is_summed_up_cuts_nothing(tenant: Tenant) -> None:
+    sums_up = {**CUT_MEMORY, "when_full": "summarize", "summary_model": "scripted/unending"}
+    agent = await tenant.agent("echo", memory=sums_up)
+    for _ in range(FULL):
+        await tenant.turn(agent, TEN_WORDS)
+    turn = turn_of(await tenant.enqueue(agent, TEN_WORDS))
+
+    async def asked() -> bool:
+        events = await tenant.events("agent.*.step")
+        return (events[-1].payload["phase"], events[-1].payload["metadata"]) == (
+            "planning",
+            {"model": "scripted/unending"},
+        )
+
+    await until(asked, 20, "a summary is asked for")
+    await tenant.client.request("stop", {"agent_turn_id": turn})
+    ended = await tenant.ended(turn)
+    assert ended.view.status == "canceled"
+    assert CardType.THOUGHT not in ended.types()
+    assert await tenant.count("state.memory_cuts") == 0
+    assert (await tenant.turn(agent, "short", conversation_id="c2")).deliverable() == "You said: short"
 
 
 async def test_two_turns_remember_though_everything_was_killed_in_between(

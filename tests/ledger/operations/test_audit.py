@@ -66,6 +66,7 @@ PAUSE = (
     "INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)"
     " VALUES ('x', 'p1', 'pause', '{0}');"
 )
+CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-memory-cut'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -497,7 +498,7 @@ DAMAGES = [
     ),
     Damage(
         "conversation_keeps_its_box",
-        "UPDATE state.conversations SET output_box_id = '$plain_box'",
+        "UPDATE state.conversations SET output_box_id = '$plain_box' WHERE conversation_id = 'c1'",
         {"agent_turn_id": "$talked"},
     ),
     Damage(
@@ -510,6 +511,45 @@ DAMAGES = [
         "DELETE FROM boxes WHERE box_id = '$talked_box'",
         {"agent_id": "grace", "box_id": "$talked_box"},
         {"box_without_a_row", "named_boxes_exist", "places_are_whole"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        CUT.format("'{data,first_card_id}', '\"$plain-s1-thought\"'", "$cut"),
+        {"box_id": "$cut_box", "card_id": "$cut-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        CUT.format("'{data,first_card_id}', '\"$gone-s1-thought\"'", "$cut_again"),
+        {"box_id": "$cut_box", "card_id": "$cut_again-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        CUT.format("'{data,first_card_id}', '\"$cut_again-deliverable\"'", "$cut"),
+        {"box_id": "$cut_box", "card_id": "$cut-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        "UPDATE state.memory_cuts m SET position = b.position FROM box_cards b"
+        " WHERE b.card_id = '$dropped_later-s1-thought'",
+        {"box_id": "$cut_box", "card_id": "$cut_again-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        "UPDATE state.memory_cuts SET box_id = '$plain_box', position = 1",
+        {"box_id": "$plain_box", "card_id": "$cut_again-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_are_between_turns",
+        "UPDATE state.memory_cuts SET position = position + 1;"  # noqa: S608 -- constants of this test
+        + CUT.format("'{data,first_card_id}', '\"$cut-s1-memory-cut\"'", "$cut_again"),
+        {"box_id": "$cut_box", "agent_turn_id": "$cut"},
+    ),
+    Damage(
+        "cuts_are_between_turns",
+        "UPDATE cards SET tool_calls = '[{\"tool_call_id\": \"c\"}]' WHERE card_id = '$gone-s1-thought';"
+        "UPDATE cards SET tool_call_id = 'c', metadata = jsonb_set(metadata, '{type}', '\"tool.result\"')"
+        " WHERE card_id = '$cut-s2-thought'",
+        {"box_id": "$cut_box", "agent_turn_id": "$cut", "card_id": "$cut-s2-thought"},
     ),
     Damage(
         "sleeping_instances_have_no_turns",

@@ -61,10 +61,11 @@ WHOLE = [{"version": "", "known": 0, "upto": None}] * 3
 
 
 class EarlierRow(dict[str, Any]):
-    """A row that has not the columns of this version."""
+    """A row that has not the columns of this version: its Python reads nothing there, or what a lease must have."""
 
-    def __missing__(self, key: str) -> None:
-        return None
+    def __missing__(self, key: str) -> object:
+        must = {"leased_output_box_id": "00000000-0000-0000-0000-000000000000", "leased_at": datetime.now(UTC)}
+        return must.get(key)
 
 
 @dataclass(frozen=True, slots=True)
