@@ -6,6 +6,7 @@ that depends on its part of the world alone (`Move.part`) comes to what it came 
 `_MADE_FOR_ALL_THAT` of these is made for all that, and must come to it.
 """
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -137,10 +138,11 @@ class Explorer:
         self.counts["could be spared"] += 1
         return self.counts["could be spared"] % _MADE_FOR_ALL_THAT > 0
 
-    def _marks(self, view: View, moves: Sequence[Move]) -> dict[str, bytes]:
-        """The footprint of the part of each move that has one."""
-        prints = {part: view.footprint(self.world.parts[part]) for part in {move.part for move in moves if move.part}}
-        return {move.name: prints[move.part] for move in moves if move.part}
+    def _marks(self, view: View, moves: Iterable[Move]) -> dict[str, bytes]:
+        """The part of the world of each move that has one, as a digest."""
+        parts = {move.part for move in moves if move.part}
+        marks = {part: _digest(self.world.part(view, part)) for part in parts}
+        return {move.name: marks[move.part] for move in moves if move.part}
 
     def _remember(self, move: Move, marks: Mapping[str, bytes], result: _Result) -> None:
         if move.name in marks and not result.made.broken and (move.alone or result.state is None):
@@ -204,7 +206,12 @@ class Explorer:
         """Where the move leads; it is made unless it was."""
         if (known := self._edges.get((digest, move.name))) is not None:
             return known
-        result = await self._make(digest, dict(self._met[digest].state.rows), move)
+        rows = dict(self._met[digest].state.rows)
+        marks = self._marks(View(rows), [move])
+        result = self._foretell(digest, rows, move, marks)
+        if result is None or not self._may_spare():
+            result = await self._make(digest, rows, move)
+            self._remember(move, marks, result)
         broken += result.made.broken
         if result.state is not None and result.changed is not None:
             self._meet(result.state, result.changed)
@@ -225,6 +232,10 @@ class Explorer:
             every = {move.name: move for move in (*net.rules, *net.reaps, *self.world.moves(view))}
             here = await self._follow(here, every[name], broken)
         return broken
+
+
+def _digest(texts: Sequence[str]) -> bytes:
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).digest()
 
 
 logging.getLogger("turnstile.bridge").setLevel(logging.CRITICAL)

@@ -40,6 +40,8 @@ LEDGER_RULES = (
 """The rules that need no Temporal, in the order of a tick."""
 REAPS = ("engine", "dispatched_reap")
 """The rules that start again, or end, what the engine lost."""
+_CLAIMS = {"claims", "dispatched_retry", "resume", "doorbell"}
+"""The rules that write inbox rows, and nothing of a turn."""
 
 
 class SilentPublisher:
@@ -120,7 +122,7 @@ def rule_move(name: str) -> Move:
         found = await rule.find(pool.run)
         return f"mended {await rule.mend(found)}" if found else "nothing"
 
-    return Move(f"net {name}", do, repeats=False)
+    return Move(f"net {name}", do, repeats=False, single=False, part="net", alone=name in _CLAIMS)
 
 
 async def claim(pool: Pool, agents: Sequence[AgentKey]) -> None:

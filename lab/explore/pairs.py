@@ -107,8 +107,11 @@ async def _find_pairs(explorer: Explorer, graph: Graph, states: int) -> list[_Pa
         for each in expanded.made:
             graph.add(each.digest, graph.numbers[digest], each.move)
         graph.record(expanded)
+        moves = {move.name: move for move in explorer.world.moves(View(dict(explorer.state(digest).rows)))}
         wrote = {
-            each.move: _written(explorer, digest, each.digest) for each in expanded.made if each.digest != digest
+            each.move: _written(explorer, digest, each.digest)
+            for each in expanded.made
+            if each.digest != digest and moves[each.move].single
         }
         for first, second in combinations_with_replacement(sorted(wrote), 2):
             known = found.setdefault((first, second), [])
@@ -146,7 +149,7 @@ class _Arena:
             if await self._overtaken(rows, one, other):
                 counts["waited"] += 1
             broken += await self._judge(ends, f"{one.name} is held, {other.name} comes")
-            for key in pair.rows[:_ROWS_A_PAIR]:
+            for key in _to_hold(pair, first, second):
                 counts["runs"] += 1
                 await self._in_the_middle(rows, one, other, key)
                 broken += await self._judge(ends, f"{one.name} and {other.name} meet at {' '.join(key)}")
@@ -229,6 +232,12 @@ async def _tried(move: Move, pool: Pool) -> str:
         return await move.do(pool)
     except TurnstileError as error:
         return type(error).__name__
+
+
+def _to_hold(pair: _Pair, first: Move, second: Move) -> Sequence[Key]:
+    """The rows at which both can be made to meet: one that passes by what is held does not wait there."""
+    skips = first.skips or second.skips
+    return [key for key in pair.rows if not (skips and key[0] == "agent_inbox")][:_ROWS_A_PAIR]
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ actors of its kind, for one that stopped for ever before it (nobody makes the mo
 move may be made in every later state, too).
 """
 
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,14 +40,13 @@ class View:
                 return row
         return None
 
-    def footprint(self, words: Sequence[str]) -> bytes:
-        """The rows that name one of these words, and of each head that names none whose it is."""
-        told = [text for text in self._rows.values() if any(word in text for word in words)]
-        told += [
-            f"{row['agent_id']} {row['status']} {row['active_agent_turn_id']} {row['turn_epoch']}"
-            for row in self.table("agent_state_head")
+    def texts(self, words: Sequence[str] = (), *, tables: Sequence[str] = ()) -> list[str]:
+        """The rows that name one of these words, and those of these tables."""
+        return [
+            text
+            for (table, _), text in self._rows.items()
+            if table in tables or any(word in text for word in words)
         ]
-        return hashlib.blake2b("\n".join(told).encode(), digest_size=16).digest()
 
     def all(self, table: str, **columns: Any) -> list[Mapping[str, Any]]:
         """All rows with these values."""
@@ -69,10 +67,14 @@ class Move:
     """Returns in a word what came of it; raises what no statement may raise."""
     repeats: bool = True
     """Whether the same move again, right after it, must change nothing."""
+    single: bool = True
+    """Whether it is one statement, after at most a reading one; only such moves are run at once with others."""
+    skips: bool = False
+    """Whether it passes by inbox rows that somebody else holds (`SKIP LOCKED`)."""
     part: str = ""
-    """The part of the world (`World.parts`) on which alone it depends as long as it changes nothing."""
+    """What it depends on as long as it changes nothing, in a word that `World.part` knows; none: on everything."""
     alone: bool = False
-    """Whether it depends on its part alone also where it changes something, and changes nothing else."""
+    """Whether it depends on that part also where it changes something, and changes nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,6 @@ class World:
     """What is not over yet, one word for each; empty at the end of every path that the net takes."""
     swaps: Sequence[Mapping[str, str]] = ()
     """Renamings that map the world onto itself."""
-    parts: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """The words by which the rows of a part name it, such as the ids of one turn."""
+    part: Callable[[View, str], Sequence[str]] = field(default=lambda view, _: view.texts(("",)))
+    """The rows of a part of the world, such as those of one turn and its agent's head (`Move.part`)."""
     bounds: Bounds = AT_ONCE

@@ -11,13 +11,15 @@ from lab.explore.worlds.turns import (
     Script,
     net_of,
     not_over,
-    parts_of,
+    part_of,
     prepare,
     turn_moves,
 )
 
 _CALL = Script("a", ((Calls(("x",)),), (Ends(),)))
+_CALL_TOO = Script("b", ((Calls(("x",)),), (Ends(),)))
 _PLAIN = Script("b", ((Ends(),),))
+_NEXT = Script("c", ((Ends(),),))
 
 
 def _world(name: str, says: str, cast: Cast) -> World:
@@ -28,7 +30,7 @@ def _world(name: str, says: str, cast: Cast) -> World:
         moves=lambda view: turn_moves(cast, view),
         net=net_of(cast),
         at_end=not_over,
-        parts=parts_of(cast),
+        part=part_of,
     )
 
 
@@ -37,10 +39,15 @@ def worlds() -> Iterator[World]:
     yield _world(
         "small",
         "one agent, one turn with a call: report and repeat, timeout, stop, crashed and late workers",
-        Cast((_CALL,), stops=("a",), rules=("suspended", "stop"), loses=False),
+        Cast((_CALL,), stops=("a",), loses=False, sweeps=False),
+    )
+    yield _world(
+        "queue",
+        "one agent, two turns in its queue, one of which is stopped",
+        Cast((_PLAIN, _NEXT), stops=("b",), reaps=("c",)),
     )
     yield _world(
         "turns",
-        "one agent, two turns, a call, its report and repeat, a timeout, a stop, a fence, crashed and late workers",
-        Cast((_CALL, _PLAIN), stops=("a", "b"), reaps=("a",)),
+        "one agent, two turns with a call each: reports and repeats, timeouts, stops, fences, crashed and late workers",
+        Cast((_CALL, _CALL_TOO), stops=("a", "b"), reaps=("a", "b")),
     )

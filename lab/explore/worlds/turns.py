@@ -4,6 +4,7 @@ A `Script` says what a turn's steps may come to, a `Cast` who else is there. All
 that worlds of like turns can be folded by renaming.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import Any
 from lab.explore.net import LEDGER_RULES, REAPS, TARGET, claim, rule_move
 from lab.explore.statements import statement
 from lab.explore.world import Move, Net, View
+from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards
 from turnstile.ledger.turns.ends import (
@@ -160,8 +162,8 @@ class Cast:
     """The letters of the turns that somebody stops."""
     reaps: tuple[str, ...] = ()
     """The turns that are fenced, although a worker may be on them."""
-    rules: tuple[str, ...] = LEDGER_RULES
-    """The rules of the net that come at any time; all of them come where the net is alone."""
+    sweeps: bool = True
+    """Whether statements of the net come at any time; all of its rules come where the net is alone."""
     loses: bool = True
     """Whether a bridge may die between a claim and the start of the workflow."""
     reports: Sequence[TurnStatus] = (TurnStatus.SUCCESS,)
@@ -179,16 +181,38 @@ async def prepare(pool: Pool, agents: Iterable[AgentId]) -> None:
     await pool.run(lambda conn: statement("sign_on").many(conn, worker_target=TARGET))
 
 
-def parts_of(cast: Cast) -> Mapping[str, Sequence[str]]:
-    """The words by which rows name each turn."""
-    return {
-        script.letter: [*(f"{each}_{script.letter}" for each in ("turn", "row", "call", "corr")), script.letter * 8]
-        for script in cast.scripts
-    }
+def part_of(view: View, part: str) -> Sequence[str]:
+    """The rows that a move reads.
+
+    `turn a` are the rows that name the turn, and whose each head is. `agent a` are these and the queue, for moves that
+    may end the turn: they lease the next one. `live` are those of claims: what is not final. `net` are these and the
+    outcomes.
+    """
+    kind, _, letter = part.partition(" ")
+    if kind in {"live", "net"}:
+        live = [json.dumps(row, sort_keys=True) for row in view.all("agent_inbox", archived_at=None)]
+        tables = ["agent_state_head", "turn_waiting_tools", "workflows", *(["turn_outcomes"] if kind == "net" else [])]
+        return [*live, *view.texts(tables=tables)]
+    words = [*(f"{each}_{letter}" for each in ("turn", "row", "call", "corr")), letter * 8]
+    tables = []
+    if kind == "agent":
+        words.append('"status": "queued"')
+        tables = ["agent_state_pointers"]
+    heads = [
+        f"{row['agent_id']} {row['status']} {row['active_agent_turn_id']} {row['turn_epoch']}"
+        for row in view.table("agent_state_head")
+    ]
+    return [*view.texts(words, tables=tables), *heads]
 
 
-_ALONE = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop"}
-"""Moves that read and write rows of their turn only, and of its agent's head. The others end a turn, and look at the queue."""
+def _of_turn(script: Script, move: Move) -> Move:
+    """The same with the part that it reads."""
+    ends = move.name.split()[0] not in _WITHIN
+    return replace(move, part=f"{'agent' if ends else 'turn'} {script.letter}", alone=True)
+
+
+_WITHIN = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop"}
+"""Moves that read and write rows of their turn only, and of its agent's head."""
 
 
 def gated(do: Callable[[Pool], Awaitable[str]]) -> Callable[[Pool], Awaitable[str]]:
@@ -209,7 +233,8 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
     """Every move of this cast in this state."""
     moves: list[Move] = []
     for script in cast.scripts:
-        moves.append(Move(f"enqueue {script.letter}", gated(lambda pool, s=script: _enqueue(pool, s))))
+        asks = Move(f"enqueue {script.letter}", gated(lambda pool, s=script: _enqueue(pool, s)))
+        moves.append(_of_turn(script, asks))
         row = view.find("agent_inbox", inbox_id=script.inbox)
         if row is None:
             continue
@@ -217,9 +242,8 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
         if row["turn_epoch"] and view.find("workflows", agent_turn_id=script.turn) is not None:
             turn = turn_ref(script, row)
             late = _steps(script, turn, view) + _waits(cast, script, turn, view)
-            moves += [replace(move, part=script.letter, alone=move.name.split()[0] in _ALONE) for move in late]
+            moves += [_of_turn(script, move) for move in late]
     moves += _bridge(cast, view)
-    moves += [rule_move(name) for name in cast.rules if _may_find(name, view)]
     return moves
 
 
@@ -311,7 +335,7 @@ def _stops(cast: Cast, script: Script, view: View) -> list[Move]:
             return (await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON, leased)).result
 
         moves.append(Move(f"stop-leased {script.letter}", gated(stop_leased)))
-    return [replace(move, part=script.letter, alone=move.name.split()[0] in _ALONE) for move in moves]
+    return [_of_turn(script, move) for move in moves]
 
 
 def _unleased(script: Script) -> TurnRef:
@@ -535,12 +559,14 @@ def _bridge(cast: Cast, view: View) -> list[Move]:
     for agent in dict.fromkeys(script.agent for script in cast.scripts):
         live = [row for row in view.all("agent_inbox", agent_id=agent) if row["archived_at"] is None]
         if any(row["status"] in {"pending", "deferred"} for row in live):
-            moves.append(Move(f"claim {agent}", lambda pool, a=agent: _claim(pool, a), repeats=False))
+            moves.append(Move(f"claim {agent}", lambda pool, a=agent: _claim(pool, a), repeats=False, skips=True))
+            moves[-1] = replace(moves[-1], part="live", alone=True)
             if cast.loses:
-                moves.append(Move(f"claim-and-die {agent}", lambda pool, a=agent: _claim_only(pool, a), repeats=False))
+                die = Move(f"claim-and-die {agent}", lambda pool, a=agent: _claim_only(pool, a), repeats=False, skips=True)
+                moves.append(replace(die, part="live", alone=True))
         if any(row["status"] == "queued" for row in live):
             moves.append(Move(f"dispatch {agent}", lambda pool, a=agent: _dispatch(pool, a)))
-    return moves
+    return [*moves, *(_sweeps(view) if cast.sweeps else [])]
 
 
 async def _claim(pool: Pool, agent: AgentId) -> str:
@@ -560,24 +586,31 @@ async def _dispatch(pool: Pool, agent: AgentId) -> str:
 # --- the net
 
 
-def _may_find(rule: str, view: View) -> bool:
-    """Whether there is any row that the rule reads; without one it finds nothing."""
-    rows = [row for row in view.table("agent_inbox") if row["archived_at"] is None]
-    match rule:
-        case "claims" | "dispatched_retry" | "resume":
-            return any(row["status"] == "processing" for row in rows)
-        case "suspended" | "command":
-            return any(head["status"] == "suspended" for head in view.table("agent_state_head"))
-        case "stop":
-            return any(row["message_type"] == "stop" for row in rows)
-        case "stranded":
-            return any(row["status"] == "queued" for row in rows)
-        case "doorbell":
-            return any(row["status"] in {"pending", "deferred"} for row in rows)
-        case "unannounced":
-            return any(row["announced_at"] is None for row in view.table("turn_outcomes"))
-        case _:
-            return True
+_SWEEPS = {
+    "claims": sweep.release_stale_claims,
+    "dispatched_retry": sweep.retry_dispatched,
+    "resume": sweep.retry_resumes,
+}
+"""The statements of the net that write without a look before; a bridge may die after each, before it claims."""
+
+
+def _sweeps(view: View) -> list[Move]:
+    moves: list[Move] = []
+    if any(row["status"] == "processing" for row in view.table("agent_inbox")):
+        moves += [Move(f"sweep {name}", lambda pool, n=name: _sweep(pool, n), skips=True, part="live", alone=True) for name in _SWEEPS]
+    if any(head["status"] == "suspended" for head in view.table("agent_state_head")):
+        moves.append(Move("sweep command", _repeat_commands, skips=True, part="live", alone=True))
+    return moves
+
+
+async def _sweep(pool: Pool, name: str) -> str:
+    found = await pool.run(lambda conn: _SWEEPS[name](conn, [TARGET], older_seconds=1, row_limit=500))
+    return f"found {len(found)}"
+
+
+async def _repeat_commands(pool: Pool) -> str:
+    found = await pool.run(lambda conn: sweep.retry_commands(conn, [TARGET], older_seconds=1, row_limit=500))
+    return f"found {len(found)}"
 
 
 def net_of(cast: Cast) -> Net:
