@@ -33,6 +33,8 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lab.explore", description=__doc__)
     parser.add_argument("world", choices=[*all_worlds(), _ALL], nargs="?", default="small")
     parser.add_argument("--states", type=int, default=1_000_000, help="expand at most so many states")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop expanding states after that")
+    parser.add_argument("--no-net", action="store_true", help="do not follow the net from every state")
     parser.add_argument("--seed", type=int, default=None, help="shuffles the states of each depth")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--first", action="store_true", help="stop at the first violation")
@@ -73,7 +75,7 @@ async def _explore(make: MakeDatabase, console: Console, world: str, given: argp
     def told(line: str) -> None:
         console.print(f"{world} {time.monotonic() - began:7.1f} s  {line}", highlight=False)
 
-    options = Options(states=given.states, seed=given.seed, first_only=given.first, told=told)
+    options = Options(states=given.states, seed=given.seed, first_only=given.first, told=told, net=not given.no_net, seconds=given.seconds)
     urls = [await make(all_worlds()[world]) for _ in range(given.processes)]
     async with process_crew(urls, world, given.mutation) as crew:
         return await explore(world, crew, options)

@@ -1,13 +1,16 @@
-"""The audit of a state in one round trip: its rules as one function of the database, on the tables that a move touched.
+"""The audit of a state in one round trip: its rules as one function of the database.
 
-A rule of which no table has changed since a state where it held holds still.
+A rule sees the rows of some tables. Where these were the same in a state that was audited before, it finds the same,
+and is not run again.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+from lab.explore.folding import Rows
 from lab.explore.world import World
 from turnstile.ledger.operations.audit import Finding, Rule, Scope, arguments, rules, violation
 
@@ -35,7 +38,7 @@ def audit_function(world: World) -> str:
     kinds = ", ".join(_TYPES.get(name, "float8") for name in names)
     body = "\n".join(_checked(rule, names) for rule in audited())
     return (
-        f"CREATE FUNCTION explore.audit({kinds}, touched text[]) RETURNS TABLE (rule text, ids jsonb, detail text) "
+        f"CREATE FUNCTION explore.audit({kinds}, wanted text[]) RETURNS TABLE (rule text, ids jsonb, detail text) "
         f"LANGUAGE plpgsql AS $audit$\n#variable_conflict use_column\nBEGIN\n{body}\nEND $audit$"
     )
 
@@ -43,9 +46,8 @@ def audit_function(world: World) -> str:
 def _checked(rule: Rule, names: list[str]) -> str:
     numbers = {f"${n}": f"${names.index(name) + 1}" for n, name in enumerate(rule.query.parameters, 1)}
     sql = re.sub(r"\$[0-9]+", lambda found: numbers[found[0]], rule.query.sql)
-    tables = ", ".join(f"'{table}'" for table in sorted(_tables(rule)))
     query = f"RETURN QUERY SELECT '{rule.name}', x.ids, x.detail::text FROM ({sql}) x;"  # noqa: S608 -- our own files
-    return f"IF ${len(names) + 1} && ARRAY[{tables}] THEN {query} END IF;"
+    return f"IF '{rule.name}' = ANY (${len(names) + 1}) THEN {query} END IF;"
 
 
 def _tables(rule: Rule) -> set[str]:
@@ -53,13 +55,34 @@ def _tables(rule: Rule) -> set[str]:
     return named.union(*(_VIEWS[view] for view in named & _VIEWS.keys()))
 
 
-async def audit(session: Any, world: World, touched: Iterable[str]) -> list[str]:
-    """What the rules on these tables find, one sentence for each violation."""
-    values = list(arguments(Scope(), world.bounds, _LIMIT).values())
-    marks = ", ".join(f"${number}" for number in range(1, len(values) + 2))
-    rows = await session.fetch(f"SELECT * FROM explore.audit({marks})", *values, sorted(touched))
-    found: list[str] = []
-    for row in rows:
-        broken = violation(rules()[row["rule"]], Finding.model_validate(dict(row)))
-        found.append(f"audit {broken.rule}: {broken.detail} {json.dumps(broken.ids, sort_keys=True)}")
-    return found
+class Auditor:
+    """Audits states one after the other; a rule whose tables were so before is not run again."""
+
+    def __init__(self, world: World) -> None:
+        self._values = list(arguments(Scope(), world.bounds, _LIMIT).values())
+        marks = ", ".join(f"${number}" for number in range(1, len(self._values) + 2))
+        self._sql = f"SELECT * FROM explore.audit({marks})"  # noqa: S608 -- numbers
+        self._reads = {rule.name: sorted(_tables(rule)) for rule in audited()}
+        self._held: set[tuple[str, ...]] = set()
+
+    def wanted(self, rows: Rows) -> list[str]:
+        """The rules that are still to be run on this state."""
+        tables: dict[str, list[str]] = {}
+        for (table, _), text in rows.items():
+            tables.setdefault(table, []).append(text)
+        marks = {table: hashlib.blake2b("\n".join(found).encode(), digest_size=12).hexdigest() for table, found in tables.items()}
+        wanted: list[str] = []
+        for rule, reads in self._reads.items():
+            key = (rule, *(marks.get(table, "") for table in reads))
+            if key not in self._held:
+                self._held.add(key)
+                wanted.append(rule)
+        return wanted
+
+    async def audit(self, session: Any, wanted: Sequence[str]) -> list[str]:
+        """What these rules find in the state that is loaded, one sentence for each violation."""
+        found: list[str] = []
+        for row in await session.fetch(self._sql, *self._values, list(wanted)):
+            broken = violation(rules()[row["rule"]], Finding.model_validate(dict(row)))
+            found.append(f"audit {broken.rule}: {broken.detail} {json.dumps(broken.ids, sort_keys=True)}")
+        return found

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from lab.explore.auditing import audit
+from lab.explore.auditing import Auditor
 from lab.explore.changes import broken_by
 from lab.explore.folding import Rows, State, fold
-from lab.explore.place import TABLES, AsksForEver, Place
+from lab.explore.place import AsksForEver, Place
 from lab.explore.world import Move, View, World
 from turnstile.schema.errors import TurnstileError
 
 _MADE_FOR_ALL_THAT = 50
-_ALL = frozenset(table.partition(".")[2] for table in TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """A state as it was met first: the tables that the move there touched, and the moves that did nothing before it."""
+    """A state as it was met first, and the moves that did nothing in the state before it."""
 
     state: State
-    touched: frozenset[str] = _ALL
     quiet: frozenset[str] = frozenset()
 
 
@@ -83,6 +81,7 @@ class Explorer:
         self.world = world
         self._met: dict[bytes, _Met] = {}
         self._audited: set[bytes] = set()
+        self._auditor = Auditor(world)
         self._edges: dict[tuple[bytes, str], bytes] = {}
         self._known: dict[tuple[str, bytes], tuple[str, Rows]] = {}
         self.counts: Counter[str] = Counter()
@@ -107,9 +106,7 @@ class Explorer:
         rows = dict(met.state.rows)
         view = View(rows)
         moves = self.world.moves(view)
-        await self.place.load(rows)
-        broken = await audit(self.place.loader, self.world, met.touched)
-        self._audited.add(digest)
+        broken = await self._audit(digest, rows)
         marks = self._marks(view, moves)
         foretold = {move.name: found for move in moves if (found := self._foretell(digest, rows, move, marks))}
         spared = {name: found for name, found in foretold.items() if self._may_spare()}
@@ -125,14 +122,22 @@ class Explorer:
         unmoved = frozenset(name for name, result in results.items() if result.state is None)
         for result in results.values():
             self._edges[digest, result.made.move] = result.made.digest
-            if result.state is not None and result.changed is not None:
-                self._meet(result.state, result.changed, unmoved)
+            if result.state is not None:
+                self._meet(result.state, unmoved)
         return Expanded(
             digest, tuple(broken), [each.made for each in results.values()], tuple(self.world.at_end(view))
         )
 
-    def _meet(self, state: State, changed: Rows, quiet: frozenset[str] = frozenset()) -> None:
-        self._met.setdefault(state.digest, _Met(state, frozenset(table for table, _ in changed), quiet))
+    async def _audit(self, digest: bytes, rows: Rows) -> list[str]:
+        """What the audit finds in the state."""
+        self._audited.add(digest)
+        if not (wanted := self._auditor.wanted(rows)):
+            return []
+        await self.place.load(rows)
+        return await self._auditor.audit(self.place.loader, wanted)
+
+    def _meet(self, state: State, quiet: frozenset[str] = frozenset()) -> None:
+        self._met.setdefault(state.digest, _Met(state, quiet))
 
     def _may_spare(self) -> bool:
         self.counts["could be spared"] += 1
@@ -162,6 +167,8 @@ class Explorer:
     async def _make_quietly(self, digest: bytes, rows: Rows, moves: Sequence[Move]) -> dict[str, _Result]:
         """Make moves of which none should change anything; none is answered if one did, or raised."""
         results: dict[str, _Result] = {}
+        if moves:
+            await self.place.load(rows)
         for move in moves:
             answer, broken = await self._answer(move)
             if broken:
@@ -213,12 +220,10 @@ class Explorer:
             result = await self._make(digest, rows, move)
             self._remember(move, marks, result)
         broken += result.made.broken
-        if result.state is not None and result.changed is not None:
-            self._meet(result.state, result.changed)
+        if result.state is not None:
+            self._meet(result.state)
             if result.made.digest not in self._audited:
-                self._audited.add(result.made.digest)
-                await self.place.load(dict(result.state.rows))
-                broken += await audit(self.place.loader, self.world, {table for table, _ in result.changed})
+                broken += await self._audit(result.made.digest, dict(result.state.rows))
         self._edges[digest, move.name] = result.made.digest
         return result.made.digest
 

@@ -2,11 +2,16 @@
 
 -- name: note_workflow :exec
 -- The engine has a workflow of this turn.
-INSERT INTO explore.workflows (agent_turn_id) VALUES (:agent_turn_id) ON CONFLICT DO NOTHING;
+INSERT INTO explore.workflows AS w (agent_turn_id, known) VALUES (:agent_turn_id, true)
+ON CONFLICT (agent_turn_id) DO UPDATE SET known = true WHERE NOT w.known;
 
 -- name: knows_workflow :one
 -- Whether the engine has, or had, a workflow of this turn.
-SELECT EXISTS (SELECT FROM explore.workflows w WHERE w.agent_turn_id = :agent_turn_id) AS known;
+SELECT EXISTS (SELECT FROM explore.workflows w WHERE w.agent_turn_id = :agent_turn_id AND w.known) AS known;
+
+-- name: wipe_engine :exec
+-- Temporal's data is deleted: it knows no workflow any more.
+UPDATE explore.workflows w SET known = false WHERE w.known;
 
 -- name: pass_deadlines :exec
 -- Time passes: the deadline of this suspended turn is over.

@@ -27,7 +27,7 @@ class Graph:
     digests: list[bytes] = field(default_factory=list[bytes])
     numbers: dict[bytes, int] = field(default_factory=dict[bytes, int])
     expanded: int = 0
-    """The states with a smaller number are audited, and all of their moves were made."""
+    """How many states are audited, with all of their moves made."""
     transitions: int = 0
     answers: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """How often each kind of move answered what."""
@@ -64,6 +64,11 @@ class Graph:
         self.expanded += 1
         if not found.left:
             self.over.add(number)
+
+    def is_expanded(self, digest: bytes) -> bool:
+        """Whether the state's moves were made."""
+        number = self.numbers[digest]
+        return number < len(self._edges) and bool(self._edges[number])
 
     def path(self, number: int) -> tuple[str, ...]:
         """The moves of a shortest path from the start."""

@@ -3,8 +3,8 @@
 
 CREATE SCHEMA explore;
 
--- What of Temporal the ledger cannot see: the turns that have a workflow (lab/explore/net.py).
-CREATE TABLE explore.workflows (agent_turn_id text PRIMARY KEY);
+-- What of Temporal the ledger cannot see: the turns that had a workflow, and whether it still knows that (lab/explore/net.py).
+CREATE TABLE explore.workflows (agent_turn_id text PRIMARY KEY, known boolean NOT NULL);
 
 DO $make$
 DECLARE

@@ -10,6 +10,7 @@ from lab.explore.crew import Crew
 from lab.explore.expansion import Expanded, Round
 from lab.explore.graph import Graph, Violation
 
+_SLICE = 500
 _LONGEST = 100
 """Rounds of the net after which it is taken to go on for ever."""
 
@@ -43,6 +44,9 @@ class Options:
     first_only: bool = False
     """Stop at the first violation."""
     net: bool = True
+    """Whether the net is followed from every state to the end."""
+    seconds: float = float("inf")
+    """When to stop expanding; the states of the depth in hand stay met."""
     told: Callable[[str], None] = lambda _: None
 
 
@@ -65,16 +69,18 @@ async def _search(crew: Crew, options: Options, report: Report) -> None:
     graph = report.graph
     graph.add(await crew.start(), 0, "")
     dice = random.Random(options.seed)  # noqa: S311 -- an order
+    until = time.monotonic() + options.seconds
     while graph.expanded < min(len(graph.digests), options.states):
         level = graph.digests[graph.expanded : options.states]
         if options.seed is not None:
             dice.shuffle(level)
-        async for found in crew.work("expand", level):
-            _take(found, report)
+        for first in range(0, len(level), _SLICE):
+            async for found in crew.work("expand", level[first : first + _SLICE]):
+                _take(found, report)
+            options.told(f"depth {graph.depth}: {graph.expanded} states expanded, {len(graph.digests)} met")
+            if (report.violations and options.first_only) or time.monotonic() > until:
+                return
         graph.depth += 1
-        options.told(f"depth {graph.depth}: {graph.expanded} states expanded, {len(graph.digests)} met")
-        if report.violations and options.first_only:
-            return
     report.whole = graph.expanded == len(graph.digests)
     report.violations += list(graph.unrepeatable())[:20]
 
@@ -95,7 +101,8 @@ async def _walk(
     """Rounds from every state to the end of all; a state from which there is none is a violation."""
     graph = report.graph
     rounds: dict[bytes, Round] = {}
-    wanted = list(graph.digests[: graph.expanded])
+    started = [digest for digest in graph.digests if graph.is_expanded(digest)]
+    wanted = list(started)
     while wanted:
         reached: dict[bytes, None] = {}
         async for each in crew.work(how, wanted):
@@ -105,7 +112,8 @@ async def _walk(
         options.told(f"net {how}: rounds from {len(rounds)} states")
     lengths: dict[bytes, int] = {}
     longest = (0, ())
-    for number, digest in enumerate(graph.digests[: graph.expanded]):
+    for digest in started:
+        number = graph.numbers[digest]
         length = _length(digest, rounds, lengths)
         if length >= _LONGEST:
             left = rounds[digest].left

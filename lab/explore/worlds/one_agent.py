@@ -1,53 +1,58 @@
-"""One agent with two turns, a call, a report and its repeat, a timeout, a stop, crashed and late workers."""
+"""One agent with a queue of turns: calls, reports and repeats, timeouts, stops, fences, crashed and late workers."""
 
 from collections.abc import Iterator
 
 from lab.explore.world import World
-from lab.explore.worlds.turns import (
-    ALICE,
-    Calls,
-    Cast,
-    Ends,
-    Script,
-    net_of,
-    not_over,
-    part_of,
-    prepare,
-    turn_moves,
-)
+from lab.explore.worlds.turns import BOB, Calls, Cast, Ended, Ends, Goes, Script, world_of
 
-_CALL = Script("a", ((Calls(("x",)),), (Ends(),)))
-_CALL_TOO = Script("b", ((Calls(("x",)),), (Ends(),)))
-_PLAIN = Script("b", ((Ends(),),))
-_NEXT = Script("c", ((Ends(),),))
-
-
-def _world(name: str, says: str, cast: Cast) -> World:
-    return World(
-        name=name,
-        says=says,
-        prepare=lambda pool: prepare(pool, [ALICE]),
-        moves=lambda view: turn_moves(cast, view),
-        net=net_of(cast),
-        at_end=not_over,
-        part=part_of,
-    )
+_CALLS = (Calls(("x",)),)
+_ENDS = (Ends(),)
 
 
 def worlds() -> Iterator[World]:
-    """The small one for every run of the tests, and the large one."""
-    yield _world(
+    """The small ones come first."""
+    yield world_of(
         "small",
-        "one agent, one turn with a call: report and repeat, timeout, stop, crashed and late workers",
-        Cast((_CALL,), stops=("a",), loses=False, sweeps=False),
+        "one turn with a call: its report and repeat, a timeout, a stop; workers crash and come late",
+        Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), loses=False, sweeps=False),
     )
-    yield _world(
+    yield world_of(
         "queue",
-        "one agent, two turns in its queue, one of which is stopped",
-        Cast((_PLAIN, _NEXT), stops=("b",), reaps=("c",)),
+        "two turns of one agent, one of them stopped, the other fenced",
+        Cast((Script("b", (_ENDS,)), Script("c", (_ENDS,))), stops=("b",), reaps=("c",)),
     )
-    yield _world(
+    yield world_of(
+        "box",
+        "two agents whose turns share an output box; one of the turns takes two steps",
+        Cast((Script("a", ((Goes(),), _ENDS)), Script("b", (_ENDS,), agent=BOB, box="a")), stops=("a", "b")),
+    )
+    yield world_of(
+        "pair",
+        "one turn with two calls at once, the result of one of which ends the turn",
+        Cast(
+            (Script("a", ((Calls(("x", "y"), ends=("y",)),), (Ends(), Ended()))),),
+            stops=("a",),
+            reaps=("a",),
+            loses=False,
+        ),
+    )
+    yield world_of(
+        "action",
+        "a UI action against a queue of turns: busy, repeated, stopped, answered",
+        Cast(
+            (Script("a", (_ENDS,)), Script("c", (_CALLS, (Ended(),)), action=True), Script("b", (_ENDS,))),
+            stops=("b", "c"),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
+        "wiped",
+        "one turn with a call, while Temporal's data is deleted again and again",
+        Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), reaps=("a",), wipes=True),
+    )
+    yield world_of(
         "turns",
-        "one agent, two turns with a call each: reports and repeats, timeouts, stops, fences, crashed and late workers",
-        Cast((_CALL, _CALL_TOO), stops=("a", "b"), reaps=("a", "b")),
+        "two turns of one agent with a call each: reports and repeats, timeouts, stops, fences; workers crash and come late",
+        Cast((Script("a", (_CALLS, _ENDS)), Script("b", (_CALLS, _ENDS))), stops=("a", "b"), reaps=("a", "b")),
     )

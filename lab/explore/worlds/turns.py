@@ -12,8 +12,10 @@ from typing import Any
 
 from lab.explore.net import LEDGER_RULES, REAPS, TARGET, claim, rule_move
 from lab.explore.statements import statement
-from lab.explore.world import Move, Net, View
+from lab.explore.world import Move, Net, View, World
+from turnstile.bridge.safety.reconciler import MAX_RESTARTS
 from turnstile.ledger.operations import sweep
+from turnstile.ledger.operations.recovery import restart_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards
 from turnstile.ledger.turns.ends import (
@@ -28,7 +30,7 @@ from turnstile.ledger.turns.ends import (
     mark_announced,
 )
 from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
-from turnstile.ledger.turns.lease import claim_inbox, dispatch_next
+from turnstile.ledger.turns.lease import LiveTurn, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.steps import StepRecord, begin_step, commit_step
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts, report_call, request_stop
@@ -164,6 +166,8 @@ class Cast:
     """The turns that are fenced, although a worker may be on them."""
     sweeps: bool = True
     """Whether statements of the net come at any time; all of its rules come where the net is alone."""
+    wipes: bool = False
+    """Whether Temporal's data is deleted at any time, and turns started again."""
     loses: bool = True
     """Whether a bridge may die between a claim and the start of the workflow."""
     reports: Sequence[TurnStatus] = (TurnStatus.SUCCESS,)
@@ -211,7 +215,7 @@ def _of_turn(script: Script, move: Move) -> Move:
     return replace(move, part=f"{'agent' if ends else 'turn'} {script.letter}", alone=True)
 
 
-_WITHIN = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop"}
+_WITHIN = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop", "restart"}
 """Moves that read and write rows of their turn only, and of its agent's head."""
 
 
@@ -244,6 +248,8 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
             late = _steps(script, turn, view) + _waits(cast, script, turn, view)
             moves += [_of_turn(script, move) for move in late]
     moves += _bridge(cast, view)
+    if cast.wipes and any(row["known"] for row in view.table("workflows")):
+        moves.append(Move("wipe", _wipe, part="live", alone=True))
     return moves
 
 
@@ -261,6 +267,21 @@ def turn_ref(script: Script, row: Mapping[str, Any]) -> TurnRef:
         context_box_id=script.box_id("c"),
         output_box_id=script.box_id("d"),
         trace_id=script.trace,
+    )
+
+
+def world_of(name: str, says: str, cast: Cast, swaps: Sequence[Mapping[str, str]] = ()) -> World:
+    """The world of this cast."""
+    agents = list(dict.fromkeys(script.agent for script in cast.scripts))
+    return World(
+        name=name,
+        says=says,
+        prepare=lambda pool: prepare(pool, agents),
+        moves=lambda view: turn_moves(cast, view),
+        net=net_of(cast),
+        at_end=not_over,
+        part=part_of,
+        swaps=swaps,
     )
 
 
@@ -360,7 +381,7 @@ def _steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
         if number <= recorded + 1:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: _begin(pool, turn, n))))
         if number <= begun:
-            moves += [_move(script, turn, number, choice) for choice in choices]
+            moves += [_move(script, turn, number, each) for each in choices if _may_be(script, each, view)]
             if stopping:
                 moves.append(Move(f"cancel {name}", gated(lambda pool, n=number: _cancel(pool, turn, n))))
     if stopping:
@@ -377,6 +398,15 @@ def _steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
 
         moves.append(Move(f"announce {script.letter}", announce))
     return moves
+
+
+def _may_be(script: Script, choice: Step, view: View) -> bool:
+    """Whether an attempt can come to this: a result that ends the turn leaves nothing else, and nothing else does."""
+    ending = [script.call(number, name) for number, name, ends in script.calls() if ends]
+    if not ending or isinstance(choice, Calls):
+        return True
+    ended = any(row["tool_call_id"] in ending and row["wait_status"] == "applied" for row in view.table("turn_waiting_tools"))
+    return ended == isinstance(choice, Ended)
 
 
 def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
@@ -505,6 +535,8 @@ def _waits(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
     final = sorted(row["inbox_id"] for row in rows if row["archived_at"] is not None)
     if final and not live:
         moves.append(_apply(script, turn, final))
+    if cast.wipes:
+        moves += _restarts(script, turn, view)
     if script.letter in cast.reaps:
 
         async def reap(pool: Pool) -> str:
@@ -512,6 +544,29 @@ def _waits(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
 
         moves.append(Move(f"fence {script.letter}", gated(reap)))
     return moves
+
+
+def _restarts(script: Script, turn: TurnRef, view: View) -> list[Move]:
+    """The loss of a workflow is recorded, by a bridge that saw it once as few times lost as this, or fewer."""
+    head = view.find("agent_state_head", active_agent_turn_id=script.turn)
+    if head is None:
+        return []
+
+    async def restart(pool: Pool, times: int) -> str:
+        seen = LiveTurn.model_validate(
+            turn.model_dump() | {"status": "running", "updated_at": MOMENT, "resume_deadline": None, "restart_count": times}
+        )
+        return f"restarted {await pool.run(lambda conn: restart_turn(conn, seen, counted=True))}"
+
+    most = min(head["restart_count"], MAX_RESTARTS - 1)
+    return [
+        Move(f"restart {script.letter} {times}", gated(lambda pool, n=times: restart(pool, n))) for times in range(most + 1)
+    ]
+
+
+async def _wipe(pool: Pool) -> str:
+    await pool.run(lambda conn: statement("wipe_engine").many(conn))
+    return "wiped"
 
 
 _REPORTS = {"tool_result", "timeout"}
