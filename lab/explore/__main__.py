@@ -1,4 +1,4 @@
-"""`python -m lab.explore WORLD`: takes every order of a world's statements, and checks every state (docs/exploration.md).
+"""`python -m lab.explore WORLD`: takes every order of a world's statements, and checks every state.
 
 The exit code is 1 if anything is violated. `--mutations` has the explorer find statements with one thing wrong.
 """
@@ -19,9 +19,9 @@ from lab.explore.crew import LoneCrew, process_crew
 from lab.explore.expansion import Explorer
 from lab.explore.mutations import MUTATIONS, Mutation, mutated
 from lab.explore.pairs import PairsReport, try_pairs
-from lab.explore.place import Place
-from lab.explore.places import MakeDatabase, databases
 from lab.explore.search import Options, Report, explore
+from lab.explore.states.place import Place
+from lab.explore.states.places import MakeDatabase, databases
 from lab.explore.tables import mutations_table, shown, worlds_table
 from lab.explore.worlds import all_worlds
 
@@ -41,7 +41,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="then run N pairs of moves truly at once")
     parser.add_argument("--mutations", action="store_true", help="explore wrong statements: each must be found")
     parser.add_argument("--mutation", choices=[each.name for each in MUTATIONS], default=None)
-    parser.add_argument("--replay", type=Path, default=None, metavar="FILE", help="make the moves in a file, one a line")
+    parser.add_argument(
+        "--replay", type=Path, default=None, metavar="FILE", help="make the moves in a file, one a line"
+    )
     parser.add_argument("--database-url", default=None, help="a server of one's own instead of an embedded one")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     return parser.parse_args()
@@ -60,7 +62,9 @@ async def main() -> int:
         reports = [await _explore(make, console, name, given) for name in names]
         pairs = [await _pairs(make, console, name, given) for name in names] if given.pairs else []
     console.print(worlds_table(reports, pairs))
-    bad = [each for report in reports for each in report.violations] + [each for pair in pairs for each in pair.violations]
+    bad = [each for report in reports for each in report.violations] + [
+        each for pair in pairs for each in pair.violations
+    ]
     for each in bad[:20]:
         console.print(shown(each))
     if given.json is not None:
@@ -75,7 +79,14 @@ async def _explore(make: MakeDatabase, console: Console, world: str, given: argp
     def told(line: str) -> None:
         console.print(f"{world} {time.monotonic() - began:7.1f} s  {line}", highlight=False)
 
-    options = Options(states=given.states, seed=given.seed, first_only=given.first, told=told, net=not given.no_net, seconds=given.seconds)
+    options = Options(
+        states=given.states,
+        seed=given.seed,
+        first_only=given.first,
+        told=told,
+        net=not given.no_net,
+        seconds=given.seconds,
+    )
     urls = [await make(all_worlds()[world]) for _ in range(given.processes)]
     async with process_crew(urls, world, given.mutation) as crew:
         return await explore(world, crew, options)
@@ -110,7 +121,7 @@ async def _mutations(make: MakeDatabase, console: Console, out: Path | None) -> 
     console.print(mutations_table(found))
     if out is not None:
         told = [{"mutation": each.name, "seconds": s, "found": v and asdict(v)} for each, s, v in found]
-        out.write_text(json.dumps(told, indent=1), "utf-8")
+        await asyncio.to_thread(out.write_text, json.dumps(told, indent=1), "utf-8")
     return 0 if all(violation is not None for _, _, violation in found) else 1
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from lab.explore.expansion import Expanded, Explorer, Round
 from lab.explore.mutations import mutated
-from lab.explore.place import Place
+from lab.explore.states.place import Place
 from lab.explore.worlds import all_worlds
 
 Job = Literal["expand", "alone", "healthy"]
@@ -75,11 +75,9 @@ class ProcessCrew(Crew):
         self._owners: dict[bytes, int] = {}
 
     async def start(self) -> bytes:
-        found: list[bytes] = []
         for member in self._members:
             member.send(_Ask("start"))
-        for member in self._members:
-            found.append(await asyncio.to_thread(member.recv))
+        found: list[bytes] = [await asyncio.to_thread(member.recv) for member in self._members]
         if len(set(found)) != 1:
             raise RuntimeError("the processes do not start from one ledger")
         self._owners[found[0]] = 0

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from lab.explore.auditing import Auditor
-from lab.explore.changes import broken_by
-from lab.explore.folding import Rows, State, fold
-from lab.explore.place import AsksForEver, Place
+from lab.explore.states.auditing import Auditor
+from lab.explore.states.changes import broken_by
+from lab.explore.states.folding import Rows, State, fold
+from lab.explore.states.place import AsksForEver, Place
 from lab.explore.world import Move, View, World
 from turnstile.schema.errors import TurnstileError
 
@@ -89,7 +89,10 @@ class Explorer:
 
     async def start(self) -> bytes:
         """The state of the starting ledger, which must be in the place."""
-        return self.meet(fold(self.place.rows, self.world.swaps))
+        return self.meet(self._fold(self.place.rows))
+
+    def _fold(self, rows: Rows) -> State:
+        return fold(rows, self.world.swaps, self.world.names(rows))
 
     def meet(self, state: State) -> bytes:
         """A state that was met elsewhere."""
@@ -124,17 +127,16 @@ class Explorer:
             self._edges[digest, result.made.move] = result.made.digest
             if result.state is not None:
                 self._meet(result.state, unmoved)
-        return Expanded(
-            digest, tuple(broken), [each.made for each in results.values()], tuple(self.world.at_end(view))
-        )
+        return Expanded(digest, tuple(broken), [each.made for each in results.values()], tuple(self.world.at_end(view)))
 
     async def _audit(self, digest: bytes, rows: Rows) -> list[str]:
-        """What the audit finds in the state."""
+        """What the audit and the world's checks find in the state."""
         self._audited.add(digest)
-        if not (wanted := self._auditor.wanted(rows)):
-            return []
-        await self.place.load(rows)
-        return await self._auditor.audit(self.place.loader, wanted)
+        broken = list(self.world.checks(View(rows)))
+        if wanted := self._auditor.wanted(rows):
+            await self.place.load(rows)
+            broken += await self._auditor.audit(self.place.loader, wanted)
+        return broken
 
     def _meet(self, state: State, quiet: frozenset[str] = frozenset()) -> None:
         self._met.setdefault(state.digest, _Met(state, quiet))
@@ -161,7 +163,7 @@ class Explorer:
         answer, changed = known
         if not changed:
             return _Result(Made(move.name, move.repeats, answer, digest))
-        state = fold({**rows, **changed}, self.world.swaps)
+        state = self._fold({**rows, **changed})
         return _Result(Made(move.name, move.repeats, answer, state.digest), state, changed)
 
     async def _make_quietly(self, digest: bytes, rows: Rows, moves: Sequence[Move]) -> dict[str, _Result]:
@@ -184,7 +186,7 @@ class Explorer:
         if not changed:
             return _Result(Made(move.name, move.repeats, answer, digest, tuple(broken)))
         broken += broken_by(rows, changed)
-        state = fold(self.place.rows, self.world.swaps)
+        state = self._fold(self.place.rows)
         return _Result(Made(move.name, move.repeats, answer, state.digest, tuple(broken)), state, changed)
 
     async def _answer(self, move: Move) -> tuple[str, list[str]]:

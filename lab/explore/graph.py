@@ -22,7 +22,7 @@ class Violation:
 
 @dataclass
 class Graph:
-    """Numbers states in the order in which they were met, breadth first: the first path to a state is a shortest one."""
+    """Numbers states in the order in which they were met, breadth first: the first path to a state is a shortest."""
 
     digests: list[bytes] = field(default_factory=list[bytes])
     numbers: dict[bytes, int] = field(default_factory=dict[bytes, int])
@@ -83,7 +83,7 @@ class Graph:
         for number, edges in enumerate(self._edges):
             for place in range(0, len(edges), 2):
                 name, target = edges[place], edges[place + 1]
-                if name % 2 and target != number and (again := self._edge(target, name)) not in {None, target}:
+                if name % 2 and target != number and self._edge(target, name) not in {None, target}:
                     move = self._names[name // 2]
                     yield Violation(f"{move} again changes something", (*self.path(number), move, move))
 

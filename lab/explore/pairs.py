@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import asyncpg
 
 from lab.explore.expansion import Explorer
-from lab.explore.folding import Key, Rows, fold
 from lab.explore.graph import Graph, Violation
-from lab.explore.place import LonePool, Place
+from lab.explore.states.folding import Key, Rows, fold
+from lab.explore.states.place import LonePool, Place
 from lab.explore.world import Move, View, World
 from turnstile.ledger.pool import Pool, connect
 from turnstile.ledger.queries import Connection
@@ -173,7 +173,8 @@ class _Arena:
         """What the moves left behind. A deliverable made from outside quotes what was in the box when it was made."""
         place = self.explorer.place
         await place.changes()
-        rows = dict(fold(place.rows, self.explorer.world.swaps).rows)
+        world = self.explorer.world
+        rows = dict(fold(place.rows, world.swaps, world.names(place.rows)).rows)
         return {key: text for key, text in rows.items() if key[0] != "cards" or not key[1].endswith("-deliverable")}
 
     async def _judge(self, ends: Sequence[Rows], how: str) -> list[str]:
@@ -252,4 +253,3 @@ async def _arena(url: str, explorer: Explorer) -> AsyncGenerator[_Arena]:
         for session in sessions:
             stack.push_async_callback(session.close)
         yield _Arena(explorer, held, pools, *sessions)
-

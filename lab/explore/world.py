@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from lab.explore.folding import Rows
+from lab.explore.states.folding import Rows
 from turnstile.ledger.operations.audit import Bounds
 from turnstile.ledger.pool import Pool
 
 AGES = 100 * 365 * 24 * 3600.0
 AT_ONCE = Bounds(grace_seconds=AGES, claim_seconds=AGES, stranded_seconds=0.0, depth_limit=1_000_000)
-"""No grace for what one statement must keep, and no end of it for what the safety net mends: that is shown by itself."""
+"""No grace for what one statement must keep, and no end of it for what the net mends: that is shown by itself."""
 
 
 class View:
@@ -43,9 +43,7 @@ class View:
     def texts(self, words: Sequence[str] = (), *, tables: Sequence[str] = ()) -> list[str]:
         """The rows that name one of these words, and those of these tables."""
         return [
-            text
-            for (table, _), text in self._rows.items()
-            if table in tables or any(word in text for word in words)
+            text for (table, _), text in self._rows.items() if table in tables or any(word in text for word in words)
         ]
 
     def all(self, table: str, **columns: Any) -> list[Mapping[str, Any]]:
@@ -106,4 +104,8 @@ class World:
     """Renamings that map the world onto itself."""
     part: Callable[[View, str], Sequence[str]] = field(default=lambda view, _: view.texts(("",)))
     """The rows of a part of the world, such as those of one turn and its agent's head (`Move.part`)."""
+    checks: Callable[[View], Sequence[str]] = field(default=lambda _: ())
+    """What is wrong in a state, where the audit has no rule for it."""
+    names: Callable[[Rows], Mapping[str, str]] = field(default=lambda _: {})
+    """Ids that statements draw, renamed in the order of appearance."""
     bounds: Bounds = AT_ONCE

@@ -3,9 +3,9 @@
 from functools import cache
 
 from lab.explore.world import World
-from lab.explore.worlds import one_agent
+from lab.explore.worlds import one_agent, threads
 
-_MODULES = (one_agent,)
+_MODULES = (one_agent, threads)
 
 
 @cache

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from lab.explore.actors.cast import BOB, Calls, Cast, Ended, Ends, Goes, Script
 from lab.explore.world import World
-from lab.explore.worlds.turns import BOB, Calls, Cast, Ended, Ends, Goes, Script, world_of
+from lab.explore.worlds.turns import world_of
 
 _CALLS = (Calls(("x",)),)
 _ENDS = (Ends(),)
@@ -53,6 +54,6 @@ def worlds() -> Iterator[World]:
     )
     yield world_of(
         "turns",
-        "two turns of one agent with a call each: reports and repeats, timeouts, stops, fences; workers crash and come late",
+        "two turns of one agent with a call each: reports, repeats, timeouts, stops, fences; workers crash, and are late",
         Cast((Script("a", (_CALLS, _ENDS)), Script("b", (_CALLS, _ENDS))), stops=("a", "b"), reaps=("a", "b")),
     )

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 Key = tuple[str, str]
@@ -111,11 +111,15 @@ class State:
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def fold(rows: Mapping[Key, str], swaps: Sequence[Mapping[str, str]] = ()) -> State:
+def fold(
+    rows: Mapping[Key, str], swaps: Sequence[Mapping[str, str]] = (), names: Mapping[str, str] | None = None
+) -> State:
     """The canonical form of these rows. `swaps` are the renamings that map the world onto itself.
 
-    Rows of a form and rows that statements wrote may be mixed.
+    `names` are renamed before. Rows of a form and rows that statements wrote may be mixed.
     """
+    if names:
+        rows = {(key[0], _renamed_text(key[1], names)): _renamed_text(text, names) for key, text in rows.items()}
     read = {key: _row(key[0], text) for key, text in rows.items()}
     epochs: dict[str, list[int]] = {}
     moments: dict[str, list[str]] = {}
@@ -145,7 +149,7 @@ def _renamed_text(text: str, swap: Mapping[str, str]) -> str:
     return _pattern(tuple(swap)).sub(lambda found: swap[found[0]], text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pattern(names: tuple[str, ...]) -> "re.Pattern[str]":
     return re.compile("|".join(map(re.escape, names)))
 
@@ -176,7 +180,9 @@ def _row(table: str, text: str) -> _Row:
             case _:
                 data[column] = _lived(data, column)
     if table == "agent_inbox" and (trace := data["context_headers"].get("traceparent")):
-        data["context_headers"]["traceparent"] = f"{trace[:36]}{'0' * 16}-01"  # a span is drawn, and only traces show it
+        data["context_headers"]["traceparent"] = (
+            f"{trace[:36]}{'0' * 16}-01"  # a span is drawn, and only traces show it
+        )
     if table == "turn_outcomes":
         data["stats"] = {name: each for name, each in data["stats"].items() if name not in _TIMES}
     if table == "cards":

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lab.explore.folding import Rows
+from lab.explore.states.folding import Rows
 
 _NEVER = {"cards", "boxes", "box_cards", "agent_steps", "execution_edges"}
 """Rows that are what they are from the moment that they are there."""

@@ -10,14 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lab.explore.folding import Rows
+from lab.explore.states.folding import Rows
 from lab.explore.world import World
 from turnstile.ledger.operations.audit import Finding, Rule, Scope, arguments, rules, violation
 
 _LIMIT = 20
 _TYPES = {"project_id": "text", "since": "timestamptz", "since_id": "text", "row_limit": "int", "depth_limit": "int"}
 _LEFT_OUT = {"context_boxes_never_change"}
-"""It compares numbers of transactions, which a loaded state does not have; `lab.explore.changes` has the rule."""
+"""It compares numbers of transactions, which a loaded state has not; `lab.explore.states.changes` has the rule."""
 _TABLE = re.compile(r"\b(?:state|public|resource)\.(\w+)\b")
 _VIEWS = {
     "queued_turns": {"agent_inbox"},
@@ -70,7 +70,10 @@ class Auditor:
         tables: dict[str, list[str]] = {}
         for (table, _), text in rows.items():
             tables.setdefault(table, []).append(text)
-        marks = {table: hashlib.blake2b("\n".join(found).encode(), digest_size=12).hexdigest() for table, found in tables.items()}
+        marks = {
+            table: hashlib.blake2b("\n".join(found).encode(), digest_size=12).hexdigest()
+            for table, found in tables.items()
+        }
         wanted: list[str] = []
         for rule, reads in self._reads.items():
             key = (rule, *(marks.get(table, "") for table in reads))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from lab.explore.folding import Key, Rows
+from lab.explore.states.folding import Key, Rows
 from turnstile.ledger.pool import Pool, Session, connect
 from turnstile.ledger.queries import Again, Connection
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from lab.explore.auditing import audit_function
-from lab.explore.place import prepare_database
+from lab.explore.states.auditing import audit_function
+from lab.explore.states.place import prepare_database
 from lab.explore.world import World
 from turnstile.embedded import EmbeddedServers
 from turnstile.ledger.migrate import migrate
@@ -17,7 +17,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.schema.ids import uuid7
 
 MakeDatabase = Callable[[World], Awaitable[str]]
-"""Makes a database with the starting ledger of a world; returns its address. All that it makes for a world are equal."""
+"""Makes a database with the starting ledger of a world; returns its address. All for one world are equal."""
 
 
 @asynccontextmanager
@@ -26,7 +26,7 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
     async with AsyncExitStack() as stack:
         if url is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-explore-"))
-            Path(directory).chmod(0o755)  # for the server, which is another user than root
+            _open_to_others(directory)
             nowhere = {"nats_url": "nats://127.0.0.1:1", "temporal_address": "127.0.0.1:1"}
             servers = await stack.enter_async_context(EmbeddedServers(Path(directory) / "data", **nowhere))
             url = servers.endpoints.database_url
@@ -61,6 +61,11 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
             return f"{base}/{await create(starts[world.name])}"
 
         yield make
+
+
+def _open_to_others(directory: str) -> None:
+    """The server is another user than root."""
+    Path(directory).chmod(0o755)
 
 
 async def prepare_world(url: str, world: World) -> None:

@@ -1,4 +1,4 @@
--- Rows of some tables out of a database and back into it, each in one round trip (lab/explore/place.py). The functions are
+-- Rows of some tables out of a database and back into it, each in one round trip (lab/explore/states/place.py). The functions are
 -- made for the tables that the setting explore.tables names, so that their plans are kept.
 
 CREATE SCHEMA explore;
