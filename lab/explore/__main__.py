@@ -39,7 +39,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--first", action="store_true", help="stop at the first violation")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="then run N pairs of moves truly at once")
-    parser.add_argument("--mutations", action="store_true", help="explore wrong statements: each must be found")
+    parser.add_argument(
+        "--mutations", nargs="*", default=None, metavar="WORDS", help="explore wrong statements: each must be found"
+    )
     parser.add_argument("--mutation", choices=[each.name for each in MUTATIONS], default=None)
     parser.add_argument(
         "--replay", type=Path, default=None, metavar="FILE", help="make the moves in a file, one a line"
@@ -56,8 +58,8 @@ async def main() -> int:
     async with databases(given.database_url) as make:
         if given.replay is not None:
             return await _replay(make, given.world, given.replay.read_text("utf-8").splitlines(), given.mutation)
-        if given.mutations:
-            return await _mutations(make, console, given.json)
+        if given.mutations is not None:
+            return await _mutations(make, console, given.json, given.mutations)
         names = list(all_worlds()) if given.world == _ALL else [given.world]
         reports = [await _explore(make, console, name, given) for name in names]
         pairs = [await _pairs(make, console, name, given) for name in names] if given.pairs else []
@@ -111,9 +113,12 @@ async def _replay(make: MakeDatabase, world: str, moves: list[str], mutation: st
     return 1 if broken else 0
 
 
-async def _mutations(make: MakeDatabase, console: Console, out: Path | None) -> int:
+async def _mutations(make: MakeDatabase, console: Console, out: Path | None, words: list[str]) -> int:
+    """Explore every mutation, or those whose names have one of the words."""
     found: list[tuple[Mutation, float, Any]] = []
     for mutation in MUTATIONS:
+        if words and not any(word in mutation.name for word in words):
+            continue
         began = time.monotonic()
         violation = await find_mutation(make, mutation)
         found.append((mutation, time.monotonic() - began, violation))
@@ -131,7 +136,7 @@ async def find_mutation(make: MakeDatabase, mutation: Mutation) -> Any:
     with ExitStack() as stack:
         stack.enter_context(mutated(mutation.name))
         if mutation.at_once:
-            tried = await try_pairs(await make(world), world, most=1_000, first_only=True)
+            tried = await try_pairs(await make(world), world, most=1_000, states=80, first_only=True)
             return tried.violations[0] if tried.violations else None
         place = Place(await make(world))
         await place.open()

@@ -1,8 +1,8 @@
 """Statements with one thing wrong, which the explorer must find: what it would not find, it does not prove.
 
-Each mutation leaves out a gate, raises no epoch, takes a lock too late or answers no `again`. The first kinds break a
-state or a path, and the search finds them; the last two show only where two statements run truly at once, and the
-pairs find them (`lab.explore.pairs`).
+Each leaves out a gate, raises no epoch, leaves a row behind, takes a lock too late or answers no `again`. Most break a
+state or a step, and the search finds them; one only keeps the net from its end; the last two show only where two
+statements run truly at once, and the pairs find them (`lab.explore.pairs`).
 """
 
 import re
@@ -84,10 +84,25 @@ MUTATIONS: Sequence[Mutation] = (
         "SELECT j.inbox_id",
     ),
     Mutation(
-        "claim_inbox rings for a settled call",
-        "claim_inbox",
-        "WHEN w.wait_status IN ('applied', 'expired', 'dropped') THEN 'consumed'",
-        "",
+        "list_due_agents passes by pending rows",
+        "list_due_agents",
+        "i.status IN ('pending', 'deferred')",
+        "i.status IN ('deferred')",
+    ),
+    Mutation(
+        "report_call locks its call too late",
+        "report_call",
+        "w.project_id = :project_id FOR NO KEY UPDATE OF w",
+        "w.project_id = :project_id",
+        at_once=True,
+    ),
+    Mutation(
+        "finish_turn answers no again",
+        "finish_turn",
+        "WHERE seen.xmin = head.version OR (",
+        "WHERE true OR (",
+        "queue",
+        at_once=True,
     ),
 )
 

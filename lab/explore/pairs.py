@@ -1,7 +1,7 @@
 """Pairs of moves that can wait for one another's locks, run truly at once.
 
 In a state of the search, one move runs in a transaction that is held open until the other waits for it, and commits
-then; so in both orders. Then both meet in the middle: a third session holds a row that both write, the first stops
+then; so in both orders. Where one waits, both meet in the middle, too: a third session holds a row, the first stops
 there with the locks that it has, the second runs into these, and the row is let go. No deadlock may come of it, and
 the end must be that of one order or of the other.
 """
@@ -30,7 +30,8 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.002
 _LIMIT_SECONDS = 20.0
 _STATES_A_PAIR = 2
-_ROWS_A_PAIR = 3
+_ROWS_A_PAIR = 4
+_LOCKED = ("turn_waiting_tools", "agent_state_head")
 _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
@@ -49,7 +50,7 @@ class PairsReport:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two moves of a state that both write, and the rows that both write."""
+    """Two moves of a state that both write, and the rows at which they may meet: written ones, heads and calls."""
 
     digest: bytes
     first: str
@@ -98,7 +99,7 @@ async def try_pairs(url: str, world: World, *, most: int, states: int = 400, fir
 
 
 async def _find_pairs(explorer: Explorer, graph: Graph, states: int) -> list[_Pair]:
-    """The pairs of moves that write the same rows, each in the first states where they do."""
+    """The pairs of moves that write, each in the first states where both do."""
     graph.add(await explorer.start(), 0, "")
     found: dict[tuple[str, str], list[_Pair]] = {}
     while graph.expanded < min(states, len(graph.digests)):
@@ -115,15 +116,21 @@ async def _find_pairs(explorer: Explorer, graph: Graph, states: int) -> list[_Pa
         }
         for first, second in combinations_with_replacement(sorted(wrote), 2):
             known = found.setdefault((first, second), [])
-            if len(known) < _STATES_A_PAIR and (both := wrote[first] & wrote[second]):
-                known.append(_Pair(digest, first, second, tuple(sorted(both))))
+            if len(known) < _STATES_A_PAIR:
+                known.append(
+                    _Pair(digest, first, second, tuple(sorted(wrote[first] | wrote[second], key=_first_locked)))
+                )
     return [pair for place in range(_STATES_A_PAIR) for known in found.values() for pair in known[place : place + 1]]
 
 
 def _written(explorer: Explorer, before: bytes, after: bytes) -> set[Key]:
-    """The rows of a state that a move changed, where renaming is left aside."""
+    """The rows of a state that a move changed, where renaming is left aside, and those that many moves lock."""
     old, new = dict(explorer.state(before).rows), dict(explorer.state(after).rows)
-    return {key for key, text in old.items() if new.get(key) != text}
+    return {key for key, text in old.items() if new.get(key) != text or key[0] in _LOCKED}
+
+
+def _first_locked(key: Key) -> tuple[bool, Key]:
+    return key[0] not in _LOCKED, key
 
 
 @dataclass
@@ -143,12 +150,16 @@ class _Arena:
         first, second = moves[pair.first], moves[pair.second]
         orders = [(first, second), (second, first)] if first is not second else [(first, first)]
         ends = [await self._in_turn(rows, *order) for order in orders]
+        ends += [await self._in_turn(rows, one) for one, other in orders if other.skips]
         broken: list[str] = []
+        waited = False
         for one, other in orders:
             counts["runs"] += 1
             if await self._overtaken(rows, one, other):
+                waited = True
                 counts["waited"] += 1
             broken += await self._judge(ends, f"{one.name} is held, {other.name} comes")
+        for one, other in orders if waited else []:
             for key in _to_hold(pair, first, second):
                 counts["runs"] += 1
                 await self._in_the_middle(rows, one, other, key)
@@ -161,11 +172,11 @@ class _Arena:
     def _moves(self, rows: Rows) -> dict[str, Move]:
         return {move.name: move for move in self.explorer.world.moves(View(rows))}
 
-    async def _in_turn(self, rows: Rows, first: Move, second: Move) -> Rows:
-        """The end of one move after the other."""
+    async def _in_turn(self, rows: Rows, *moves: Move) -> Rows:
+        """The end of these moves, one after the other."""
         place = self.explorer.place
         await place.load(rows)
-        for move in (first, second):
+        for move in moves:
             await _tried(move, place.pool)
         return await self._end()
 

@@ -54,6 +54,6 @@ def worlds() -> Iterator[World]:
     )
     yield world_of(
         "turns",
-        "two turns of one agent with a call each: reports, repeats, timeouts, stops, fences; workers crash, and are late",
+        "two turns of one agent with a call each: reports, repeats, timeouts, stops, fences; late workers",
         Cast((Script("a", (_CALLS, _ENDS)), Script("b", (_CALLS, _ENDS))), stops=("a", "b"), reaps=("a", "b")),
     )
