@@ -18,7 +18,7 @@ from lab.explore.states.auditing import Auditor
 from lab.explore.states.changes import broken_by
 from lab.explore.states.folding import Rows, State, fold
 from lab.explore.states.place import AsksForEver, Place
-from lab.explore.world import Move, View, World
+from lab.explore.world import Move, Net, View, World
 from turnstile.schema.errors import TurnstileError
 
 _MADE_FOR_ALL_THAT = 50
@@ -202,9 +202,8 @@ class Explorer:
         net, here = self.world.net, digest
         moved: list[str] = []
         broken: list[str] = []
-        phases = (net.time, lambda _: net.rules, net.healthy if healthy else lambda _: net.reaps)
-        for phase in phases:
-            for move in phase(View(dict(self._met[here].state.rows))):
+        for phase in ("time", "rules", "healthy" if healthy else "reaps"):
+            for move in _phase(net, phase, View(dict(self._met[here].state.rows))):
                 before, here = here, await self._follow(here, move, broken)
                 if here != before:
                     moved.append(move.name)
@@ -239,6 +238,18 @@ class Explorer:
             every = {move.name: move for move in (*net.rules, *net.reaps, *self.world.moves(view))}
             here = await self._follow(here, every[name], broken)
         return broken
+
+
+def _phase(net: Net, phase: str, view: View) -> Iterable[Move]:
+    match phase:
+        case "time":
+            return net.time(view)
+        case "rules":
+            return net.rules
+        case "reaps":
+            return net.reaps
+        case _:
+            return net.healthy(view)
 
 
 def _digest(texts: Sequence[str]) -> bytes:

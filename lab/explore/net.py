@@ -17,7 +17,7 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
-from turnstile.ledger.operations.recovery import EndedTurn, list_undispatched
+from turnstile.ledger.operations.recovery import EndedTurn, Run, list_undispatched
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn
 from turnstile.schema.ids import AgentTurnId
@@ -75,15 +75,15 @@ class LostEngine(Reconciler):
     def __init__(self, pool: Pool, starter: Starter) -> None:
         super().__init__(pool, cast("Client", None), starter, SilentPublisher(), ServedTargets([TARGET]))
 
-    async def list_over(self, run: Any) -> list[EndedTurn]:
+    async def list_over(self, run: Run) -> list[EndedTurn]:
         """No workflow is open."""
         return []
 
-    async def list_silent(self, run: Any, *, older_seconds: float) -> list[LiveTurn]:
+    async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """No workflow is open: the rule *engine* finds each of these turns."""
         return []
 
-    async def list_undispatched(self, run: Any, *, older_seconds: float) -> list[LiveTurn]:
+    async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """As the reconciler does, without a look at the engine's health."""
         return await run(
             lambda conn: list_undispatched(conn, self._served.now(), older_seconds=older_seconds, row_limit=500)

@@ -76,8 +76,10 @@ def _timed_out(before: Rows, row: Mapping[str, Any]) -> Iterator[str]:
     if row["message_type"] != "timeout":
         return
     for (table, _), text in before.items():
-        head = json.loads(text) if table == "agent_state_head" else {}
-        if head.get("active_agent_turn_id") == row["agent_turn_id"] and head["resume_deadline"] == AHEAD:
+        if table != "agent_state_head":
+            continue
+        head = json.loads(text)
+        if head["active_agent_turn_id"] == row["agent_turn_id"] and head["resume_deadline"] == AHEAD:
             yield f"the call {row['correlation_id']} timed out before its deadline"
 
 

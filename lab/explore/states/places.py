@@ -27,8 +27,10 @@ async def databases(url: str | None = None) -> AsyncGenerator[MakeDatabase]:
         if url is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-explore-"))
             _open_to_others(directory)
-            nowhere = {"nats_url": "nats://127.0.0.1:1", "temporal_address": "127.0.0.1:1"}
-            servers = await stack.enter_async_context(EmbeddedServers(Path(directory) / "data", **nowhere))
+            alone = EmbeddedServers(
+                Path(directory) / "data", nats_url="nats://127.0.0.1:1", temporal_address="127.0.0.1:1"
+            )
+            servers = await stack.enter_async_context(alone)
             url = servers.endpoints.database_url
             await _hurry(url)
         server = Pool(url, size=1, name="explore")
