@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from lab.explore.crew import LoneCrew, process_crew
 from lab.explore.expansion import Explorer
+from lab.explore.graph import Violation
 from lab.explore.mutations import MUTATIONS, Mutation, mutated
 from lab.explore.pairs import PairsReport, try_pairs
 from lab.explore.search import Options, Report, explore
@@ -115,7 +117,7 @@ async def _replay(make: MakeDatabase, world: str, moves: list[str], mutation: st
 
 async def _mutations(make: MakeDatabase, console: Console, out: Path | None, words: list[str]) -> int:
     """Explore every mutation, or those whose names have one of the words."""
-    found: list[tuple[Mutation, float, Any]] = []
+    found: list[tuple[Mutation, float, Violation | None]] = []
     for mutation in MUTATIONS:
         if words and not any(word in mutation.name for word in words):
             continue
@@ -130,21 +132,25 @@ async def _mutations(make: MakeDatabase, console: Console, out: Path | None, wor
     return 0 if all(violation is not None for _, _, violation in found) else 1
 
 
-async def find_mutation(make: MakeDatabase, mutation: Mutation) -> Any:
+async def find_mutation(make: MakeDatabase, mutation: Mutation) -> Violation | None:
     """The violation with the shortest path that the mutation leads to; None if it is not found."""
     world = all_worlds()[mutation.world]
     with ExitStack() as stack:
         stack.enter_context(mutated(mutation.name))
         if mutation.at_once:
             tried = await try_pairs(await make(world), world, most=1_000, states=80, first_only=True)
-            return tried.violations[0] if tried.violations else None
+            return _shortest(tried.violations)
         place = Place(await make(world))
         await place.open()
         try:
             report = await explore(world.name, LoneCrew(Explorer(place, world)), Options(first_only=True))
         finally:
             await place.close()
-        return report.violations[0] if report.violations else None
+        return _shortest(report.violations)
+
+
+def _shortest(violations: Sequence[Violation]) -> Violation | None:
+    return min(violations, key=lambda each: len(each.path), default=None)
 
 
 def _summary(report: Report) -> dict[str, Any]:

@@ -14,7 +14,12 @@ from lab.explore.states.folding import Rows
 from lab.explore.world import Move, Net, View, World
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.hops import BegunMessage, Effect, Forward, Respond, begin_message, settle_message
-from turnstile.ledger.pump.thread_views import list_late_replies, list_stalled_threads, mark_replied
+from turnstile.ledger.pump.thread_views import (
+    list_late_replies,
+    list_open_threads,
+    list_stalled_threads,
+    mark_replied,
+)
 from turnstile.ledger.pump.threads import Send, ThreadLimits, look_at_thread, send_message
 from turnstile.schema.pump.threads import MessageId, ThreadId, ThreadRef
 
@@ -31,7 +36,7 @@ def worlds() -> Iterator[World]:
         says="a thread of two hops with handlers that die, and a second message that joins it",
         prepare=lambda pool: prepare(pool, []),
         moves=_moves,
-        net=Net(rules=[Move("net thread", _wake_dying, repeats=False, single=False), _ANNOUNCE], healthy=_healthy),
+        net=Net(rules=[_ANNOUNCE], reaps=[_WAKE], healthy=_healthy),
         at_end=_not_over,
         checks=_broken,
         names=_names,
@@ -115,8 +120,11 @@ _ANNOUNCE = Move("net thread_reply", _announce, repeats=False, single=False)
 
 
 async def _wake_dying(pool: Pool) -> str:
-    """The rule *thread* wakes what stalls; each handler dies, and an attempt after the last one says so."""
+    """The rules *thread* and *thread_engine* wake what is open; each handler dies, and the attempt after it says so."""
     stalled = await pool.run(lambda conn: list_stalled_threads(conn, [TARGET], older_seconds=1, row_limit=500))
+    lost = await pool.run(lambda conn: list_open_threads(conn, [TARGET], after=None, older_seconds=1, row_limit=500))
+    if not stalled and not lost:
+        return "nothing"
     found = await pool.run(lambda conn: look_at_thread(conn, _THREAD))
     for each in found.open:
         for run in ("net-1", "net-2"):
@@ -124,7 +132,10 @@ async def _wake_dying(pool: Pool) -> str:
             if begun is not None and begun.attempt >= _ATTEMPTS:
                 await _settle(pool, begun, Respond("<huh/>", system=True))
                 break
-    return f"stalled {len(stalled)}"
+    return f"woke {len(found.open)}"
+
+
+_WAKE = Move("net thread", _wake_dying, repeats=False, single=False)
 
 
 def _healthy(view: View) -> Iterator[Move]:
