@@ -66,7 +66,7 @@ chaos: $(DEV_STAMP)
 	$(BIN)/python -m lab.chaos $(ARGS)
 
 explore: $(DEV_STAMP)
-	$(BIN)/python -m lab.explore all --pairs 400 $(ARGS)
+	$(BIN)/python -m lab.explore all --states 100000 --pairs 400 $(ARGS)
 	$(BIN)/python -m lab.explore --mutations
 
 # The lock of a data directory is free (flock) when no servers run on it.

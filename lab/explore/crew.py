@@ -1,6 +1,6 @@
 """Who expands states: an explorer in this process, or several processes with a database each and one frontier.
 
-A state is expanded by the process that met it first, so only digests and answers travel.
+A state is expanded by the process that met it first, so that mostly digests and answers travel.
 """
 
 import asyncio
@@ -9,17 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import permutations
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 from lab.explore.expansion import Expanded, Explorer, Round
 from lab.explore.mutations import mutated
+from lab.explore.states.folding import State
 from lab.explore.states.place import Place
 from lab.explore.worlds import all_worlds
 
 Job = Literal["expand", "alone", "healthy"]
 """Expand a state; take a round of the net alone; or a round of the net and a worker that lives."""
 _CHUNK = 8
+_WORTH_GIVING = 8
 
 
 class Crew(ABC):
@@ -61,14 +64,15 @@ async def _do(explorer: Explorer, job: Job, digest: bytes) -> Expanded | Round:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """A message to a member: `start`, `counts`, or a job for these states."""
+    """A message to a member: `start`, `counts`, `give` or `take` states, or a job for these states."""
 
     what: str
     digests: Sequence[bytes] = ()
+    states: Sequence[State] = ()
 
 
 class ProcessCrew(Crew):
-    """Several processes. A state belongs to the one that met it first."""
+    """Several processes. A state belongs to the one that met it first, or to which it was given since it had less."""
 
     def __init__(self, members: Sequence["Connection[Any, Any]"]) -> None:
         self._members = members
@@ -87,6 +91,7 @@ class ProcessCrew(Crew):
         queues: list[list[bytes]] = [[] for _ in self._members]
         for digest in digests:
             queues[self._owners[digest]].append(digest)
+        await self._share(queues)
         waiting = {member: number for number, member in enumerate(self._members) if self._send(job, queues, number)}
         while waiting:
             ready: list[Any] = await asyncio.to_thread(wait, list(waiting))
@@ -100,6 +105,21 @@ class ProcessCrew(Crew):
                     for digest in reached:
                         self._owners.setdefault(digest, number)
                     yield result
+
+    async def _share(self, queues: list[list[bytes]]) -> None:
+        """Give states of members that have more than their share to those that have less."""
+        share = -(-sum(map(len, queues)) // len(queues))
+        for rich, poor in permutations(range(len(queues)), 2):
+            count = min(len(queues[rich]) - share, share - len(queues[poor]))
+            if count < _WORTH_GIVING:
+                continue
+            given, queues[rich] = queues[rich][-count:], queues[rich][:-count]
+            self._members[rich].send(_Ask("give", given))
+            states = await asyncio.to_thread(self._members[rich].recv)
+            self._members[poor].send(_Ask("take", states=states))
+            await asyncio.to_thread(self._members[poor].recv)
+            self._owners.update(dict.fromkeys(given, poor))
+            queues[poor] += given
 
     def _send(self, job: Job, queues: list[list[bytes]], number: int) -> bool:
         chunk, queues[number] = queues[number][:_CHUNK], queues[number][_CHUNK:]
@@ -160,6 +180,10 @@ async def _serve(pipe: Any, url: str, world: str, mutation: str | None) -> None:
                     pipe.send(await explorer.start())
                 case "counts":
                     pipe.send(dict(explorer.counts))
+                case "give":
+                    pipe.send([explorer.state(digest) for digest in ask.digests])
+                case "take":
+                    pipe.send([explorer.meet(state) for state in ask.states])
                 case "expand" | "alone" | "healthy" as job:
                     pipe.send([await _do(explorer, job, digest) for digest in ask.digests])
                 case _:

@@ -131,7 +131,12 @@ def fold(
     order = {agent: {each: n for n, each in enumerate(sorted(set(found)), 1)} for agent, found in epochs.items()}
     place = {group: {each: n for n, each in enumerate(sorted(set(found)))} for group, found in moments.items()}
     whole = sorted((key, _filled(row, order, place)) for key, row in read.items())
-    return State(min([tuple(whole), *(_renamed(whole, swap) for swap in swaps)]))
+    least = min([tuple(whole), *(_renamed(whole, swap) for swap in swaps)])
+    return State(tuple(_ROWS.setdefault(row, row) for row in least))
+
+
+_ROWS: Final[dict[tuple[Key, str], tuple[Key, str]]] = {}
+"""Every row of every form, once: a state then takes some hundred bytes."""
 
 
 def _filled(row: _Row, order: Mapping[str, Mapping[int, int]], place: Mapping[str, Mapping[str, int]]) -> str:
