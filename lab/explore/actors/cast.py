@@ -163,7 +163,7 @@ def part_of(view: View, part: str) -> Sequence[str]:
     tables = []
     if kind == "agent":
         words.append('"status": "queued"')
-        tables = ["agent_state_pointers"]
+        tables = ["agent_state_pointers", "agent_state_head"]  # an enqueue writes the head, whatever turn it is on
     heads = [
         f"{row['agent_id']} {row['status']} {row['active_agent_turn_id']} {row['turn_epoch']}"
         for row in view.table("agent_state_head")
