@@ -1,9 +1,10 @@
 """One agent with a queue of turns: calls, reports and repeats, timeouts, stops, fences, crashed and late workers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lab.explore.actors.cast import BOB, Calls, Cast, Ended, Ends, Goes, Script
-from lab.explore.world import World
+from lab.explore.world import AGES, AT_ONCE, World
 from lab.explore.worlds.turns import world_of
 
 _CALLS = (Calls(("x",)),)
@@ -26,6 +27,7 @@ def worlds() -> Iterator[World]:
         "box",
         "two agents whose turns share an output box; one of the turns takes two steps",
         Cast((Script("a", ((Goes(),), _ENDS)), Script("b", (_ENDS,), agent=BOB, box="a")), stops=("a", "b")),
+        bounds=replace(AT_ONCE, stranded_seconds=AGES),  # whoever frees a box leases no other agent: the net does
     )
     yield world_of(
         "pair",

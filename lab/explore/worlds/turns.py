@@ -8,7 +8,8 @@ from lab.explore.actors.client import enqueues, stops
 from lab.explore.actors.tools import waits, wipe
 from lab.explore.actors.workers import steps
 from lab.explore.net import LEDGER_RULES, REAPS, rule_move
-from lab.explore.world import Move, Net, View, World
+from lab.explore.world import AT_ONCE, Move, Net, View, World
+from turnstile.ledger.operations.audit import Bounds
 
 
 def turn_moves(cast: Cast, view: View) -> list[Move]:
@@ -31,7 +32,9 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
     return moves
 
 
-def world_of(name: str, says: str, cast: Cast, swaps: Sequence[Mapping[str, str]] = ()) -> World:
+def world_of(
+    name: str, says: str, cast: Cast, *, swaps: Sequence[Mapping[str, str]] = (), bounds: Bounds = AT_ONCE
+) -> World:
     """The world of this cast."""
     agents = list(dict.fromkeys(script.agent for script in cast.scripts))
     return World(
@@ -44,6 +47,7 @@ def world_of(name: str, says: str, cast: Cast, swaps: Sequence[Mapping[str, str]
         part=part_of,
         checks=_broken,
         swaps=swaps,
+        bounds=bounds,
     )
 
 
