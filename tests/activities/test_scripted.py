@@ -28,6 +28,7 @@ from turnstile.runtime.ports import (
     ModelMessage,
     ModelRequest,
     ReasoningDelta,
+    TokenCount,
 )
 from turnstile.schema.errors import ConfigError, ModelError
 
@@ -219,6 +220,9 @@ class Other:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         self.asked.append(request.config.model)
         yield ModelDone("stop")
+
+    async def count(self, request: ModelRequest) -> TokenCount:
+        return TokenCount(len(request.messages), exact=True)
 
     async def check(self, model: str) -> None:
         self.asked.append(model)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ TEN_WORDS = "one two three four five six seven eight nine ten"
 MANY = 60
 
 
-async def crew(tenant: Tenant, **fields: object) -> None:
+async def crew(tenant: Tenant, **fields: Any) -> None:
     await tenant.profile("Crew", "chat", instances=True, **fields)
 
 
@@ -134,8 +135,9 @@ async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Te
 
 async def test_a_conversation_goes_on_after_its_cut(tenant: Tenant) -> None:
     agent = await tenant.agent("echo", memory=CUT_MEMORY)
-    for _ in range(FULL + 1):
-        ended = await tenant.turn(agent, TEN_WORDS)
+    for _ in range(FULL):
+        await tenant.turn(agent, TEN_WORDS)
+    ended = await tenant.turn(agent, TEN_WORDS)
     assert len(ended.steps) == 2
     assert ended.deliverable() == f"You said: {TEN_WORDS}"
     assert "run_step" in await shape(tenant, ended.view.agent_turn_id)
