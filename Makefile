@@ -5,6 +5,7 @@
 #   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
 #   make demo-pump  the same with listeners, which talk to each other
 #   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
+#   make test-long  the tests that the suite leaves out because they are long: kills under load, rollouts, floods
 #   make check    lint, format, types, import rules
 #   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
@@ -22,7 +23,7 @@ DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump test check bench chaos explore clean
+.PHONY: help demo demo-pump test test-long check bench chaos explore clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -51,7 +52,10 @@ demo-pump: $(STAMP)
 	$(BIN)/turnstile demo-pump $(ARGS)
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: $(DEV_STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(ARGS)
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff check

@@ -26,9 +26,7 @@ _INDEXED_TYPES = {
 
 
 async def await_client(
-    address: str,
-    connect: Callable[[], Awaitable[Client]],
-    check: Callable[[Client], Awaitable[object]] | None = None,
+    address: str, connect: Callable[[], Awaitable[Client]], check: Callable[[Client], Awaitable[object]] | None = None
 ) -> Client:
     """Connect, run `check`, and return the client; while the server is away, try again.
 

@@ -1,10 +1,10 @@
 """The connections to Postgres, and the rule by which a transition is run again (docs/decisions/0002).
 
-`Pool.run` gives a transition one connection and repeats it: while the ledger says `again`, once more when the gate
-seems gone (a twin may have been in flight), after a unique violation that a concurrent lease caused, after an error
-that may pass (`turnstile.ledger.postgres_errors`); every transition is idempotent. It counts round trips, which is what
-a turn is billed in. A server that is away is waited for up to `patience` seconds, one that answers that it cannot do it
-now for three of them; then `ServerUnavailable` says why.
+`Pool.run` gives a transition one connection and repeats it: while its statement answers `again`, once more if the gate
+is closed (a concurrent repeat may hold the row), after a unique violation that a concurrent lease caused, and after a
+transient error (`turnstile.ledger.postgres_errors`); every transition is idempotent. It counts round trips. It retries
+for `patience` seconds while the server does not answer, and for three while the server answers that it is unable; then
+it raises `ServerUnavailable`.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ installation. Without `force_generic_plan` 3 of 70 read a project's past, withou
 for views and audits of large databases: no hot plan comes near the cost where it begins."""
 _COLLISIONS = 50
 _QUIET_SECONDS = 5.0
-"""Between two lines of the log that say what is waited for, however many wait."""
+"""Seconds between two log lines about waiting, for all callers together."""
 _UNABLE_SECONDS = 3.0
-"""How long it is tried again where the server says that it cannot: less than a client waits for its answer."""
+"""How long to retry while the server answers that it is unable; a client waits longer for its reply."""
 
 
 class Session(Connection, Protocol):
     """A connection that its user holds for more than one statement."""
 
     async def execute(self, query: str, *args: Any) -> str:
-        """Run statements and give the last one's tag."""
+        """Run statements; returns the tag of the last one."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
@@ -59,7 +59,7 @@ class Session(Connection, Protocol):
         ...
 
     def terminate(self) -> None:
-        """Close it without a word, so that nobody uses it again."""
+        """Close the connection at once, without telling the server."""
         ...
 
     def is_closed(self) -> bool:
@@ -80,7 +80,7 @@ class _RawPool(Protocol):
 
 
 async def connect(url: str, **options: Any) -> Any:
-    """A session with the first of the address's hosts that will do; raises what the last one raised.
+    """Connect to the first suitable host of the address; raises the error of the last one.
 
     asyncpg tries several hosts itself, all within one `timeout`, and none after one that is just starting up.
     """
@@ -96,7 +96,7 @@ async def connect(url: str, **options: Any) -> Any:
 
 
 async def _reset(_: object) -> None:
-    """Nothing between two users: asyncpg's own reset is a round trip, and we leave no state but what it rolls back."""
+    """Reset nothing: asyncpg's own reset costs a round trip, and no session state outlives a transaction here."""
 
 
 class Pool:
@@ -116,9 +116,9 @@ class Pool:
         self.round_trips = 0
 
     async def open(self, *, writable: bool = False) -> None:
-        """Connect now and check the server's version; raises `ServerUnavailable` saying what to do.
+        """Connect now and check the server's version; raises `ServerUnavailable` or `ServerTooOld`.
 
-        With `writable` also where the server takes no writes, as a standby does.
+        With `writable` it raises `ServerUnavailable` also for a read-only server, such as a standby.
         """
         async with self.connection() as conn:
             found = await query("server_version").one(conn)
@@ -128,7 +128,7 @@ class Pool:
                 "upgrade it, or leave [database].url empty to use the embedded one"
             )
         if writable and found["read_only"]:
-            await self.close()  # a later try may find another of several hosts
+            await self.close()  # a later attempt may find another of several hosts
             raise ServerUnavailable(f"{self.server} is read-only: a standby, or default_transaction_read_only")
 
     async def close(self) -> None:
@@ -159,10 +159,10 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Session]:
-        """A connection of one's own, for transactions.
+        """A connection for the block, for transactions.
 
-        Raises `ServerUnavailable` if none can be had now, or for an error in the block that may pass
-        (`turnstile.ledger.postgres_errors`), and `ConfigError` if the server refuses us or the address is bad.
+        Raises `ServerUnavailable` if there is none now, or for a transient error in the block
+        (`turnstile.ledger.postgres_errors`), and `ConfigError` if the server refuses the login or the address is wrong.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -178,19 +178,19 @@ class Pool:
                 raise
 
     async def run(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a one-statement transition until it answers.
+        """Run a one-statement transition, repeated as the module's docstring says.
 
-        Raises `StaleTurn` if its gate is really gone, `BadRequest` for text that Postgres cannot store, and as
-        `connection` does.
+        Raises `StaleTurn` if its gate is closed, `BadRequest` for text that Postgres cannot store, and as `connection`
+        does.
         """
         return await self._run(transition, self._patience, min(self._patience, _UNABLE_SECONDS))
 
     async def insist(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """As `run`, for as long as the server is away or unable: for what cannot be had a second time."""
+        """As `run`, for as long as the server is away or unable: for results that cannot be computed again."""
         return await self._run(transition, math.inf, math.inf)
 
     async def _run(self, transition: Callable[[Connection], Awaitable[T]], away: float, unable: float) -> T:
-        """As `run`, for so many seconds while the server is away, and for so many while it is unable."""
+        """As `run`, for `away` seconds while the server is away, and for `unable` seconds while it is unable."""
         canceled, began = _cancellations(), time.monotonic()
         stale = again = failed = 0
         while True:
@@ -203,14 +203,14 @@ class Pool:
                     except DRIVER_ERRORS as error:
                         connected = _is_connected(conn)
                         if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                            conn.terminate()  # another session may be of another server
+                            conn.terminate()  # another session may reach another server
                         raise
             except StaleTurn:
                 stale += 1
                 if stale > 1:
                     raise
             except (Again, *DRIVER_ERRORS) as error:
-                if _cancellations() > canceled:  # a rollback that met a lost connection hides it
+                if _cancellations() > canceled:  # a rollback on a lost connection hides the cancellation
                     raise asyncio.CancelledError from error
                 kind = ErrorKind.CONFLICT if isinstance(error, Again) else kind_of(error, connected=connected)
                 if kind is ErrorKind.CONFLICT and again < _COLLISIONS:
@@ -227,14 +227,14 @@ class Pool:
                 await asyncio.sleep(min(0.05 * 2 ** min(failed, 5), 1.0))
 
     def _raise(self, error: Exception, kind: ErrorKind) -> NoReturn:
-        """The error as the rest of Turnstile knows it."""
+        """Raise the error as `translated`."""
         instead = translated(error, kind, self.server)
         if instead is None:
             raise error
         raise instead from error if isinstance(instead, ServerUnavailable) else None
 
     async def transact(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a transition of several statements in one transaction, as `run` does; it too finds its own effect."""
+        """Run a transition of several statements in one transaction, as `run` does; it must be idempotent, too."""
 
         async def whole(conn: Connection) -> T:
             async with cast("Session", conn).transaction():
@@ -243,7 +243,7 @@ class Pool:
         return await self.run(whole)
 
     async def rehearse(self, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """What the transition would answer: it runs once, in a transaction that is rolled back.
+        """Run the transition once, in a transaction that is rolled back; returns its result.
 
         Raises as `connection` does.
         """
@@ -259,12 +259,12 @@ class Pool:
 def _is_connected(conn: Session) -> bool:
     try:
         return not conn.is_closed()
-    except asyncpg.InterfaceError:  # it was lost, and the pool has taken it back
+    except asyncpg.InterfaceError:  # the connection was lost, and the pool has taken it back
         return False
 
 
 def _cancellations() -> int:
-    """How often the running task was asked to end."""
+    """How often cancellation of the current task was requested."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

@@ -1,7 +1,7 @@
-"""What an error of PostgreSQL means for whoever asked: decided by its SQLSTATE, here and nowhere else (protocol §6).
+"""Classifies errors of PostgreSQL by their SQLSTATE, here and nowhere else (protocol §6).
 
-Pure. `kind_of` gives the kind, `translated` the error that leaves the ledger: `ServerUnavailable`, with the reason in
-plain words, for what may pass by itself. The words hold no message of the server, which may quote what was sent.
+Pure. `kind_of` returns the kind, `translated` the error that leaves the ledger: `ServerUnavailable`, with a reason, for
+a transient one. The reason quotes no message of the server, which may quote the statement's values.
 """
 
 import ssl
@@ -17,28 +17,28 @@ from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable, 
 Value = TypeVar("Value")
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError, OSError)
-"""What connecting or a statement may raise."""
+"""The exceptions that connecting or a statement may raise."""
 
 
 class ErrorKind(StrEnum):
     """Kinds of errors."""
 
     AWAY = "away"
-    """The server does not answer, or not yet: it is waited for."""
+    """The server does not answer, or not yet."""
     UNABLE = "unable"
-    """The server answers that it cannot do it now: a full disk, a read-only database, a canceled statement."""
+    """The server answers that it is unable now: a full disk, a read-only database, a canceled statement."""
     CONFLICT = "conflict"
-    """Another transaction was in the way: the same one may pass at once."""
+    """Another transaction was in the way: an immediate repeat may succeed."""
     REFUSED = "refused"
     """The user, the password, the database or the address is wrong."""
     UNSTORABLE = "unstorable"
-    """The text is none that PostgreSQL can store."""
+    """PostgreSQL cannot store the text."""
     PERMANENT = "permanent"
     """A bug, or a rule of the ledger: the same statement fails again."""
 
 
 TRANSIENT = frozenset({ErrorKind.AWAY, ErrorKind.UNABLE})
-"""The same statement may succeed later, though nobody does anything about it but wait."""
+"""Kinds after which the same statement may succeed later."""
 
 _KINDS = {
     "08": ErrorKind.AWAY,  # connection exception
@@ -61,7 +61,7 @@ _KINDS = {
     "57P": ErrorKind.AWAY,  # shutdown, crash, start-up
     "58": ErrorKind.UNABLE,  # system error
 }
-"""By SQLSTATE or by the beginning of it; the longest that fits counts."""
+"""By SQLSTATE or its beginning; the longest match applies."""
 
 _WORDS = {
     "25006": "the database is read-only",
@@ -69,9 +69,9 @@ _WORDS = {
     "53100": "the database's disk is full",
     "53200": "the database is out of memory",
     "53300": "the database has no connection left",
-    "53400": "the database came to a limit of its configuration",
-    "55": "the database cannot do this in the state that it is in",
-    "55P03": "a lock could not be had in time",
+    "53400": "the database reached a limit of its configuration",
+    "55": "the database is not in the required state",
+    "55P03": "a lock was not available in time",
     "57": "an operator of the database intervened",
     "57014": "the database canceled the statement",
     "57P01": "the database is shutting down",
@@ -82,15 +82,15 @@ _WORDS = {
 
 
 def kind_of(error: BaseException, *, connected: bool = False) -> ErrorKind:
-    """Its kind.
+    """The kind of an error.
 
-    `connected` says that the session is still open: what did not come from the server is then a bug or the caller's
-    own error, but for an answer that is late. Without a session it is why there is none.
+    `connected`: the session is still open. Then an error that is not the server's is permanent, unless it is a timeout.
+    Without a session such an error is the reason why there is none.
     """
     match error:
         case ClientConfigurationError():
             return ErrorKind.REFUSED
-        case asyncpg.InvalidCachedStatementError():  # a migration beside us: asyncpg has forgotten the plan by now
+        case asyncpg.InvalidCachedStatementError():  # a concurrent migration; asyncpg has dropped the plan by now
             return ErrorKind.CONFLICT
         case asyncpg.PostgresError():
             return _longest(_KINDS, _state(error)) or ErrorKind.PERMANENT
@@ -103,12 +103,12 @@ def kind_of(error: BaseException, *, connected: bool = False) -> ErrorKind:
 
 
 def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError | None:
-    """The error as the rest of Turnstile knows it; None for a permanent one, which is raised as it is."""
+    """The `TurnstileError` for an error; None for a permanent one, which is raised unchanged."""
     state = _state(error)
     match kind:
         case ErrorKind.AWAY | ErrorKind.UNABLE:
             why = _longest(_WORDS, state)
-            met = str(error) if isinstance(error, ssl.SSLError) else type(error).__name__  # which certificate, and why
+            met = str(error) if isinstance(error, ssl.SSLError) else type(error).__name__  # names the certificate
             lost = f"no answer from {server}: {met}"
             return ServerUnavailable(lost if why is None else f"{server}: {why} ({state})")
         case ErrorKind.CONFLICT if not isinstance(error, asyncpg.UniqueViolationError):
@@ -122,7 +122,7 @@ def translated(error: Exception, kind: ErrorKind, server: str) -> TurnstileError
 
 
 def _state(error: BaseException) -> str:
-    """Its SQLSTATE; asyncpg sets it without declaring it."""
+    """The error's SQLSTATE, which asyncpg sets without declaring it."""
     return cast("str | None", getattr(error, "sqlstate", None)) or ""
 
 

@@ -2,7 +2,8 @@
 
 A query is a block that starts with `-- name: <name> :<mode>`, and a line on what it does. Modes: `one` (exactly one
 row), `opt` (one or none), `many`, `exec`. A parameter is written `:name`; the same name is the same parameter.
-`{name}` stands for a list of message types (`turnstile.schema.message_types`). There is no SQL text in Python.
+`{name}` or `{name(argument, …)}` stands for a fragment: one of `fragments.sql`, or a list of message types
+(`turnstile.schema.message_types`). There is no SQL text in Python.
 """
 
 import functools
@@ -10,24 +11,30 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+from pydantic import BaseModel
 
 from turnstile.schema.message_types import TYPE_LISTS
 
+Model = TypeVar("Model", bound=BaseModel)
 Mode = Literal["one", "opt", "many", "exec"]
 
 _HEADER = re.compile(r"^-- name: (?P<name>[a-z_]+) :(?P<mode>one|opt|many|exec)$", re.MULTILINE)
+_FRAGMENT = re.compile(r"^-- fragment: ([a-z_]+)(?:\(([a-z_, ]+)\))?\n((?:.+\n)+)", re.MULTILINE)
 _PIECE = re.compile(
-    r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b|\{(?P<types>" + "|".join(TYPE_LISTS) + r")\}"
+    r"'[^']*'|(?P<comment>--[^\n]*)|(?<![:\w]):(?P<parameter>[a-z_]+)\b"
+    r"|\{(?P<fragment>[a-z_]+)(?:\((?P<arguments>[^{}]*)\))?\}"
 )
-"""A quoted text, which stays; a comment, which goes; a parameter, which gets a number; a list of types, written out."""
+"""A quoted text, which stays; a comment, which goes; a parameter, which gets a number; a fragment, written out."""
+_ARGUMENT = re.compile(r"(?:'[^']*'|\([^()]*\)|[^,()'])+")
 
 Row = Mapping[str, Any]
-"""A row by column name; every caller validates it into a model."""
+"""A row by column name; callers validate it."""
 
 
 class Again(Exception):
-    """A statement saw an old picture and changed nothing: run it again on a fresh one."""
+    """A statement saw an old snapshot and changed nothing: run it again."""
 
 
 class Connection(Protocol):
@@ -83,12 +90,27 @@ class Query:
             raise LookupError(f"query {self.name} gave no row")
         return row
 
+    async def all_as(self, conn: Connection, model: type[Model], /, **arguments: Any) -> list[Model]:
+        """All rows, each validated."""
+        return [model.model_validate(dict(row)) for row in await self.many(conn, **arguments)]
+
+    async def opt_as(self, conn: Connection, model: type[Model], /, **arguments: Any) -> Model | None:
+        """The row, validated, or None if there is none."""
+        row = await self.opt(conn, **arguments)
+        return None if row is None else model.model_validate(dict(row))
+
+    async def one_as(self, conn: Connection, model: type[Model], /, **arguments: Any) -> Model:
+        """The one row, validated; raises `LookupError` if there is none."""
+        return model.model_validate(dict(await self.one(conn, **arguments)))
+
 
 def parse(text: str) -> dict[str, Query]:
     """The queries of one file."""
     headers = list(_HEADER.finditer(text))
     ends = [header.start() for header in headers[1:]] + [len(text)]
-    return {header["name"]: _query(header, text[header.end() : end]) for header, end in zip(headers, ends, strict=True)}
+    return {
+        header["name"]: _query(header, text[header.end() : end]) for header, end in zip(headers, ends, strict=False)
+    }
 
 
 def _query(header: re.Match[str], body: str) -> Query:
@@ -98,14 +120,35 @@ def _query(header: re.Match[str], body: str) -> Query:
     def replace(found: re.Match[str]) -> str:
         if found["comment"]:
             return ""
-        if found["types"]:
-            return "(" + ", ".join(f"'{each}'" for each in TYPE_LISTS[found["types"]]) + ")"
+        if found["fragment"]:
+            return _PIECE.sub(replace, _fragment(found["fragment"], _ARGUMENT.findall(found["arguments"] or "")))
         if (parameter := found["parameter"]) is None:
             return found[0]
         return f"${numbers.setdefault(parameter, len(numbers) + 1)}"
 
     sql = _PIECE.sub(replace, body).strip().rstrip(";")
     return Query(header["name"], cast("Mode", header["mode"]), sql, tuple(numbers), purpose)
+
+
+def _fragment(name: str, arguments: list[str]) -> str:
+    if name not in _fragments():
+        raise ValueError(f"there is no fragment {name}")
+    parameters, sql = _fragments()[name]
+    if len(arguments) != len(parameters):
+        raise ValueError(f"fragment {name} takes {len(parameters)} arguments, not {len(arguments)}")
+    for parameter, argument in zip(parameters, arguments, strict=True):
+        sql = sql.replace(f"{{{parameter}}}", argument.strip())
+    return sql
+
+
+@functools.cache
+def _fragments() -> Mapping[str, tuple[list[str], str]]:
+    """The parameters and the text of each fragment."""
+    text = resources.files("turnstile.ledger").joinpath("fragments.sql").read_text("utf-8")
+    found = {name: (re.findall("[a-z_]+", parameters), sql) for name, parameters, sql in _FRAGMENT.findall(text)}
+    for name, types in TYPE_LISTS.items():
+        found[name] = ([], "(" + ", ".join(f"'{each}'" for each in types) + ")")
+    return found
 
 
 _ROOMS = (".", "turns", "pump", "operations")

@@ -43,12 +43,20 @@ class Program:
         self._end_seconds = end_seconds
         self._left: list[str] = []
 
-    def run(self, main: Coroutine[Any, Any, T], on_signal: Callable[["asyncio.Task[T]"], object]) -> T:
-        """Run `main`; returns or raises as it does. The first signal calls `on_signal` with the task of `main`."""
+    def run(
+        self,
+        main: Coroutine[Any, Any, T],
+        on_signal: Callable[["asyncio.Task[T]"], object],
+        on_interrupt: Callable[[], Callable[[], object] | None] = lambda: None,
+    ) -> T:
+        """Run `main`; returns or raises as it does. The first signal calls `on_signal` with the task of `main`.
+
+        A SIGINT does not count while `on_interrupt` returns a function, which is then called in the loop instead.
+        """
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         task = loop.create_task(main, name="program")
-        watch = _Watch(loop, lambda: on_signal(task), self._end_seconds)
+        watch = _Watch(loop, lambda: on_signal(task), on_interrupt, self._end_seconds)
         watch.start()
         try:
             return loop.run_until_complete(task)
@@ -130,10 +138,17 @@ def _exit(code: int) -> NoReturn:
 class _Watch(threading.Thread):
     """Notices signals even while the event loop is blocked: the interpreter's C code writes each to a pipe at once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], object], end_seconds: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_signal: Callable[[], object],
+        on_interrupt: Callable[[], Callable[[], object] | None],
+        end_seconds: float,
+    ) -> None:
         super().__init__(name="signals", daemon=True)
         self._loop = loop
         self._on_signal = on_signal
+        self._on_interrupt = on_interrupt
         self._end_seconds = end_seconds
         self._answered = 0.0
         self._pipe, self._written = os.pipe()
@@ -161,6 +176,9 @@ class _Watch(threading.Thread):
                 if number == _OVER[0]:
                     return
                 if number not in self._before:
+                    continue
+                if deadline is None and number == signal.SIGINT and (instead := self._on_interrupt()) is not None:
+                    self._ask(instead)
                     continue
                 if deadline is not None:
                     os._exit(INTERRUPTED)  # the warden of embedded servers ends them with this process

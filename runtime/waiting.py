@@ -32,7 +32,7 @@ async def await_server(name: str, attempt: Callable[[], Awaitable[T]]) -> T:
             return value
 
 
-async def unless_told(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
+async def unless_stopped(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
     """Await `opening` and return its result; cancels it and returns None if `stop` is set first."""
     task, stopped = asyncio.create_task(opening), asyncio.create_task(stop.wait())
     try:

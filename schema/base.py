@@ -1,6 +1,10 @@
-"""The two base classes of models: `Strict` for input from outside, `Tolerant` between versions of Turnstile."""
+"""The base classes of models: `Strict` for input from outside, `Tolerant` between versions, and a field type."""
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
+
+from turnstile.schema.ids import AgentId, token
 
 
 class Strict(BaseModel):
@@ -16,3 +20,11 @@ class Tolerant(BaseModel):
 
 
 JsonObject = dict[str, JsonValue]
+
+
+def _agent_token(value: AgentId) -> AgentId:
+    return AgentId(token(value, "agent_id"))
+
+
+AgentToken = Annotated[AgentId, AfterValidator(_agent_token)]
+"""An agent's id from outside, which must be a token of a subject."""

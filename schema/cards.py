@@ -29,6 +29,8 @@ class CardType(StrEnum):
     RENDERED_PROMPT = "sys.rendered_prompt"
     MUST_END_WITH_REQUIRED = "sys.must_end_with_required"
     PARENT_POINTER = "meta.parent_pointer"
+    MEMORY_CUT = "memory.cut"
+    MEMORY_SUMMARY = "memory.summary"
     MESSAGE = "pump.message"
     """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 
@@ -213,6 +215,14 @@ def content_of(card: Card) -> CardContent:
         ) from None
 
 
+def readable_content(card: Card) -> CardContent | None:
+    """The card's content, or None if it does not parse."""
+    try:
+        return content_of(card)
+    except CardUnreadable:
+        return None
+
+
 def value_of(card: Card) -> JsonValue:
     """A card's content as JSON: a text, what it holds, or the content as it is if it cannot be read."""
     try:
@@ -282,6 +292,17 @@ class FallbackDeliverable(Tolerant):
     """Contents of the turn's `tool.result` cards."""
     terminal_status: TurnStatus
     """How the turn ended."""
+
+
+class MemoryCut(Tolerant):
+    """`JsonContent.data` of a `memory.cut` card: where later turns begin to read the box (protocol §7.3)."""
+
+    first_card_id: CardId
+    """The first card that is kept; it is in the same box."""
+    summary_card_id: CardId | None = None
+    """The `memory.summary` card in the same box that stands for what is not read any more."""
+    reason: Literal["full", "refused"] = "full"
+    """Why: over `max_context_tokens`, or the model refused the request as too long."""
 
 
 class SubmittedField(Tolerant):

@@ -10,6 +10,10 @@ from typing import Final, assert_never
 
 from turnstile.schema.states import MessageType
 
+PROTOCOL_LEVEL: Final = 1
+"""What a process that signs on in `state.workers` says that it speaks. It rises with each new type of inbox row. A type
+is sent once `state.protocol_level` has its level: to a bridge that does not know it, its rows are an `error`."""
+
 
 class Purpose(StrEnum):
     """What claims a row, whom the claim wakes, what settles the row, and what it means to a turn that runs."""

@@ -3,8 +3,9 @@
 import json
 import operator
 import re
+from typing import Literal, Self
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.parameters import object_schema
@@ -12,6 +13,7 @@ from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
 
 DEFAULT_WORKER_TARGET = "worker_generic"
 DEFAULT_MAX_STEPS = 16
+DEFAULT_KEPT_TURNS = 4
 
 _PROMPT_LIMIT = 524_288
 _TARGET = r"^[A-Za-z0-9_-]{1,128}$"
@@ -40,6 +42,27 @@ class LlmConfig(Strict):
     """Further parameters of the provider, passed on unchanged."""
 
 
+class Memory(Strict):
+    """What turns of an agent know of earlier ones (protocol §7.3)."""
+
+    keep: Literal["none", "conversation"] = "none"
+    """`conversation`: turns that name neither a box nor a conversation go on in one that is kept for their channel."""
+    max_context_tokens: int | None = Field(default=None, ge=1, le=100_000_000)
+    """The most tokens of a request to the model; null: until the model refuses a request as too long."""
+    when_full: Literal["drop", "summarize"] = "drop"
+    """What becomes of the earliest turns then: they are left out, or a model sums them up first."""
+    keep_last_turns: int = Field(default=DEFAULT_KEPT_TURNS, ge=0, le=1000)
+    """The most turns that are kept then as they are; fewer where they would take too much."""
+    summary_model: str | None = Field(default=None, min_length=1, max_length=256)
+    """`provider/model` that sums up; null: the profile's own."""
+
+    @model_validator(mode="after")
+    def _has_use(self) -> Self:
+        if self.summary_model is not None and self.when_full != "summarize":
+            raise ValueError("summary_model is asked only with when_full: summarize")
+        return self
+
+
 class Profile(Strict):
     """A profile as `turnstile profile put` reads it and a `sys.profile` card holds it."""
 
@@ -59,6 +82,11 @@ class Profile(Strict):
     """The most steps of one turn."""
     llm_config: LlmConfig
     """The model and its parameters."""
+    # left out of cards if not given, so that workers of the version before read the cards of other profiles
+    memory: Memory | None = Field(default=None, exclude_if=operator.not_)
+    """What its turns know of earlier ones; by default nothing."""
+    instances: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
 
 
 STORED = {"stored": True}

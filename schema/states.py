@@ -81,6 +81,14 @@ class StepPhase(StrEnum):
     FAILED = "failed"
 
 
+class Activity(StrEnum):
+    """What a busy agent is doing: `metadata.activity` of its `state` and `step` events (protocol §3)."""
+
+    THINKING = "thinking"
+    EXECUTING_TOOL = "executing_tool"
+    AWAITING_TOOL_RESULT = "awaiting_tool_result"
+
+
 class ChunkType(StrEnum):
     """`chunk_type` of `str.agent.*.chunk`."""
 
@@ -110,7 +118,10 @@ class ActionStatus(StrEnum):
 
 
 class AgentStatus(StrEnum):
-    """`resource.project_agents.status`."""
+    """`resource.project_agents.status`. Operators set `paused`, `retired` and, by resuming, `active` (protocol §6)."""
 
-    ACTIVE = "active"
-    INACTIVE = "inactive"
+    ACTIVE = "active"  # -> paused | retired | inactive
+    PAUSED = "paused"  # takes no lease; -> active | retired | inactive
+    RETIRED = "retired"  # takes no enqueue; -> active | paused | inactive
+    DORMANT = "dormant"  # an instance that nobody uses; -> active | paused | retired | inactive
+    INACTIVE = "inactive"  # its project is being removed: final

@@ -10,16 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import (
-    AgentId,
-    AgentTurnId,
-    BoxId,
-    CardId,
-    ChannelId,
-    InboxId,
-    ProjectId,
-    ToolCallId,
-)
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
 from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
 
 
@@ -37,6 +28,12 @@ class TurnRef(Tolerant):
     context_box_id: BoxId
     output_box_id: BoxId
     trace_id: str
+
+    def placeholders(self, step_id: StepId, parent_step_id: str) -> dict[str, str]:
+        """The values of the id placeholders in prompts and arguments (protocol §7.3)."""
+        names = ("project_id", "channel_id", "agent_id", "agent_turn_id", "turn_epoch", "trace_id", "context_box_id")
+        ids = {name: str(getattr(self, name)) for name in names}
+        return ids | {"step_id": step_id, "parent_step_id": parent_step_id}
 
 
 class Ring(Tolerant):

@@ -1,7 +1,7 @@
 """Waiting for the acks of a UI action (protocol §7.10)."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
@@ -11,6 +11,19 @@ from turnstile.schema.states import ActionStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.ui_actions import ActionAck
 from turnstile.transport.connection import NatsConnection
+
+
+async def until_arrived(conn: NatsConnection, changed: asyncio.Event, arrived: Callable[[], bool]) -> None:
+    """Wait until `arrived`, asked again whenever `changed` is set; raises `ServerUnavailable` once `conn` is closed."""
+    forget = conn.listen(changed.set)
+    try:
+        while not arrived():
+            if conn.closed.is_set():
+                raise ServerUnavailable(f"the connection to NATS at {conn.shown} is closed")
+            changed.clear()
+            await changed.wait()
+    finally:
+        forget()
 
 
 class ActionWaiter:
@@ -25,15 +38,7 @@ class ActionWaiter:
 
     async def next(self, after: int = 0) -> ActionAck:
         """Wait for the ack number `after`, from 0; raises `ServerUnavailable` once the connection is closed."""
-        forget = self._conn.listen(self._changed.set)
-        try:
-            while len(self._acks) <= after:
-                if self._conn.closed.is_set():
-                    raise ServerUnavailable(f"the connection to NATS at {self._conn.shown} is closed")
-                self._changed.clear()
-                await self._changed.wait()
-        finally:
-            forget()
+        await until_arrived(self._conn, self._changed, lambda: len(self._acks) > after)
         return self._acks[after]
 
     async def last(self, timeout: float) -> ActionAck:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -25,11 +26,12 @@ from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers as names
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.events import ReplyEvent, TaskEvent
-from turnstile.schema.wire.inbox import Reply, SendReply
-from turnstile.sdk.acks import ActionWaiter
+from turnstile.schema.wire.inbox import EnqueueRequest, Reply, SendReply
+from turnstile.sdk.acks import ActionWaiter, until_arrived
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object, encode
 
+Answer = TypeVar("Answer", bound=Reply)
 _UNREAD = 4096
 _REMEMBERED = 4096
 
@@ -55,15 +57,8 @@ class TaskWaiter:
 
     async def wait(self, agent_turn_id: AgentTurnId, timeout: float) -> TaskEvent:
         """Wait for the turn's `task` event; raises `TimeoutError` after `timeout` seconds: then call `describe`."""
-        forget = self._conn.listen(self._changed.set)
-        try:
-            async with asyncio.timeout(timeout):
-                while agent_turn_id not in self._seen:
-                    _raise_if_closed(self._conn)
-                    self._changed.clear()
-                    await self._changed.wait()
-        finally:
-            forget()
+        async with asyncio.timeout(timeout):
+            await until_arrived(self._conn, self._changed, lambda: agent_turn_id in self._seen)
         return self._seen[agent_turn_id]
 
     async def on_event(self, event: WatchEvent) -> None:
@@ -87,15 +82,8 @@ class ReplyInbox:
 
     async def wait(self, message_id: MessageId, timeout: float) -> ReplyEvent:
         """Wait for the answer to a message; each is returned once. Raises `TimeoutError` after `timeout` seconds."""
-        forget = self._conn.listen(self._changed.set)
-        try:
-            async with asyncio.timeout(timeout):
-                while message_id not in self._replies:
-                    _raise_if_closed(self._conn)
-                    self._changed.clear()
-                    await self._changed.wait()
-        finally:
-            forget()
+        async with asyncio.timeout(timeout):
+            await until_arrived(self._conn, self._changed, lambda: message_id in self._replies)
         return self._replies.pop(message_id)
 
     async def on_message(self, msg: Msg) -> None:
@@ -125,6 +113,10 @@ class BridgeClient:
         """A client of another channel of the project, on the same connection."""
         return BridgeClient(self._conn, self._project, channel_id)
 
+    def agent_of(self, request: EnqueueRequest) -> AgentId:
+        """The agent that will run the turn of a request that names an agent, a conversation or a correlation id."""
+        return request.agent(self._project, self._channel, "")
+
     async def request(
         self,
         verb: str,
@@ -147,12 +139,19 @@ class BridgeClient:
         except BadRequest as error:
             raise ServerUnavailable(f"the answer to {verb} cannot be read: {error}") from None
 
-    async def command(
+    async def request_as(
         self,
         verb: str,
         payload: BaseModel | JsonObject,
-        request_id: str,
+        reply: type[Answer],
+        *,
         headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Request a verb and return its accepted reply; raises as `request` and `accepted` do."""
+        return accepted(reply, await self.request(verb, payload, headers=headers))
+
+    async def command(
+        self, verb: str, payload: BaseModel | JsonObject, request_id: str, headers: Mapping[str, str] | None = None
     ) -> bool:
         """Publish a durable command; its answer is the `{verb}_ack` event with this `request_id`.
 
@@ -187,8 +186,7 @@ class BridgeClient:
         """
         async with self.reply_inbox() as inbox:
             asked: JsonObject = {"to": to, "payload": payload, "reply_to": inbox.subject, **fields}
-            sent = SendReply.model_validate(await self.request("send", asked, headers=headers))
-            raise_unless_accepted(sent)
+            sent = await self.request_as("send", asked, SendReply, headers=headers)
             if sent.message_id is None:
                 raise Refused("internal_error", "the bridge took the message and named none")
             return await inbox.wait(sent.message_id, timeout)
@@ -326,10 +324,14 @@ class BridgeClient:
         return data
 
 
-def raise_unless_accepted(reply: Reply) -> None:
-    """Raises `ServerUnavailable` if the same request may be accepted later, else `Refused` with the reply's code."""
+def accepted(model: type[Answer], answer: JsonObject) -> Answer:
+    """The bridge's reply, if it was accepted.
+
+    Raises `ServerUnavailable` if the same request may be accepted later, else `Refused` with the reply's code.
+    """
+    reply = model.model_validate(answer)
     if reply.status is ReplyStatus.ACCEPTED:
-        return
+        return reply
     message = reply.error or f"the bridge answered {reply.status}"
     if reply.error_code == ServerUnavailable.code:
         raise ServerUnavailable(message)
@@ -346,11 +348,6 @@ def _event(msg: Msg) -> WatchEvent:
     return WatchEvent(msg.subject, rest[-1], agent, decode_object(msg.data), dict(msg.headers or {}))
 
 
-def _raise_if_closed(conn: NatsConnection) -> None:
-    if conn.closed.is_set():
-        raise ServerUnavailable(f"the connection to NATS at {conn.shown} is closed")
-
-
 async def _end(conn: NatsConnection, unread: asyncio.Queue[WatchEvent | None]) -> None:
     await conn.closed.wait()
     await unread.put(None)
@@ -359,4 +356,5 @@ async def _end(conn: NatsConnection, unread: asyncio.Queue[WatchEvent | None]) -
 async def _read(conn: NatsConnection, unread: asyncio.Queue[WatchEvent | None]) -> AsyncGenerator[WatchEvent]:
     while event := await unread.get():
         yield event
-    _raise_if_closed(conn)
+    if conn.closed.is_set():
+        raise ServerUnavailable(f"the connection to NATS at {conn.shown} is closed")

@@ -15,5 +15,5 @@ def parse_request(form: type[Request], given: JsonObject) -> Request:
     try:
         return form.model_validate(given)
     except ValidationError as error:
-        told = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
-        raise BadRequest("; ".join(told)) from None
+        faults = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
+        raise BadRequest("; ".join(faults)) from None

@@ -28,7 +28,7 @@ from turnstile.schema.wire.descriptions import DescribeReply, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
 from turnstile.sdk.chunk_order import ChunkOrder
-from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent, raise_unless_accepted
+from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
 from turnstile.sdk.requests import parse_request
 from turnstile.transport.connection import connect as connect_nats
 
@@ -79,9 +79,7 @@ class Turn:
         """Enqueue the turn unless that was done, and return its id. Raises `Refused` with the code of the refusal,
         or `ServerUnavailable`; the same call may then be repeated."""
         if isinstance(self._asked, EnqueueRequest):
-            reply = EnqueueReply.model_validate(await self._bridge.request("enqueue", self._asked))
-            raise_unless_accepted(reply)
-            self._asked = turn_of(reply)
+            self._asked = turn_of(await self._bridge.request_as("enqueue", self._asked, EnqueueReply))
         return self._asked
 
     async def __aiter__(self) -> AsyncGenerator[str]:
@@ -121,9 +119,7 @@ class Turn:
         Raises `Refused` or `ServerUnavailable`.
         """
         asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
-        reply = StopReply.model_validate(await self._bridge.request("stop", asked))
-        raise_unless_accepted(reply)
-        return not reply.already_final
+        return not (await self._bridge.request_as("stop", asked, StopReply)).already_final
 
     async def _ended(self, turn: AgentTurnId, waiter: TaskWaiter) -> TurnView:
         while (view := turn_in(await self._describe({"agent_turn_id": turn}))).ended_at is None:
@@ -174,9 +170,10 @@ class Client:
 
     def ask(
         self,
-        agent_id: str,
+        agent_id: str | None,
         instruction: str | None = None,
         *,
+        conversation: str | None = None,
         result_fields: Sequence[str] | Mapping[str, str] = (),
         context_box_id: str | None = None,
         profile_name: str | None = None,
@@ -185,6 +182,8 @@ class Client:
     ) -> Turn:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
 
+        The turns of a `conversation` follow each other and remember what was said. With a `profile_name` and None for
+        the agent, an instance of the profile runs the turn: one for each conversation, else one for the request.
         `result_fields` are names of fields that the deliverable must have, or names with descriptions. With a
         `correlation_id` of yours, the same request made again answers the same turn. Raises `BadRequest`.
         """
@@ -192,6 +191,7 @@ class Client:
         given: dict[str, JsonValue] = {
             "agent_id": agent_id,
             "instruction": instruction,
+            "conversation_id": conversation,
             "context_box_id": context_box_id,
             "profile_name": profile_name,
             "correlation_id": correlation_id or uuid7(),
@@ -199,7 +199,7 @@ class Client:
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in given.items() if value is not None})
-        return Turn(self.bridge, request.agent_id, request)
+        return Turn(self.bridge, self.bridge.agent_of(request), request)
 
     async def turn(self, agent_turn_id: str) -> Turn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none."""
@@ -227,9 +227,7 @@ async def connect(
 
 async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
     """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
-    reply = DescribeReply.model_validate(await bridge.request("describe", asked))
-    raise_unless_accepted(reply)
-    return reply
+    return await bridge.request_as("describe", asked, DescribeReply)
 
 
 def turn_in(reply: DescribeReply) -> TurnView:

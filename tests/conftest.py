@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.processes.hatchery import shared_hatchery
 from tests.support.processes.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.migrate import migrate
@@ -56,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--slow-turns", type=int, default=0, help="how many turns meet servers that answer late")
     parser.addoption("--outage-seconds", type=float, default=5.0, help="how long NATS is down under load")
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def no_process_is_left() -> AsyncIterator[None]:
+    """The parent process of the commands ends with the session."""
+    yield
+    await shared_hatchery.close()
 
 
 @pytest.fixture(scope="session")

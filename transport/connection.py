@@ -357,11 +357,7 @@ def start_connecting(
 
 
 async def connect(
-    url: str | None = None,
-    *,
-    name: str,
-    inbox_prefix: str | None = None,
-    on_wait: Callable[[str], None] | None = None,
+    url: str | None = None, *, name: str, inbox_prefix: str | None = None, on_wait: Callable[[str], None] | None = None
 ) -> NatsConnection:
     """Connect, waiting without limit for a server that is down.
 

@@ -3,7 +3,7 @@
 One request for `batch` messages is outstanding at any time. All messages that have arrived are handed over at once as
 one batch; those that arrive meanwhile form the next. So a single message waits for no timer, and many share a batch.
 A broken consumer, a missing stream, silence or a reconnect ends the request; stream and consumer are then declared and
-the request is sent again, after 0.05 to 1 s. At most two batches are held; with `room`, no more messages than the
+the request is sent again, after 0.05 to 1 s. At most two batches are held; with `free_slots`, no more messages than the
 handler can start now, so that the others wait in the consumer, where any replica can take them. The handler
 acknowledges. A batch whose handler raises stays unacknowledged and is delivered again after the consumer's ack_wait.
 """
@@ -75,7 +75,7 @@ def _request_body(batch: int) -> bytes:
 class ContinuousPull:
     """Pulls one consumer's messages in batches. `ensure` declares its stream and consumer, idempotently.
 
-    `room` returns how many messages the handler can start now. After it has returned 0, call `wake` when that changes.
+    `free_slots` returns how many messages the handler can start now. If it returned 0, call `wake` when that changes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ContinuousPull:
         ensure: Callable[[], Awaitable[None]],
         *,
         batch: int = 256,
-        room: Callable[[], int] | None = None,
+        free_slots: Callable[[], int] | None = None,
     ) -> None:
         self.rebuilds = 0
         self.delivered = 0
@@ -95,7 +95,7 @@ class ContinuousPull:
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._ensure = ensure
         self._batch = batch
-        self._room = room
+        self._free_slots = free_slots
         self._arrived: list[Msg] = []
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
@@ -124,7 +124,7 @@ class ContinuousPull:
         await feeder
 
     def wake(self) -> None:
-        """Call `room` again: it may return more than 0 now."""
+        """Call `free_slots` again: it may return more than 0 now."""
         self._changed.set()
 
     async def _end_on(self, stop: asyncio.Event) -> None:
@@ -200,7 +200,7 @@ class ContinuousPull:
         """How many messages to request now."""
         if len(self._arrived) >= self._batch:
             return 0
-        return self._batch if self._room is None else min(self._batch, self._room() - len(self._arrived))
+        return self._batch if self._free_slots is None else min(self._batch, self._free_slots() - len(self._arrived))
 
     async def _watch(self, request: _Request) -> None:
         """Wait until there is something to do; marks the request broken if the server has been silent too long."""

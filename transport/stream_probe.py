@@ -89,6 +89,8 @@ async def _trouble(
         await _probe(conn, stream, subject, timeout)
         if remove:
             await call_api(conn, f"STREAM.PURGE.{stream}", {"filter": subject})
+    except JetStreamError as error:  # of a stream that is there, as when its disk is full
+        return ServerUnavailable(str(error))
     except (ServerUnavailable, ConfigError) as error:
         return error
     return None

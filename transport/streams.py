@@ -223,11 +223,7 @@ async def declare_ui_actions(conn: NatsConnection) -> None:
     """
     await declare_streams(conn)
     await declare_consumer(
-        conn,
-        UI_ACTIONS_CONSUMER,
-        subjects.UI_ACTIONS,
-        ack_wait_seconds=_UI_ACTION_SECONDS,
-        deliver_policy="new",
+        conn, UI_ACTIONS_CONSUMER, subjects.UI_ACTIONS, ack_wait_seconds=_UI_ACTION_SECONDS, deliver_policy="new"
     )
 
 

@@ -118,11 +118,7 @@ def _advanced(
         cancels = [CancelHandler(each) for each in answer.canceled if each in state.running]
         if answer.version >= state.version:
             state = replace(
-                state,
-                version=answer.version,
-                open=answer.open,
-                open_count=answer.open_count,
-                chains=answer.chains,
+                state, version=answer.version, open=answer.open, open_count=answer.open_count, chains=answer.chains
             )
     due = [each.message_id for each in state.open if each.is_due]
     if message is not None and message in state.again:

@@ -1,4 +1,4 @@
-"""`MessageThread`: one conversation of the message pump as a workflow (protocol §9; ARCHITECTURE.md).
+"""`MessageThread`: one thread of the message pump as a workflow (protocol §9; ARCHITECTURE.md).
 
 It holds ids only. The ledger keeps the chain, and `_thread` decides which message to advance. It ends when no message
 is open; the next message from outside starts it again under the same id. The Web UI shows its chains.
@@ -13,14 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 from temporalio.exceptions import CancelledError as ActivityCancelledError
 
-from turnstile.schema.pump.threads import (
-    AdvanceInput,
-    MessageId,
-    ThreadAdvanced,
-    ThreadEnded,
-    ThreadInput,
-    ThreadRef,
-)
+from turnstile.schema.pump.threads import AdvanceInput, MessageId, ThreadAdvanced, ThreadEnded, ThreadInput, ThreadRef
 from turnstile.workflows import _thread, options
 
 

@@ -45,7 +45,8 @@ def outgoing(
     If the arguments do not fit, the sentence quotes them, unless `quotes` is False: then others may read it, too.
     """
     turn = place.turn
-    found = ready(row, arguments_text, _values(place, call), place.suspend_seconds, quotes=quotes)
+    values = turn.placeholders(place.step_id, place.parent_step_id) | {"tool_call_id": call}
+    found = ready(row, arguments_text, values, place.suspend_seconds, quotes=quotes)
     if isinstance(found, str):
         return Unsendable("invalid_arguments", found)
     try:
@@ -72,20 +73,3 @@ def outgoing(
         subject=subject,
     )
     return Outgoing(card, command, found.wait_seconds)
-
-
-def _values(place: Place, call: ToolCallId) -> dict[str, str]:
-    """The ID templates of a call (protocol §7.3)."""
-    turn = place.turn
-    return {
-        "project_id": turn.project_id,
-        "channel_id": turn.channel_id,
-        "agent_id": turn.agent_id,
-        "agent_turn_id": turn.agent_turn_id,
-        "turn_epoch": str(turn.turn_epoch),
-        "step_id": place.step_id,
-        "tool_call_id": call,
-        "parent_step_id": place.parent_step_id,
-        "trace_id": turn.trace_id,
-        "context_box_id": turn.context_box_id,
-    }

@@ -3,14 +3,7 @@
 from turnstile.activities.models.access import ModelAccess
 from turnstile.activities.models.provider import LitellmModel
 from turnstile.activities.models.router import ModelRouter
-from turnstile.activities.models.script import (
-    Script,
-    ScriptAttempts,
-    ScriptCall,
-    ScriptError,
-    ScriptLine,
-    ScriptSteps,
-)
+from turnstile.activities.models.script import Script, ScriptAttempts, ScriptCall, ScriptError, ScriptLine, ScriptSteps
 from turnstile.activities.models.script_files import BUILTIN_SCRIPTS, load_scripts
 from turnstile.activities.models.scripted import ScriptedModel
 

@@ -49,8 +49,6 @@ class ModelAnswer:
     usage_kind: Literal["exact", "estimated", "unknown"]
     first_token_seconds: float | None
     """From the request to the first delta; None if the answer is empty."""
-    nameless_calls: int = 0
-    """Calls that were dropped because the model gave them no name."""
 
     @property
     def truncated(self) -> str | None:
@@ -141,17 +139,15 @@ class AnswerDraft:
         """The complete answer; raises `ModelError` (`model_stream_broken`) if no `ModelDone` has come."""
         if self.done is None:
             raise ModelError("model_stream_broken", "the model's stream broke off before its end", retryable=True)
-        calls = self.calls
         return ModelAnswer(
             text=self.text,
             reasoning=self.reasoning,
-            calls=calls,
+            calls=self.calls,
             finish_reason=self.done.finish_reason,
             usage=self.done.usage,
             response_cost=self.done.response_cost,
             usage_kind=self.done.usage_kind,
             first_token_seconds=self.first_token_seconds,
-            nameless_calls=len(self._calls) - len(calls),
         )
 
 

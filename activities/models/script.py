@@ -53,8 +53,9 @@ class ScriptError(_Keyed):
 class ScriptLine(_Keyed):
     """One answer. Its pieces are the reasoning, the text in `chunks` parts, then each tool call.
 
-    `{instruction}` in the text or in an argument object stands for the last user message, `{tool_result}` in the text
-    for the last tool result, if there is one.
+    `{instruction}` in the text or in an argument object stands for the last user message. In the text `{tool_result}`
+    stands for the last tool result, if there is one, and `{earlier}` for the user's messages before the last, or
+    `nothing`.
     """
 
     text: str | None = None

@@ -16,6 +16,7 @@ from turnstile.runtime.ports import (
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
+    TokenCount,
     ToolCallDelta,
 )
 from turnstile.schema.base import JsonObject
@@ -42,6 +43,10 @@ class ScriptedModel:
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
 
+    async def count(self, request: ModelRequest) -> TokenCount:
+        """In words, as its usage is counted."""
+        return TokenCount(_words(request), exact=True)
+
     async def check(self, model: str) -> None:
         """Raises `ModelError` (`model_unknown`), which lists the scripts, if `model` is none of them."""
         self._script(model)
@@ -59,7 +64,13 @@ class ScriptedModel:
 
 async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelEvent]:
     last = {message.role: message.content for message in request.messages}
-    pieces = list(_pieces(line, last.get("user", ""), last.get("tool", "")))
+    said = [message.content for message in request.messages if message.role == "user"]
+    filled = {
+        "instruction": last.get("user", ""),
+        "tool_result": last.get("tool", ""),
+        "earlier": "; ".join(said[:-1]) or "nothing",
+    }
+    pieces = list(_pieces(line, filled))
     for piece in pieces[: line.error.after_chunks] if line.error else pieces:
         await _pause(line.delay_seconds)
         yield piece
@@ -86,13 +97,13 @@ async def _pause(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def _pieces(line: ScriptLine, instruction: str, result: str) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
+def _pieces(line: ScriptLine, filled: dict[str, str]) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
     if line.reasoning:
         yield ReasoningDelta(line.reasoning)
-    for part in _split(render(line.text or "", {"instruction": instruction, "tool_result": result}), line.chunks):
+    for part in _split(render(line.text or "", filled), line.chunks):
         yield ContentDelta(part)
     for index, call in enumerate(line.tool_calls):
-        arguments = call.arguments if isinstance(call.arguments, str) else _fill(call.arguments, instruction)
+        arguments = call.arguments if isinstance(call.arguments, str) else _fill(call.arguments, filled["instruction"])
         yield ToolCallDelta(index, call.id or f"call_{index}", call.name, arguments)
 
 
@@ -110,9 +121,13 @@ def _split(text: str, parts: int) -> list[str]:
 
 def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | ToolCallDelta]) -> JsonObject:
     """Usage, counted in words, so that it is the same every time."""
-    prompt = sum(len(message.content.split()) for message in request.messages)
+    prompt = _words(request)
     text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
     arguments = [piece.arguments for piece in pieces if isinstance(piece, ToolCallDelta)]
     completion = sum(len(said.split()) for said in (text, reasoning, *arguments))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _words(request: ModelRequest) -> int:
+    return sum(len(message.content.split()) for message in request.messages)

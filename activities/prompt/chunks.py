@@ -8,7 +8,7 @@ error is raised. Costs at most about 20 messages a second per stream, each below
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, assert_never
 
@@ -39,6 +39,7 @@ class _Run:
     tool_name: str | None = None
 
 
+@dataclass(slots=True)
 class ChunkWriter:
     """Publishes one attempt of one step as `start`, content, reasoning and tool_call chunks, and `end`.
 
@@ -46,33 +47,23 @@ class ChunkWriter:
     Leaving without `end` drops the gathered deltas and publishes nothing more.
     """
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        address: Address,
-        turn: AgentTurnId,
-        step: StepId,
-        attempt: int,
-        *,
-        gather_seconds: float = GATHER_SECONDS,
-    ) -> None:
-        self._publisher = publisher
-        self._address = address
-        self._turn = turn
-        self._step = step
-        self._attempt = attempt
-        self._gather_seconds = gather_seconds
-        self._index = 0
-        self._runs: list[_Run] = []
-        self._filled = asyncio.Event()
-        self._ending = asyncio.Event()
-        self._sender: asyncio.Task[None] | None = None
-        self.lost = 0
-        """Chunks that could not be published."""
+    publisher: Publisher
+    address: Address
+    turn: AgentTurnId
+    step: StepId
+    attempt: int
+    gather_seconds: float = GATHER_SECONDS
+    lost: int = 0
+    """Chunks that could not be published."""
+    _index: int = 0
+    _runs: list[_Run] = field(default_factory=list[_Run])
+    _filled: asyncio.Event = field(default_factory=asyncio.Event)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+    _sender: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._emit(ChunkType.START)
-        self._sender = asyncio.create_task(self._send_gathered(), name=f"chunks-{self._step}")
+        self._sender = asyncio.create_task(self._send_gathered(), name=f"chunks-{self.step}")
         return self
 
     async def __aexit__(
@@ -82,7 +73,7 @@ class ChunkWriter:
             self._sender.cancel()
             await asyncio.wait([self._sender])
         if self.lost:
-            _log.warning("%d of %d chunks of step %s were lost", self.lost, self._index, self._step)
+            _log.warning("%d of %d chunks of step %s were lost", self.lost, self._index, self.step)
 
     def add(self, delta: Delta) -> None:
         """Take a delta; publish it at once if none came within the last 50 ms, else gather it with the next ones."""
@@ -126,7 +117,7 @@ class ChunkWriter:
             if self._ending.is_set() and not self._runs:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), self._gather_seconds)
+                await asyncio.wait_for(self._ending.wait(), self.gather_seconds)
 
     async def _send(self, run: _Run) -> None:
         metadata: JsonObject = {}
@@ -150,9 +141,9 @@ class ChunkWriter:
         self._index += 1
         try:
             chunk = Chunk(
-                agent_turn_id=self._turn,
-                step_id=self._step,
-                attempt=self._attempt,
+                agent_turn_id=self.turn,
+                step_id=self.step,
+                attempt=self.attempt,
                 index=index,
                 chunk_type=chunk_type,
                 content=content,
@@ -160,13 +151,13 @@ class ChunkWriter:
                 usage=usage,
                 response_cost=response_cost,
             )
-            message = self._address.chunk(chunk)
+            message = self.address.chunk(chunk)
             if len(message.payload) <= CHUNK_LIMIT_BYTES:
-                await self._publisher.emit(message)
+                await self.publisher.emit(message)
                 return
         except Exception as error:  # noqa: BLE001 -- no failure to publish a chunk may end the attempt
             # Log only the type: the text of an error may quote the model's answer (protocol §7.9).
-            _log.debug("could not send a chunk of step %s: %s", self._step, type(error).__name__)
+            _log.debug("could not send a chunk of step %s: %s", self.step, type(error).__name__)
         self.lost += 1
 
 

@@ -14,27 +14,19 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.activities.text import parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-    CardType,
-    CardUnreadable,
-    FieldsSchemaContent,
-    ResultField,
-    SubmittedField,
-    content_of,
-)
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId
 from turnstile.schema.profiles import Choice
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT, ToolRow, options_of
 
+RESULT_FIELDS_MISSING = "result_fields_missing"
+"""`error_code` of a turn that ended without the fields that its requester wants."""
+
 
 def function_spec(name: str, description: str, parameters: JsonObject) -> JsonObject:
     """An OpenAI-style function tool."""
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 SUBMIT_RESULT_SPEC: JsonObject = function_spec(
@@ -168,6 +160,14 @@ def parse_submit_result(arguments_text: str) -> list[SubmittedField] | str:
     return fields
 
 
+def has_fields(wanted: Sequence[ResultField], deliverable: JsonValue) -> bool:
+    """Whether a deliverable has the form of `submit_result` and every wanted field once."""
+    try:
+        return check_fields(wanted, _Submission.model_validate(deliverable).fields) is None
+    except ValidationError:
+        return False
+
+
 def check_fields(wanted: Sequence[ResultField], got: Sequence[SubmittedField]) -> str | None:
     """A sentence for the model that says why `got` is not `wanted`; None if every wanted field is there once."""
     counts = Counter(field.name for field in got)
@@ -209,8 +209,5 @@ def wanted_fields(context: Sequence[Card]) -> WantedFields:
 
 def fields_of(card: Card) -> list[ResultField] | None:
     """The fields of a `task.result_fields` card; None if it cannot be read."""
-    try:
-        content = content_of(card)
-    except CardUnreadable:
-        return None
+    content = readable_content(card)
     return content.fields if isinstance(content, FieldsSchemaContent) else None

@@ -62,14 +62,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 from turnstile.schema.pump.listeners import Listener, Registry
 from turnstile.schema.pump.payloads import Payload
 from turnstile.schema.pump.primitives import HandlerMetadata
-from turnstile.schema.pump.threads import (
-    AdvanceInput,
-    MessageId,
-    MessageKind,
-    MessageStatus,
-    ThreadAdvanced,
-    ThreadRef,
-)
+from turnstile.schema.pump.threads import AdvanceInput, MessageId, MessageKind, MessageStatus, ThreadAdvanced, ThreadRef
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.events import Message
@@ -90,36 +83,28 @@ class PumpLimits:
     recursion_depth: int = 20
 
 
+@dataclass
 class PumpActivities:
     """The activities and their dependencies: a registry, pools, clients. It holds no state of a thread.
 
     The constructor raises `BadListener` for an agent to which no turn could be enqueued.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        publisher: Publisher,
-        registry: Registry,
-        limits: PumpLimits,
-        telemetry: Telemetry = SILENT,
-    ) -> None:
-        self._pool = pool
-        self._publisher = publisher
-        self._registry = registry
-        self._settings = {
-            name: turn_settings(registry, each)
-            for name, each in registry.listeners.items()
-            if each.agent_id is not None
-        }
-        self._limits = limits
-        self._telemetry = telemetry
+    pool: Pool
+    publisher: Publisher
+    registry: Registry
+    limits: PumpLimits
+    telemetry: Telemetry = SILENT
+
+    def __post_init__(self) -> None:
+        agents = {name: each for name, each in self.registry.listeners.items() if each.agent_id is not None}
+        self._settings = {name: turn_settings(self.registry, each) for name, each in agents.items()}
         self._running = RunningMessages()
 
     @activity.defn(name="look_at_thread")
     async def look_at_thread(self, thread: ThreadRef) -> ThreadAdvanced:
         """The thread's open messages."""
-        return await self._pool.run(lambda conn: look_at_thread(conn, thread))
+        return await self.pool.run(lambda conn: look_at_thread(conn, thread))
 
     @activity.defn(name="advance_message")
     async def advance_message(self, given: AdvanceInput) -> ThreadAdvanced:
@@ -135,13 +120,13 @@ class PumpActivities:
     async def _advance(self, thread: ThreadRef, message: MessageId, run: str) -> ThreadAdvanced:
         await self._running.settle(message, lambda: self._do(thread, message, run))
         canceled = await self._announce_replies(thread, message)
-        hit(Fault.MESSAGE_TOLD)
+        hit(Fault.MESSAGE_PUBLISHED)
         return (await self.look_at_thread(thread)).model_copy(update={"canceled": canceled})
 
     async def _do(self, thread: ThreadRef, message: MessageId, run: str) -> None:
         """Begin, handle and settle the message; does nothing if it is settled or still waits for an agent's turn."""
-        serves = self._registry.serves(thread.worker_target)
-        begun = await self._pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
+        serves = self.registry.serves(thread.worker_target)
+        begun = await self.pool.run(lambda conn: begin_message(conn, thread, message, run, serves))
         if begun is not None:
             hit(Fault.MESSAGE_BEGUN)
             effect = await self._handle(thread, begun)
@@ -151,29 +136,29 @@ class PumpActivities:
 
     async def _settle(self, thread: ThreadRef, begun: BegunMessage, effect: Effect) -> None:
         """Settle the message, retrying while the ledger is down: the handler's result cannot be computed again."""
-        limits = self._limits.thread
+        limits = self.limits.thread
         while True:
             try:
-                settled = await self._pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
+                settled = await self.pool.transact(lambda conn: settle_message(conn, thread, begun, effect, limits))
             except ServerUnavailable as error:
                 log.warning("message %s is not settled yet: %s", begun.message_id, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
-                known = begun.listener if self._registry.get(begun.listener) else None
-                return record_message(self._telemetry, thread, begun, known, effect, settled)
+                known = begun.listener if self.registry.get(begun.listener) else None
+                return record_message(self.telemetry, thread, begun, known, effect, settled)
 
     async def _handle(self, thread: ThreadRef, begun: BegunMessage) -> Effect | None:
         """Handle the message; returns the effect, or None while an agent's turn runs."""
-        listener = self._registry.get(begun.listener)
+        listener = self.registry.get(begun.listener)
         if begun.was is MessageStatus.WAITING and listener is not None:
             return await self._effect_of_turn(begun, listener)
-        payload = read_payload(self._registry, listener, begun)
+        payload = read_payload(self.registry, listener, begun)
         if listener is None:
             log.warning("message %s from %s: no listener is named %r", begun.message_id, begun.from_id, begun.listener)
             return huh(begun)
         if payload is None:
             return unreadable(begun)
-        if begun.depth > self._limits.thread.max_depth:
+        if begun.depth > self.limits.thread.max_depth:
             return unreachable()
         if listener.handler is None:
             return await self._enqueue_turn(thread, begun, listener, payload)
@@ -185,9 +170,9 @@ class PumpActivities:
     async def _effect_of_turn(self, begun: BegunMessage, listener: Listener) -> Effect | None:
         """The effect of the agent's turn. If it ran out of steps, the requester gets `huh` with its own request."""
         if begun.outcome is TurnStatus.PARTIAL and begun.kind is not MessageKind.REQUEST:
-            request = await self._pool.run(lambda conn: find_request(conn, begun))
+            request = await self.pool.run(lambda conn: find_request(conn, begun))
             begun = begun.model_copy(update={"kind": MessageKind.REQUEST, "payload": request})
-        return effect_of_turn(self._registry, listener, begun)
+        return effect_of_turn(self.registry, listener, begun)
 
     async def _call(
         self,
@@ -203,13 +188,13 @@ class PumpActivities:
             from_id=begun.from_id,
             own_name=listener.name if listener.agent else None,
             is_self_call=begun.kind is MessageKind.SELF,
-            usage_instructions=self._registry.usage_instructions(listener.name),
+            usage_instructions=self.registry.usage_instructions(listener.name),
         )
         clock, outcome = time.monotonic(), HandlerOutcome.CANCELED
         try:
             response = await run_handler(handler(payload, metadata), listener.deadline_seconds, listener.name)
             outcome = HandlerOutcome.INVALID
-            effect = effect_of_response(self._registry, listener, response, begun.message_id)
+            effect = effect_of_response(self.registry, listener, response, begun.message_id)
         except TimeoutError:
             outcome = HandlerOutcome.TIMEOUT
             log.warning("message %s: %s gave no answer in time", begun.message_id, listener.name)
@@ -222,7 +207,7 @@ class PumpActivities:
             outcome = HandlerOutcome.RETURNED
             return effect
         finally:
-            record_handler(self._telemetry, thread, begun, time.monotonic() - clock, outcome)
+            record_handler(self.telemetry, thread, begun, time.monotonic() - clock, outcome)
         return timed_out()
 
     async def _enqueue_turn(
@@ -242,14 +227,12 @@ class PumpActivities:
         assert box is not None  # noqa: S101
         hit(Fault.HOP_ENQUEUED)
         if not made.reply.duplicate:
-            record_enqueue(self._telemetry, thread, begun, turn, started)
+            record_enqueue(self.telemetry, thread, begun, turn, started)
         if made.lease is not None:
             await self._publish(made.lease.doorbell(SENDER, "enqueue"))
         seconds = listener.deadline_seconds
         message = begun.message_id
-        if not await self._pool.run(
-            lambda conn: await_turn(conn, thread, message, turn, box, deadline_seconds=seconds)
-        ):
+        if not await self.pool.run(lambda conn: await_turn(conn, thread, message, turn, box, deadline_seconds=seconds)):
             await self._stop(thread, [turn])
         return None
 
@@ -257,7 +240,7 @@ class PumpActivities:
         box = begun.output_box_id
         if box is None:
             fresh = new_box_id()
-            box = await self._pool.run(lambda conn: own_box(conn, thread.project_id, begun.segment_id, fresh))
+            box = await self.pool.run(lambda conn: own_box(conn, thread.project_id, begun.segment_id, fresh))
         request = EnqueueRequest(
             agent_id=listener.agent_id or AgentId(""),
             instruction=f"Message from {begun.from_id}:\n{text_of(payload)}",
@@ -267,12 +250,12 @@ class PumpActivities:
             metadata={"thread_id": thread.thread_id, "listener": listener.name},
         )
         return await enqueue(
-            self._pool,
+            self.pool,
             thread.project_id,
             thread.channel_id,
             request,
-            _lineage(thread, begun, enqueue_traceparent(self._telemetry, begun)),
-            depth_limit=self._limits.recursion_depth,
+            _lineage(thread, begun, enqueue_traceparent(self.telemetry, begun)),
+            depth_limit=self.limits.recursion_depth,
             sender=f"listener.{begun.from_id}",
         )
 
@@ -281,14 +264,14 @@ class PumpActivities:
 
         Returns the canceled messages whose handlers still run.
         """
-        ended = await self._pool.run(lambda conn: list_ended_messages(conn, thread.project_id, message))
+        ended = await self.pool.run(lambda conn: list_ended_messages(conn, thread.project_id, message))
         await self._stop(thread, [each.agent_turn_id for each in ended if each.agent_turn_id is not None])
-        replies = await self._pool.run(lambda conn: list_replies(conn, thread.thread_id))
+        replies = await self.pool.run(lambda conn: list_replies(conn, thread.thread_id))
         if replies and await self._publish(*(reply.event(SENDER) for reply in replies)):
             for copy in filter(None, (reply.copy_to_requester(SENDER) for reply in replies)):
-                await self._publisher.emit(copy)
-            marked = await self._pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
-            record_replies(self._telemetry, replies, marked)
+                await self.publisher.emit(copy)
+            marked = await self.pool.run(lambda conn: mark_replied(conn, [reply.request_id for reply in replies]))
+            record_replies(self.telemetry, replies, marked)
             hit(Fault.REPLY_ANNOUNCED)
         return tuple(each.message_id for each in ended if each.is_in_hand)[:SHOWN]
 
@@ -301,7 +284,7 @@ class PumpActivities:
     async def _publish(self, *messages: Message) -> bool:
         """Publish; returns False if a required message was not acknowledged: the safety net then publishes it."""
         try:
-            await self._publisher.publish(messages)
+            await self.publisher.publish(messages)
         except ServerUnavailable as error:
             log.warning("left to the safety net: %s", error)
             return False

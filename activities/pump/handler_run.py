@@ -56,7 +56,7 @@ async def run_handler(handling: Awaitable[object], seconds: float, name: str) ->
 
     `name` is the listener's.
     """
-    task = await let_run(handling, seconds, f"the handler of {name}")
+    task = await run_as_task(handling, seconds, f"the handler of {name}")
     if task.cancelled():
         raise HandlerFailed("CancelledError, its own")
     if (error := task.exception()) is not None:
@@ -64,8 +64,8 @@ async def run_handler(handling: Awaitable[object], seconds: float, name: str) ->
     return task.result()
 
 
-async def let_run(handling: Awaitable[object], seconds: float, name: str) -> asyncio.Task[object]:
-    """Run a handler as a task of this name; returns the finished task, raises `TimeoutError` at the deadline."""
+async def run_as_task(handling: Awaitable[object], seconds: float, name: str) -> asyncio.Task[object]:
+    """Run a handler as a task called `name`; returns the finished task, raises `TimeoutError` after `seconds`."""
     # In an empty context: the current one holds the ids of the thread, which a handler must not see (protocol §9.1).
     task = asyncio.create_task(_contained(handling), name=name, context=Context())
     task.add_done_callback(_ignore_error)

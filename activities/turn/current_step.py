@@ -1,4 +1,4 @@
-"""A step in hand: whether it is over before it begins, what it asks, and what its commit records. No I/O."""
+"""The step that runs: the request to its model, and the record of its commit. No I/O."""
 
 import logging
 import time
@@ -7,6 +7,7 @@ from datetime import datetime
 
 from turnstile.activities.calls.action_turn import action_ended
 from turnstile.activities.models.answer import ModelAnswer
+from turnstile.activities.prompt.memory import Memory
 from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.activities.prompt.tool_specs import wanted_fields
@@ -20,7 +21,7 @@ from turnstile.ledger.turns.steps import BegunStep, StepRecord
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import StepId, step_id
+from turnstile.schema.ids import CardId, StepId, step_id
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
@@ -31,9 +32,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CurrentStep:
-    """A step that has begun. `attempts` fills as the model is asked; `clock` is when, as `time.monotonic` has it.
+    """A step that has begun, at `started` and, by `time.monotonic`, at `clock`. `attempts` grows with each model call.
 
-    `patience` is how long the model is waited for, in seconds: of a quick step, else the model's own timeout counts.
+    `patience` is how many seconds a quick step waits for the model; None for any other step.
     """
 
     turn: TurnRef
@@ -47,11 +48,11 @@ class CurrentStep:
 
     @property
     def key(self) -> StepId:
-        """Its id."""
+        """The step's id."""
         return step_id(self.turn.agent_turn_id, self.number)
 
     def termination(self) -> Termination | None:
-        """The end that the answers to the last step's calls make, if they do."""
+        """How the results of the last step's calls end the turn; None if they do not."""
         head, output = self.begun.head, self.begun.output
         if not asks_model(head.message_type):
             return action_ended(self.turn, head, output)
@@ -61,27 +62,35 @@ class CurrentStep:
         return termination(self.turn, head.answered, output, tools)
 
     def check_attempts(self, limits: StepLimits) -> None:
-        """Raises `ModelError` (step_attempts_exhausted) if it was begun too often."""
+        """Raise `ModelError` (step_attempts_exhausted) if the step was begun too often."""
         attempt = self.begun.head.step_attempt
         if attempt > limits.max_step_attempts:
             raise ModelError("step_attempts_exhausted", f"the step was begun {attempt} times", retryable=False)
 
     def prepare(self, pinned: PinnedConfig, suspend_seconds: float) -> tuple[StepRequest, tuple[ModelMessage, ...]]:
-        """What the model is asked (protocol §7.3), and what its answer is judged by; raises `CardUnreadable`."""
+        """The step's request and the messages for the model (protocol §7.3); raises `CardUnreadable`."""
         turn, begun = self.turn, self.begun
         wanted = wanted_fields(begun.context)
         for card in wanted.unreadable:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
-        own = [card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id]
-        memory = [card for card in begun.output if card.metadata.agent_turn_id != turn.agent_turn_id]
-        messages = build_messages(pinned.system_prompt, memory, begun.context, own)
-        parent = begun.head.parent_step_id or ""
-        return StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
+        parent, cuts = begun.head.parent_step_id or "", len(self.memory.compactions)
+        request = StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds, cuts)
+        return request, self.messages(pinned)
+
+    @property
+    def memory(self) -> Memory:
+        """What it reads of its output box."""
+        return Memory(self.begun.output, self.turn.agent_turn_id)
+
+    def messages(self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None) -> tuple[ModelMessage, ...]:
+        """The messages of its request, if the memory begins at this place; raises `CardUnreadable`."""
+        memory = self.memory
+        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, memory.own)
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None
     ) -> StepFigures:
-        """What the step's row remembers: usage, cost and timing until now, and of a first step what it pins."""
+        """The figures for the step's row: usage, cost and timing so far; in the first step the pinned configuration."""
         records = self.attempts.records
         usage, cost = self.attempts.spent()
         first_token = records[-1]["first_token_ms"] if records else None
@@ -100,20 +109,25 @@ class CurrentStep:
     def fallback(
         self, cards: tuple[Card, ...], status: TurnStatus, code: str, reason: str, figures: StepFigures
     ) -> tuple[tuple[Card, ...], Ending]:
-        """The end of the turn with this step where it delivered nothing: these cards and the fallback, and how."""
+        """The end of the turn with this step, by a fallback: the cards with the fallback added, and the ending."""
         made, stats = (*self.begun.output, *cards), turn_stats(self.number, figures)
         card, ending = fallback_ending(self.turn, made, status, code, reason, stats)
         return (*cards, card), ending
 
     def record(
-        self, cards: tuple[Card, ...], metadata: StepMetadata, status: StepStatus, wait_seconds: float = 0.0
+        self,
+        cards: tuple[Card, ...],
+        metadata: StepMetadata,
+        status: StepStatus,
+        wait_seconds: float = 0.0,
+        first_kept: CardId | None = None,
     ) -> StepRecord:
-        """What its commit writes: the cards that are new, and those of the context that the output box takes in."""
+        """What the step's commit writes; cards of the context box enter the output box without being made again."""
         known = {card.card_id for card in self.begun.context}
         kept = [card.card_id for card in cards if card.card_id in known]
         new = tuple(card.card_id for card in cards if card.card_id not in known)
         metadata = metadata.model_copy(update={"new_card_ids": new})
         made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
-        if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought that says them
+        if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought with its calls
             made = [command.tool_call_id for command in metadata.commands]
-        return StepRecord(self.number, metadata, cards, made, self.started, status, wait_seconds, kept)
+        return StepRecord(self.number, metadata, cards, made, self.started, status, wait_seconds, kept, first_kept)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from turnstile.activities.calls.choices import Accepted, Refusal, ending
 from turnstile.activities.calls.outgoing import Outgoing, Place, Unsendable, outgoing
 from turnstile.activities.models.answer import AnswerDraft, AnsweredCall, ModelAnswer
+from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING
 from turnstile.activities.turn.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -23,15 +25,7 @@ from turnstile.schema.cards import (
     agent_author,
     make_card,
 )
-from turnstile.schema.ids import (
-    CardId,
-    StepId,
-    ToolCallId,
-    step_card_id,
-    step_id,
-    tool_call_id,
-    turn_card_id,
-)
+from turnstile.schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
 from turnstile.schema.states import AfterExecution, TurnStatus
 from turnstile.schema.tools import SUBMIT_RESULT, ToolCommand
 from turnstile.schema.turns import TurnRef
@@ -50,6 +44,13 @@ class StepRequest:
     wanted: Sequence[ResultField]
     parent_step_id: str
     suspend_seconds: float
+    compactions: int = 0
+    """How many of the steps before it cut the memory: these count for no limit, and the model knows nothing of them."""
+
+    @property
+    def model_step(self) -> int:
+        """The number of the step, as the model counts."""
+        return self.step - self.compactions
 
     @property
     def step_id(self) -> StepId:
@@ -59,7 +60,19 @@ class StepRequest:
     @property
     def is_last(self) -> bool:
         """Whether no further step is allowed."""
-        return self.step >= self.config.max_steps
+        return self.model_step >= self.config.max_steps
+
+    def card(
+        self, card_id: CardId, kind: CardType, role: Role, content: CardContent, author: str | None = None, **more: Any
+    ) -> Card:
+        """A card of this step, by the agent unless `author` is given."""
+        ids = {"turn": self.turn.agent_turn_id, "step": self.step_id, "trace": self.turn.trace_id}
+        return make_card(card_id, kind, role, content, author=author or agent_author(self.turn.agent_id), **ids, **more)
+
+    @property
+    def needs_call(self) -> bool:
+        """Whether text alone does not end the turn well: the profile or the requester asks for more."""
+        return bool(self.config.must_end_with or self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,38 +151,38 @@ def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
 
 def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card, ...]) -> Decision:
     text, partial = answer.text, True if answer.truncated else None
-    if asked.is_last and (asked.config.must_end_with or not text.strip()):
+    if asked.is_last and (asked.needs_call or not text.strip()):
         return _out_of_steps(asked, text, thought)
-    if not asked.config.must_end_with:
+    if not asked.needs_call:
         content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
         deliverable = _deliverable(asked, content, partial=partial)
         return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
-    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices)))
-    reminder = TextContent(
-        text=f"This task is not finished by text alone. End it by calling one of these tools: {names}."
-    )
-    card = make_card(
-        step_card_id(asked.step_id, "must-end-with"),
-        CardType.MUST_END_WITH_REQUIRED,
-        Role.SYSTEM,
-        reminder,
-        author=SYSTEM_AUTHOR,
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-    )
+    card_id, reminder = step_card_id(asked.step_id, "must-end-with"), TextContent(text=_reminder(asked))
+    card = asked.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, reminder, SYSTEM_AUTHOR)
     return Continue((*thought, card))
+
+
+def _reminder(asked: StepRequest) -> str:
+    """Tells the model how to end the turn."""
+    submit = (SUBMIT_RESULT,) if asked.wanted else ()
+    names = ", ".join(dict.fromkeys((*asked.config.must_end_with, *asked.config.choices, *submit)))
+    text = f"This task is not finished by text alone. End it by calling one of these tools: {names}."
+    if not asked.wanted:
+        return text
+    fields = ", ".join(dict.fromkeys(field.name for field in asked.wanted))
+    return f"{text} {SUBMIT_RESULT} must have each of these fields once: {fields}."
 
 
 def _out_of_steps(asked: StepRequest, text: str, cards: tuple[Card, ...]) -> Deliver:
     """End the turn after its last allowed step: the deliverable is the step's text, else a fallback (§7.8)."""
+    code = RESULT_FIELDS_MISSING if asked.wanted else MAX_STEPS_CODE
     if not text.strip():
-        return Deliver(cards, TurnStatus.PARTIAL, None, MAX_STEPS_CODE)
-    if not asked.config.must_end_with:
+        return Deliver(cards, TurnStatus.PARTIAL, None, code)
+    if not asked.needs_call:
         deliverable = _deliverable(asked, TextContent(text=text))
         return Deliver((*cards, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
     deliverable = _deliverable(asked, TextContent(text=text), partial=True)
-    return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, MAX_STEPS_CODE)
+    return Deliver((*cards, deliverable), TurnStatus.PARTIAL, deliverable.card_id, code)
 
 
 def _accept(asked: StepRequest, thought: tuple[Card, ...], call: _Call, data: JsonObject) -> Deliver:
@@ -194,32 +207,15 @@ def _refusal(asked: StepRequest, call: _Call, code: str, message: str) -> Card:
 
 
 def _result(asked: StepRequest, call: _Call, content: ToolResultContent) -> Card:
-    return make_card(
-        CardId(f"{call.id}-result"),
-        CardType.TOOL_RESULT,
-        Role.TOOL,
-        content,
-        author=SYSTEM_AUTHOR,
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        tool_call=call.id,
-        function_name=call.answered.name,
+    name, card_id = call.answered.name, CardId(f"{call.id}-result")
+    return asked.card(
+        card_id, CardType.TOOL_RESULT, Role.TOOL, content, SYSTEM_AUTHOR, tool_call=call.id, function_name=name
     )
 
 
 def _deliverable(asked: StepRequest, content: CardContent, *, partial: bool | None = None) -> Card:
-    return make_card(
-        turn_card_id(asked.turn.agent_turn_id, "deliverable"),
-        CardType.DELIVERABLE,
-        Role.ASSISTANT,
-        content,
-        author=agent_author(asked.turn.agent_id),
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        partial=partial,
-    )
+    card_id = turn_card_id(asked.turn.agent_turn_id, "deliverable")
+    return asked.card(card_id, CardType.DELIVERABLE, Role.ASSISTANT, content, partial=partial)
 
 
 def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Card, ...]:
@@ -235,18 +231,8 @@ def _thought(asked: StepRequest, text: str, calls: Sequence[_Call]) -> tuple[Car
         )
         for call in calls
     ]
-    card = make_card(
-        step_card_id(asked.step_id, "thought"),
-        CardType.THOUGHT,
-        Role.ASSISTANT,
-        TextContent(text=text),
-        author=agent_author(asked.turn.agent_id),
-        turn=asked.turn.agent_turn_id,
-        step=asked.step_id,
-        trace=asked.turn.trace_id,
-        tool_calls=recorded or None,
-    )
-    return (card,)
+    card_id, content = step_card_id(asked.step_id, "thought"), TextContent(text=text)
+    return (asked.card(card_id, CardType.THOUGHT, Role.ASSISTANT, content, tool_calls=recorded or None),)
 
 
 def partial_thought(turn: TurnRef, step: int, draft: AnswerDraft | None) -> Card | None:

@@ -28,7 +28,7 @@ class FastModels:
         """Whether the last answers of this profile's model were fast."""
         return self._fast.get(profile, 0) >= LEARNED_AFTER
 
-    def took(self, profile: BoxId, seconds: float) -> None:
+    def record(self, profile: BoxId, seconds: float) -> None:
         """Count an answer, or a timeout, that took `seconds`; `patience` or more resets the count."""
         fast = self._fast.pop(profile, 0)
         if seconds >= self.patience:

@@ -1,4 +1,4 @@
-"""A step whose gate did not open: what is recorded of it is answered, and nothing else is published (protocol §7)."""
+"""Answers a step whose gate is closed from the ledger, and publishes again what its commit implies (protocol §7)."""
 
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
@@ -12,7 +12,7 @@ from turnstile.schema.turns import StepContinues, StepEnds, StepResult, StepStal
 
 
 async def recall(pool: Pool, publisher: Publisher, turn: TurnRef, step: int, telemetry: Telemetry) -> StepResult:
-    """What the step, or the turn, came to; raises `StaleTurn` if the head is where no record of it explains."""
+    """The recorded result of the step or its turn; raises `StaleTurn` if no record explains the head's state."""
     found = await pool.run(lambda conn: recall_step(conn, turn, step))
     number = found.step or step
     recorded = found.step_metadata
@@ -24,11 +24,12 @@ async def recall(pool: Pool, publisher: Publisher, turn: TurnRef, step: int, tel
         return StepStale(step=number, head_status=found.head_status)
     if found.head_status == HeadStatus.SUSPENDED and found.updated_at is not None:
         if isinstance(recorded, SuspendMetadata):
-            await turn_events.publish(*turn_events.suspended(number, recorded, found.updated_at))
-        # A step that found no record was not begun: the turn still sleeps in the one before it.
+            messages = turn_events.suspended(number, recorded, found.waiting, found.updated_at)
+            await turn_events.publish(*messages)
+        # A step without a record was not begun: the turn is still suspended in the step before it.
         asleep = number if recorded is not None else max(0, number - 1)
         return StepSuspends(step=asleep, waiting=tuple(found.waiting), deadline=found.resume_deadline)
     if recorded is not None:
         await turn_events.publish(turn_events.completed(number, recorded))
         return StepContinues(step=number)
-    raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: the head is elsewhere, at {found.head_status}")
+    raise StaleTurn(f"turn {turn.agent_turn_id} step {step}: no record explains its head, which is {found.head_status}")

@@ -15,12 +15,11 @@ from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
     Card,
     CardType,
-    CardUnreadable,
     JsonContent,
     Role,
     ToolResultContent,
-    content_of,
     make_card,
+    readable_content,
 )
 from turnstile.schema.ids import CardId, ToolCallId, turn_card_id
 from turnstile.schema.states import AfterExecution, TurnStatus
@@ -74,12 +73,7 @@ def ended_by(turn: TurnRef, call: AnsweredCall, content: ToolResultContent) -> T
 
 def result_of(card: Card | None) -> ToolResultContent | None:
     """The content of a `tool.result` card; None if there is no card or it cannot be read."""
-    if card is None:
-        return None
-    try:
-        content = content_of(card)
-    except CardUnreadable:
-        return None
+    content = None if card is None else readable_content(card)
     return content if isinstance(content, ToolResultContent) else None
 
 

@@ -1,9 +1,10 @@
-"""What a sleeping turn needs done without a model: partial sets of reports, timeouts, a stop.
+"""Activities for a suspended turn, which need no model: apply some of its reports, inject timeouts, stop it.
 
-Local activities of a few round trips each, idempotent, since a worker that dies runs them whole again.
+Each is a local activity of a few round trips, and idempotent: after the death of a worker it runs again as a whole.
 """
 
 import logging
+from dataclasses import dataclass
 
 from temporalio import activity
 
@@ -16,50 +17,50 @@ from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import ApplyInput, ReportsApplied, Ring, TurnRef, TurnStopped
 from turnstile.schema.wire.events import InboxProgress
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class SettleActivities:
-    """The activities and what they need; nothing of any turn."""
+    """The activities and their dependencies. It holds no state of a turn."""
 
-    def __init__(self, pool: Pool, publisher: Publisher, telemetry: Telemetry = SILENT) -> None:
-        self._pool = pool
-        self._publisher = publisher
-        self._telemetry = telemetry
+    pool: Pool
+    publisher: Publisher
+    telemetry: Telemetry = SILENT
 
     @activity.defn(name="apply_reports")
     async def apply_reports(self, given: ApplyInput) -> ReportsApplied:
-        """Apply the reports of some of the calls; the answer says which still wait."""
+        """Apply the reports of some of the calls; returns the calls that still wait."""
         with about(given.turn):
             try:
-                done = await self._pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
+                done = await self.pool.run(lambda conn: apply_reports(conn, given.turn, given.reports))
             except StaleTurn:
                 return ReportsApplied(waiting=(), deadline=None, stale=True)
             hit(Fault.REPORTS_APPLIED)
-            await publish_applied(self._pool, self._publisher, given.turn, done)
+            await publish_applied(self.pool, self.publisher, given.turn, done)
             return ReportsApplied(waiting=tuple(done.waiting), deadline=done.deadline)
 
     @activity.defn(name="inject_timeouts")
     async def inject_timeouts(self, turn: TurnRef) -> list[Ring]:
-        """The deadline is over: pointers to the timeouts, and to what came in the meantime."""
+        """Time out the calls at the deadline; returns pointers to the timeouts and to reports that came meanwhile."""
         with about(turn):
-            rings = await self._pool.run(lambda conn: inject_timeouts(conn, turn))
+            rings = await self.pool.run(lambda conn: inject_timeouts(conn, turn))
             hit(Fault.TIMEOUTS_INJECTED)
             return rings
 
     @activity.defn(name="stop_turn")
     async def stop_turn(self, turn: TurnRef) -> TurnStopped:
-        """End a turn that sleeps, or whose step is over: canceled, with what there is."""
+        """End a turn that is suspended or between two steps, as canceled."""
         with about(turn):
-            return await end_stopped(self._pool, self._publisher, turn, self._telemetry)
+            return await end_stopped(self.pool, self.publisher, turn, self.telemetry)
 
 
 async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> TurnStopped:
-    """Finish the turn as canceled without a step, or find that it is over (protocol §6, stop)."""
+    """End the turn as canceled, without a step; the outcome is None if it was over (protocol §6, stop)."""
     found = await pool.run(lambda conn: recall_step(conn, turn, 0))
     step = found.step or 0
     try:
@@ -71,14 +72,21 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
 
 
 async def publish_applied(pool: Pool, publisher: Publisher, turn: TurnRef, done: AppliedReports) -> None:
-    """Say what became of the rows: to the log what was refused, to others all of it, as best effort."""
+    """Publish the rows' new status and, if calls still wait, the head's state, best effort; log refused reports.
+
+    If no call waits any more, the turn's next step publishes its state.
+    """
     for row in done.rows:
         if row.flaw is not None:
             log.warning("a report of call %s by %r is refused: %s", row.call, row.author, row.flaw)
     turn_events = TurnEvents(publisher, turn, done.context_headers)
-    progress = [
-        InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
+    messages = [
+        turn_events.address.inbox_progress(
+            InboxProgress.model_validate({"inbox_id": row.inbox_id, "status": row.status, "reason": row.reason})
+        )
         for row in done.rows
     ]
-    if progress:
-        await turn_events.publish(*(turn_events.address.inbox_progress(each) for each in progress))
+    if done.applied and done.status is HeadStatus.SUSPENDED:
+        messages.append(turn_events.waiting(done.waiting_tools, done.updated_at))
+    if messages:
+        await turn_events.publish(*messages)

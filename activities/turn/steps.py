@@ -1,16 +1,18 @@
-"""`run_step`: one step of a turn as one activity, and `run_quick_step`: the same where no model is slow (protocol §7).
+"""`run_step` does one step of a turn; `run_quick_step` does one as a local activity, for fast models (protocol §7).
 
-It opens the gate, reads the boxes, asks the model, commits what follows and publishes it: two round trips to the
-ledger, three for the last step. It may run any number of times, at once or late: the gate and the unique step id let
-one attempt win, and a repeat answers what is recorded without asking the model again. It holds nothing between calls
-but a bounded cache of box contents. It returns ids and codes only.
+A step opens the gate, reads the boxes, asks the model, commits the result and publishes it: two round trips to the
+ledger, three for the last step. It may run any number of times, concurrently or late: the gate and the unique step id
+let one attempt commit, and a repeat returns the recorded result without asking the model again. It keeps nothing
+between calls but a bounded cache of box contents, and returns ids and codes only.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from temporalio import activity
@@ -21,16 +23,9 @@ from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
+from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
-from turnstile.activities.turn.decide import (
-    Continue,
-    Decision,
-    Deliver,
-    StepRequest,
-    Suspend,
-    decide,
-    partial_thought,
-)
+from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
 from turnstile.activities.turn.fast_models import FastModels
 from turnstile.activities.turn.recall import recall
 from turnstile.activities.turn.resume import Termination
@@ -48,11 +43,12 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
-from turnstile.schema.ids import InboxId
+from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
-from turnstile.schema.states import HeadStatus, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
@@ -64,170 +60,175 @@ from turnstile.schema.turns import (
     StepSuspends,
     TurnRef,
 )
+from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class StepActivities:
-    """The activities and what they need: pools, clients, settings, a cache; nothing of any turn."""
+    """The activities and their dependencies: pools, clients, settings, a cache. It holds no state of a turn."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        model: Model,
-        publisher: Publisher,
-        limits: StepLimits,
-        cache: BoxCache,
-        paces: FastModels,
-        telemetry: Telemetry = SILENT,
-    ) -> None:
-        self._pool = pool
-        self._model = model
-        self._publisher = publisher
-        self._limits = limits
-        self._cache = cache
-        self._paces = paces
-        self._telemetry = telemetry
+    pool: Pool
+    model: Model
+    publisher: Publisher
+    limits: StepLimits
+    cache: BoxCache
+    fast_models: FastModels
+    telemetry: Telemetry = SILENT
 
     @activity.defn
     async def run_step(self, given: RunStepInput) -> StepResult:
-        """Do the step, or answer what was done; see the module's docstring."""
+        """Do the step, or return its recorded result; see the module's docstring."""
         attempts = Attempts.resumed(activity.info().heartbeat_details or [given.attempts])
         with about(given.turn, step=given.step or None):
-            async with beating(attempts.told):
+            async with beating(attempts.heartbeat_details):
                 return await self._run_step(given, attempts)
 
     @activity.defn
     async def run_quick_step(self, given: RunStepInput) -> QuickStepResult:
-        """Do the step as a local activity, which has no heartbeat and hears of no stop.
+        """Do the step as a local activity, which has no heartbeat and cannot be stopped.
 
-        So only where the model is known to be fast, and for as long as a stop can wait. Whatever goes wrong is left to
-        `run_step`, which comes next.
+        So it runs only if the model is known to be fast, and only as long as a stop may wait. If it fails or takes
+        longer, it returns `StepOutlasts`, and the workflow runs `run_step`.
         """
         attempts = Attempts()
-        if not self._paces.is_quick(given.turn.profile_box_id):
+        if not self.fast_models.is_quick(given.turn.profile_box_id):
             return StepOutlasts()
         with about(given.turn, step=given.step or None):
             try:
-                return await self._run_step(given, attempts, self._paces.patience)
+                return await self._run_step(given, attempts, self.fast_models.patience)
+            except NotQuick:
+                return StepOutlasts()
             except TimeoutError:
-                self._paces.took(given.turn.profile_box_id, self._paces.patience)
+                self.fast_models.record(given.turn.profile_box_id, self.fast_models.patience)
             except asyncio.CancelledError:
-                # Its workflow task timed out, as the next would if this were tried again.
-                self._paces.took(given.turn.profile_box_id, self._paces.patience)
+                # Its workflow task timed out; another quick step would time out, too.
+                self.fast_models.record(given.turn.profile_box_id, self.fast_models.patience)
                 raise
-            except Exception as error:  # noqa: BLE001 -- `run_step` will meet it again, if it stays
+            except Exception as error:  # noqa: BLE001 -- `run_step` raises it again if it lasts
                 log.warning("turn %s: a quick step failed: %s", given.turn.agent_turn_id, type(error).__name__)
-        return StepOutlasts(attempts=tuple(attempts.told()))
+        return StepOutlasts(attempts=tuple(attempts.heartbeat_details()))
 
     async def _run_step(self, given: RunStepInput, attempts: Attempts, patience: float | None = None) -> StepResult:
-        """Raises `TimeoutError` where the model has not answered after `patience` seconds."""
+        """Do the step; raises `TimeoutError` if the model has not answered after `patience` seconds."""
         clock, started = time.monotonic(), datetime.now(UTC)
         try:
             begun = await self._begin(given)
         except StaleTurn:
-            return await recall(self._pool, self._publisher, given.turn, given.step, self._telemetry)
+            return await recall(self.pool, self.publisher, given.turn, given.step, self.telemetry)
         hit(Fault.STEP_BEGUN)
-        turn_events = TurnEvents(self._publisher, given.turn, begun.head.context_headers, self._telemetry)
+        turn_events = TurnEvents(self.publisher, given.turn, begun.head.context_headers, self.telemetry)
         step = CurrentStep(
             given.turn, begun.head.step_count + 1, begun, turn_events, started, clock, attempts, patience
         )
         try:
             return await self._run(step)
         except StaleTurn:
-            return await recall(self._pool, self._publisher, given.turn, step.number, self._telemetry)
+            return await recall(self.pool, self.publisher, given.turn, step.number, self.telemetry)
         except asyncio.CancelledError:
             if not await is_stopped():
                 raise
             return await self._stop(step)
 
     async def _begin(self, given: RunStepInput) -> BegunStep:
-        """Apply the reports and open the gate; a turn that sleeps with no call left to wait for is woken (§8)."""
+        """Apply the reports and begin the step; wakes a suspended turn that waits for no call any more (§8)."""
         if given.reports:
             await self._apply(given.turn, given.reports)
         try:
-            return await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+            return await self.pool.run(lambda conn: begin_step(conn, given.turn, given.step, self.cache))
         except StaleTurn:
-            found = await self._pool.run(lambda conn: recall_step(conn, given.turn, 0))
+            found = await self.pool.run(lambda conn: recall_step(conn, given.turn, 0))
             if not found.gate or found.head_status != HeadStatus.SUSPENDED or found.waiting:
                 raise
         await self._apply(given.turn, ())
-        return await self._pool.run(lambda conn: begin_step(conn, given.turn, given.step, self._cache))
+        return await self.pool.run(lambda conn: begin_step(conn, given.turn, given.step, self.cache))
 
     async def _apply(self, turn: TurnRef, reports: Sequence[InboxId]) -> None:
-        done = await self._pool.run(lambda conn: apply_reports(conn, turn, reports))
+        done = await self.pool.run(lambda conn: apply_reports(conn, turn, reports))
         hit(Fault.REPORTS_APPLIED)
-        await publish_applied(self._pool, self._publisher, turn, done)
+        await publish_applied(self.pool, self.publisher, turn, done)
 
     async def _run(self, step: CurrentStep) -> StepResult:
         head = step.begun.head
-        record_begun(self._telemetry, step.turn, head)
+        record_begun(self.telemetry, step.turn, head)
         if (ended := step.termination()) is not None:
             return await self._terminate(step, ended)
-        thinks = asks_model(head.message_type)
-        await self._open(step, "thinking" if thinks else "executing_tool")
-        if not thinks:
-            return await self._act(step)
+        has_model = asks_model(head.message_type)
+        await self._publish_start(step, Activity.THINKING if has_model else Activity.EXECUTING_TOOL)
+        if not has_model:
+            return await self._call_tool(step)
         pinned: PinnedConfig | None = None
         try:
-            step.check_attempts(self._limits)
-            pinned = pin(step.turn, step.begun, self._limits.max_steps)
-            asked, messages = step.prepare(pinned, self._limits.suspend_timeout_seconds)
-            answer = await self._ask(step, pinned, asked, messages)
+            step.check_attempts(self.limits)
+            pinned = pin(step.turn, step.begun, self.limits.max_steps)
+            asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
+            answer = await self._ask_or_compact(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
+        if isinstance(answer, Compacted):
+            figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
+            return await self._continue(step, (*pinned.cards, *answer.cards), figures, answer.first_kept)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
-    async def _open(self, step: CurrentStep, doing: str) -> None:
-        head = step.begun.head
-        opening = [step.turn_events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})]
-        if step.number == 1:
-            opening.insert(0, step.turn_events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
-        await step.turn_events.publish(*opening)
-
-    async def _act(self, step: CurrentStep) -> StepResult:
-        """A UI action's only step, which asks no model: the named tool is called (protocol §7.10)."""
-        head = step.begun.head
-        place = Place(step.turn, step.key, head.parent_step_id or "", self._limits.suspend_timeout_seconds)
+    async def _ask_or_compact(
+        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
+    ) -> ModelAnswer | Compacted:
+        """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
+        compaction = CompactedStep(step, pinned, asked, self.model, partial(self._answer, step))
+        async with asyncio.timeout(step.patience):
+            cut = await compaction.if_full(messages)
+        if cut is not None:
+            return cut
+        began = time.monotonic()
         try:
-            step.check_attempts(self._limits)
+            answer = await self._answer(step, compaction.question(messages))
+        except ModelError as error:
+            return await compaction.if_refused(messages, error)
+        self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
+        return answer
+
+    async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
+        """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""
+        head, events = step.begun.head, step.turn_events
+        opening: list[Message] = []
+        if step.number == 1 or head.suspended_at is not None:
+            opening.append(events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
+        if step.number == 1 and head.step_attempt == 1:
+            opening.append(events.consumed())
+        await events.publish(*opening, events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt}))
+
+    async def _call_tool(self, step: CurrentStep) -> StepResult:
+        """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
+        head = step.begun.head
+        place = Place(step.turn, step.key, head.parent_step_id or "", self.limits.suspend_timeout_seconds)
+        try:
+            step.check_attempts(self.limits)
             sent = action_call(place, wanted_call(step.turn, step.begun.context), head.tools)
         except (Refused, ModelError, CardUnreadable) as error:
-            # Its words may quote the arguments, and an outcome holds no content.
+            # The error's message may quote the arguments, and an outcome holds no content.
             return await self._fail(step, None, error.code, "the tool could not be called")
         decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
-    async def _ask(
-        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
-    ) -> ModelAnswer:
+    async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
         head = step.begun.head
-        question = Question(
-            turn=step.turn.agent_turn_id,
-            step_id=asked.step_id,
-            step=step.number,
-            config=pinned.config.llm_config,
-            messages=messages,
-            tools=pinned.last_specs if asked.is_last else pinned.specs,
-            address=step.turn_events.address,
-        )
-        began = time.monotonic()
+        model: JsonObject = {"model": question.config.model}
+        await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
         async with asyncio.timeout(step.patience):
-            answer = await ask(
-                self._model,
-                self._publisher,
+            return await ask(
+                self.model,
+                self.publisher,
                 question,
-                self._limits,
+                self.limits,
                 step.attempts,
                 (head.step_attempt, head.model_failures),
                 lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
-                self._telemetry,
+                self.telemetry,
             )
-        self._paces.took(step.turn.profile_box_id, time.monotonic() - began)
-        return answer
 
     async def _commit(
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
@@ -257,53 +258,57 @@ class StepActivities:
                 return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
 
     async def _fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
-        """The turn ends as failed, with what there is."""
+        """End the turn as failed, with the cards that there are."""
         cards = () if pinned is None else pinned.cards
         figures = step.figures(pinned, error_code=code)
         ended = step.fallback(cards, TurnStatus.FAILED, code, message, figures)
         return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
-    async def _continue(self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures) -> StepResult:
-        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED)
+    async def _continue(
+        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, first_kept: CardId | None = None
+    ) -> StepResult:
+        """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
+        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED, first_kept=first_kept)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
-        hit(Fault.STEP_COMMITTED)
+        hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
         if done.result == "done":
-            self._told(step, record)
+            self._record(step, record)
         await step.turn_events.publish(step.turn_events.completed(step.number, done.step_metadata))
         hit(Fault.STEP_PUBLISHED)
-        return StepContinues(step=step.number, quick=self._paces.is_quick(step.turn.profile_box_id))
+        return StepContinues(step=step.number, quick=self.fast_models.is_quick(step.turn.profile_box_id))
 
     async def _suspend(
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
     ) -> StepResult:
-        """command_intent (protocol §6): committed with the suspended head, published after."""
-        metadata = SuspendMetadata.of(figures, commands=decision.commands)
+        """Commit the calls with the suspended head, then publish their commands (protocol §6, command_intent)."""
+        metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands)
         record = step.record(cards, metadata, StepStatus.COMPLETED, decision.wait_seconds)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
-            self._told(step, record)
-            record_calls(self._telemetry, step.turn, step.begun.head, record)
-        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, done.updated_at))
+            self._record(step, record)
+            record_calls(self.telemetry, step.turn, step.begun.head, record)
+        asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
+        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, None, asleep))
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
             step=step.number,
             waiting=tuple(command.tool_call_id for command in decision.commands),
             tools=tuple(command.tool_name for command in decision.commands),
             deadline=done.resume_deadline,
-            quick=self._paces.is_quick(step.turn.profile_box_id),
+            quick=self.fast_models.is_quick(step.turn.profile_box_id),
         )
 
     async def _terminate(self, step: CurrentStep, ended: Termination) -> StepResult:
-        """A tool's answer ends the turn: no model is asked, no step is made."""
+        """End the turn with a tool's result, without a step."""
         head = step.begun.head
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
         done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
-        await step.turn_events.finished(self._pool, done, None)
+        await step.turn_events.finished(self.pool, done, None)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def _stop(self, step: CurrentStep) -> StepResult:
-        """The turn was stopped in this step: what the model had said becomes a card, then the turn ends (§6, stop)."""
+        """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
         figures = step.figures(None, error_code=STOPPED)
@@ -311,35 +316,35 @@ class StepActivities:
         try:
             return await self._finish(step, *ended, figures, StepStatus.CANCELED)
         except StaleTurn:
-            # The step had been committed when the stop came: end the turn after it.
-            stopped = await end_stopped(self._pool, self._publisher, step.turn, self._telemetry)
+            # The step was committed before the stop arrived: end the turn after it.
+            stopped = await end_stopped(self.pool, self.publisher, step.turn, self.telemetry)
             if stopped.outcome is None:
-                return await recall(self._pool, self._publisher, step.turn, step.number, self._telemetry)
+                return await recall(self.pool, self.publisher, step.turn, step.number, self.telemetry)
             return StepEnds(step=stopped.step, outcome=stopped.outcome)
 
     async def _finish(
         self, step: CurrentStep, cards: tuple[Card, ...], ending: Ending, figures: StepFigures, status: StepStatus
     ) -> StepResult:
         record = step.record(cards, EndMetadata.of(figures), status)
-        fences = status is StepStatus.CANCELED  # a stop raises the epoch, whoever carries it out (§3)
+        fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
         done = await self._keep(
             step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
         )
         if done.result == "done":
-            self._told(step, record)
+            self._record(step, record)
         recorded = done.step_metadata or record.metadata
-        await step.turn_events.finished(self._pool, done, step.turn_events.completed(step.number, recorded))
+        await step.turn_events.finished(self.pool, done, step.turn_events.completed(step.number, recorded))
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def _keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:
-        """Commit what was asked and paid for, however long the ledger takes: given up, it would be asked anew.
+        """Commit the answer, however long the ledger is away: without the commit the model would be asked again.
 
-        A quick step has no time for that.
+        A quick step waits only as long as `Pool.run`.
         """
-        write = self._pool.insist if step.patience is None else self._pool.run
+        write = self.pool.insist if step.patience is None else self.pool.run
         return await write(transition)
 
-    def _told(self, step: CurrentStep, record: StepRecord) -> None:
-        """Tell of a step that this attempt has committed: so each is told once."""
+    def _record(self, step: CurrentStep, record: StepRecord) -> None:
+        """Record metrics and span of a step that this attempt has committed, so that each step is recorded once."""
         seconds = time.monotonic() - step.clock
-        record_step(self._telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))
+        record_step(self.telemetry, step.turn, step.begun.head, record, seconds, len(step.attempts.records))

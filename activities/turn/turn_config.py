@@ -27,7 +27,7 @@ from turnstile.schema.cards import (
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
-from turnstile.schema.profiles import LlmConfig, Profile, RuntimeConfig, render
+from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef
 
@@ -45,6 +45,10 @@ class TurnConfig(Tolerant):
     """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
+    memory: Memory | None = Field(default=None, exclude_if=operator.not_)
+    """What the profile says of memory."""
+    context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last position of the context box that belongs to the turn; later steps read no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,11 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         must_end_with=profile.must_end_with,
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
+        memory=profile.memory,
+        context_position=begun.context_position,
     )
-    prompt = render(profile.system_prompt_template, _template_values(turn, begun))
+    parent = begun.head.parent_step_id or ""
+    prompt = render(profile.system_prompt_template, turn.placeholders(step_id(turn.agent_turn_id, 1), parent))
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     asked = _asked(turn, begun.context) if runtime.remember else ()
@@ -139,20 +146,6 @@ def tool_rows(raw: Iterable[JsonObject]) -> list[ToolRow]:
 def _with_runtime(config: LlmConfig, runtime: RuntimeConfig) -> LlmConfig:
     chosen = runtime.model_dump(exclude_none=True, include=set(LlmConfig.model_fields))
     return config.model_copy(update=chosen)
-
-
-def _template_values(turn: TurnRef, begun: BegunStep) -> dict[str, str]:
-    return {
-        "project_id": turn.project_id,
-        "channel_id": turn.channel_id,
-        "agent_id": turn.agent_id,
-        "agent_turn_id": turn.agent_turn_id,
-        "turn_epoch": str(turn.turn_epoch),
-        "step_id": step_id(turn.agent_turn_id, 1),
-        "parent_step_id": begun.head.parent_step_id or "",
-        "trace_id": turn.trace_id,
-        "context_box_id": turn.context_box_id,
-    }
 
 
 def _cards(turn: TurnRef, prompt: str, specs: Sequence[JsonObject]) -> tuple[Card, ...]:

@@ -1,12 +1,12 @@
-"""The events of a turn: state, step and task events in this order, and the doorbell of the agent's next turn.
+"""Publishes the events of a turn: state, step and task events in this order, and the doorbell of the agent's next turn.
 
-Best effort but for the `task` event: if that is not acknowledged the outcome stays unannounced, and the safety net
-publishes it under the same message id (protocol §8). Worker, bridge and services announce an end by `announce`.
+Only the `task` event is required: if it is not acknowledged, the outcome stays unannounced, and the safety net
+publishes it again under the same message id (protocol §8). Worker, bridge and services announce an end by `announce`.
 """
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,12 +17,12 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
-from turnstile.schema.states import HeadStatus, StepPhase
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, step_id
+from turnstile.schema.states import Activity, HeadStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, Message, StateEvent, StepEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent
 
 log = logging.getLogger(__name__)
 SENDER = "turnstile.worker"
@@ -30,7 +30,7 @@ SENDER = "turnstile.worker"
 
 @dataclass(frozen=True, slots=True)
 class TurnEvents:
-    """Publishes for one turn; a value, made anew in each activity."""
+    """The events of one turn; each activity creates its own."""
 
     publisher: Publisher
     turn: TurnRef
@@ -41,8 +41,12 @@ class TurnEvents:
 
     @property
     def address(self) -> Address:
-        """Whom the messages are about."""
+        """The project, channel, agent and turn that the messages are about."""
         return Address.of(self.turn, self.context, self.sender)
+
+    def consumed(self) -> Message:
+        """The `inbox_progress` event of the turn's own row, which its begin consumed."""
+        return self.address.inbox_progress(InboxProgress(inbox_id=self.turn.inbox_id, status="consumed"))
 
     def state(self, status: HeadStatus, updated_at: datetime, **metadata: str | int) -> Message:
         """A `state` event of this turn."""
@@ -69,7 +73,7 @@ class TurnEvents:
         return self.address.step(event)
 
     def completed(self, number: int, recorded: StepMetadata) -> Message:
-        """The `step` event of a step that is over, from what its commit recorded."""
+        """The `step` event of a committed step, from its recorded metadata."""
         return self.step(
             step_id(self.turn.agent_turn_id, number),
             StepPhase.COMPLETED if recorded.error_code is None else StepPhase.FAILED,
@@ -77,49 +81,70 @@ class TurnEvents:
             list(recorded.new_card_ids),
         )
 
-    def suspended(self, number: int, recorded: StepMetadata, updated_at: datetime) -> list[Message]:
-        """The commands, and what happened; a repeat has the commands again, under the same message ids."""
+    def waiting(self, tools: Sequence[str], updated_at: datetime) -> Message:
+        """The `state` event of a suspended turn; `tools` has the tool of each call that it waits for."""
+        return self.state(
+            HeadStatus.SUSPENDED,
+            updated_at,
+            activity=Activity.AWAITING_TOOL_RESULT,
+            current_tool=", ".join(dict.fromkeys(tools)),
+            waiting_tool_count=len(tools),
+        )
+
+    def suspended(
+        self, number: int, recorded: StepMetadata, waiting: Collection[ToolCallId] | None, updated_at: datetime | None
+    ) -> list[Message]:
+        """The step's commands, then its events; a repeat has the same commands under the same message ids.
+
+        `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has resumed.
+        """
         commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
+        left = [each.tool_name for each in commands if waiting is None or each.tool_call_id in waiting]
         key = step_id(self.turn.agent_turn_id, number)
-        waits = {"activity": "awaiting_tool_result", "waiting_tool_count": len(commands)}
+        doing: JsonObject = {
+            "activity": Activity.EXECUTING_TOOL,
+            "tools": [command.tool_name for command in commands],
+        }
         return [
             *(self.address.tool_command(command, key) for command in commands),
-            self.state(
-                HeadStatus.SUSPENDED, updated_at, current_tool=commands[0].tool_name if commands else "", **waits
-            ),
-            self.step(key, StepPhase.EXECUTING, {"tools": [command.tool_name for command in commands]}),
+            *([] if updated_at is None else [self.waiting(left, updated_at)]),
+            self.step(key, StepPhase.EXECUTING, doing),
             self.completed(number, recorded),
         ]
 
     async def publish(self, *messages: Message) -> None:
-        """Publish what nobody waits for."""
+        """Publish best-effort messages; errors are logged."""
         try:
             await self.publisher.publish(messages)
         except ServerUnavailable as error:
             log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
 
     async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
-        """Announce the end of a turn of this worker, after its last events; record how long that took."""
+        """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
         hit(Fault.TURN_FINISHED)
-        before = [] if done.next_lease(self.turn) else [self.state(HeadStatus.IDLE, done.updated_at)]
-        announced = await self.ended(pool, done, *before, *([] if step is None else [step]))
+        announced = await self.ended(pool, done, *([] if step is None else [step]))
         if announced:
             hit(Fault.TURN_ANNOUNCED)
         if done.is_new:
             self._finish_span(done, None if announced else ServerUnavailable.code)
 
     async def ended(self, pool: Pool, done: EndedTurn, *before: Message) -> bool:
-        """Announce the end of the turn, after these messages, and ring for the agent's next; as `announce`."""
+        """Publish the end of the turn and the doorbell of the agent's next turn; returns as `announce` does.
+
+        In order: the head's `state`, the status of inbox rows, these messages, the `task` event, the next lease.
+        """
         if done.is_new:
             figures = (done.status, done.error_code, done.stats, done.ended_at)
             self.telemetry.turn_ended(self.turn, self.context, *figures)
-        messages = [*before, *done.announcement(self.address)]
+        messages = [] if done.idle_since is None else [self.state(HeadStatus.IDLE, done.idle_since)]
+        messages += [self.address.inbox_progress(row) for row in done.settled]
+        messages += [*before, *done.announcement(self.address)]
         if (lease := done.next_lease(self.turn)) is not None:
-            messages.append(lease.doorbell(self.sender, "next_turn"))
-        return await announce(pool, self.publisher, [self.turn.agent_turn_id], messages)
+            messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
+        return await announce(pool, self.publisher, self.turn.agent_turn_id, messages)
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:
-        """From the end in the ledger until the world knows."""
+        """Record the span from the end in the ledger to its announcement."""
         if not self.telemetry.tracer.enabled:
             return
         under = self.context.get(headers.TRACEPARENT, "")
@@ -133,13 +158,20 @@ class TurnEvents:
         )
 
 
-async def announce(pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]) -> bool:
-    """Publish the ends of these turns, and mark them as announced; False if that is left to the safety net."""
+async def announce(pool: Pool, publisher: Publisher, turn: AgentTurnId, messages: Sequence[Message]) -> bool:
+    """Publish the end of a turn, and mark it as announced; False if that is left to the safety net."""
     try:
-        await publisher.publish(messages)
+        await announce_all(pool, publisher, [turn], messages)
     except ServerUnavailable as error:
-        log.warning("turn %s, of %d: task event left to the safety net: %s", turns[0], len(turns), error)
+        log.warning("turn %s: its task event is left to the safety net: %s", turn, error)
         return False
+    return True
+
+
+async def announce_all(
+    pool: Pool, publisher: Publisher, turns: Sequence[AgentTurnId], messages: Sequence[Message]
+) -> None:
+    """Publish the ends of these turns, and mark them as announced; raises `ServerUnavailable`, and marks none then."""
+    await publisher.publish(messages)
     hit(Fault.TURN_PUBLISHED)
     await pool.run(lambda conn: mark_announced(conn, turns))
-    return True

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import cast
 
-from turnstile.activities.pump.handler_run import let_run
+from turnstile.activities.prompt.tool_specs import RESULT_FIELDS_MISSING, has_fields, wanted_fields
+from turnstile.activities.pump.handler_run import run_as_task
 from turnstile.activities.text import storable, storable_object
 from turnstile.activities.turn.settle import end_stopped
 from turnstile.activities.turn.turn_events import TurnEvents
@@ -153,7 +154,7 @@ class InboxService(Claims):
                 if turn.agent_turn_id in self._stopped:
                     await self._end_stopped(turn)
             except StaleTurn:
-                log.info("turn %s: it went on without us", turn.agent_turn_id)
+                log.info("turn %s: another process has ended it", turn.agent_turn_id)
             except ServerUnavailable as error:
                 log.warning("turn %s: left to the safety net: %s", turn.agent_turn_id, error)
             except Exception:  # a turn that fails must not end the others
@@ -175,8 +176,11 @@ class InboxService(Claims):
         turn_events = TurnEvents(self._publisher, turn, begun.head.context_headers)
         number = begun.head.step_count + 1
         step = step_id(turn.agent_turn_id, number)
+        consumed = [turn_events.consumed()] if begun.head.step_attempt == 1 else []
         await turn_events.publish(
-            turn_events.state(HeadStatus.RUNNING, begun.head.updated_at), turn_events.step(step, StepPhase.STARTED, {})
+            turn_events.state(HeadStatus.RUNNING, begun.head.updated_at),
+            *consumed,
+            turn_events.step(step, StepPhase.STARTED, {}),
         )
         card, ending = await self._work(turn, begun)
         metadata = EndMetadata(new_card_ids=(card.card_id,), error_code=ending.error_code)
@@ -194,22 +198,26 @@ class InboxService(Claims):
             return _failure(turn, begun, FAILED, "a service calls no tools")
         given = ServiceTurn(turn, _instruction(begun), begun.context, begun.output, begun.head.step_attempt)
         try:
-            answered = await let_run(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
+            answered = await run_as_task(self._handler(given), self._deadline, f"handler of turn {turn.agent_turn_id}")
         except TimeoutError:
             return _failure(turn, begun, LATE, f"no answer in {self._deadline:g} s")
         if answered.cancelled():
             return _failure(turn, begun, FAILED, "CancelledError")
+        wanted = wanted_fields(begun.context).fields
         try:
-            card = _deliverable(turn, begun.head.step_count + 1, cast("str | JsonObject", answered.result()))
+            value = cast("str | JsonObject", answered.result())
+            missing = bool(wanted) and not has_fields(wanted, value)
+            card = _deliverable(turn, begun.head.step_count + 1, value, partial=missing)
         except Refused as refused:
             return _failure(turn, begun, storable(refused.code)[:100], storable(str(refused))[:500])
         except Exception as error:  # any exception of a handler ends its turn
             log.exception("turn %s: its handler failed", turn.agent_turn_id)
             return _failure(turn, begun, FAILED, type(error).__name__)
-        return card, Ending(TurnStatus.SUCCESS, card.card_id, stats={"steps": begun.head.step_count + 1})
+        status, code = (TurnStatus.PARTIAL, RESULT_FIELDS_MISSING) if missing else (TurnStatus.SUCCESS, None)
+        return card, Ending(status, card.card_id, code, stats={"steps": begun.head.step_count + 1})
 
 
-def _deliverable(turn: TurnRef, step: int, value: str | JsonObject) -> Card:
+def _deliverable(turn: TurnRef, step: int, value: str | JsonObject, *, partial: bool) -> Card:
     content = TextContent(text=storable(value)) if isinstance(value, str) else JsonContent(data=storable_object(value))
     return make_card(
         turn_card_id(turn.agent_turn_id, "deliverable"),
@@ -220,6 +228,7 @@ def _deliverable(turn: TurnRef, step: int, value: str | JsonObject) -> Card:
         turn=turn.agent_turn_id,
         step=step_id(turn.agent_turn_id, step),
         trace=turn.trace_id,
+        partial=partial or None,
     )
 
 

@@ -14,7 +14,7 @@ from turnstile.schema.wire.events import Doorbell, Message
 
 
 class LocalDoorbells:
-    """A publisher that wraps another one. Before `heard_by`, and when the queue does not run, it only passes on."""
+    """A publisher that wraps another one. While the claim queue does not run, it passes everything on."""
 
     def __init__(self, publisher: Publisher, claims: ClaimQueue, served: ServedTargets) -> None:
         self._publisher = publisher
@@ -22,7 +22,7 @@ class LocalDoorbells:
         self._served = served
 
     async def publish(self, messages: Sequence[Message]) -> None:
-        """As the publisher below does; what is heard here is heard after the others were sent, or could not be."""
+        """Publish the other messages by the wrapped publisher, then put the local doorbells' agents into the queue."""
         if not self._claims.runs:
             await self._publisher.publish(messages)
             return

@@ -79,7 +79,7 @@ class ThreadRules:
             lambda conn: list_unserved(conn, self.worker_targets, older_seconds=older, row_limit=_LOGGED_LISTENERS)
         )
         if unserved:
-            self.trouble.warning("unserved", "%s", "; ".join(each.told() for each in unserved))
+            self.trouble.warning("unserved", "%s", "; ".join(each.sentence() for each in unserved))
         return woken
 
     async def _wake(self, stalled: Sequence[ThreadRef]) -> int:

@@ -80,7 +80,7 @@ class ThreadStarter:
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=attributes,
             priority=options.priority(thread.project_id),
-            static_summary=f"conversation in {thread.project_id}",
+            static_summary=f"thread in {thread.project_id}",
             start_signal="wake",
             start_signal_args=[list(messages)],
             rpc_timeout=_RPC_TIMEOUT,

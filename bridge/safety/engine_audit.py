@@ -6,16 +6,15 @@ both first. Workflows of turns that this ledger does not know are ignored: sever
 Costs a page of visibility for a thousand open workflows, and a call for each suspect.
 """
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from turnstile.bridge.safety.reconciler import for_each
 from turnstile.ledger.operations.audit import (
     Audit,
     AuditedTurn,
@@ -30,15 +29,10 @@ from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.workflows import options
 
-T = TypeVar("T")
 _SECTION = "§8 engine"
 LOST = "turns_have_their_workflow"
 OVER = "workflows_have_their_turn"
-SENTENCES = {
-    LOST: "a live turn has an open workflow.",
-    OVER: "a turn that is over has no open workflow.",
-}
-_AT_ONCE = 16
+SENTENCES = {LOST: "a live turn has an open workflow.", OVER: "a turn that is over has no open workflow."}
 _PAGE = 10_000
 _RPC_TIMEOUT = timedelta(seconds=10)
 
@@ -109,7 +103,7 @@ class _Engine:
     async def lost(self, visible: set[AgentTurnId]) -> list[Violation]:
         """Live turns without an open workflow."""
         suspects = [turn for turn in await self._live_turns() if turn.agent_turn_id not in visible]
-        flows = await _each(suspects, self._describe)
+        flows = await for_each(suspects, self._describe)
         since = datetime.now(UTC) - timedelta(seconds=self.bounds.closed_seconds)
         lost = {
             (turn.agent_turn_id, turn.turn_epoch): flow
@@ -129,7 +123,7 @@ class _Engine:
         suspects = [
             turn for start in range(0, len(names), _PAGE) for turn in await self._ended(names[start : start + _PAGE])
         ]
-        flows = await _each(suspects, self._describe)
+        flows = await for_each(suspects, self._describe)
         return [
             _violation(OVER, turn, f"the turn ended as {turn.status}, and its workflow is open")
             for turn, flow in zip(suspects, flows, strict=True)
@@ -153,7 +147,7 @@ class _Engine:
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return _Workflow("is missing", is_open=False, closed_at=None)
-            raise ServerUnavailable(f"Temporal: {error}") from error
+            raise
         status = "unknown" if found.status is None else found.status.name.lower()
         return _Workflow(f"is {status}", found.status is WorkflowExecutionStatus.RUNNING, found.close_time)
 
@@ -162,14 +156,3 @@ def _violation(rule: str, turn: AuditedTurn, detail: str) -> Violation:
     ids = {"project_id": turn.project_id, "agent_id": turn.agent_id, "agent_turn_id": turn.agent_turn_id}
     workflow = options.turn_workflow_id(turn.agent_turn_id)
     return Violation(rule=rule, section=_SECTION, ids=ids | {"workflow_id": workflow}, detail=detail)
-
-
-async def _each(turns: Sequence[AuditedTurn], action: Callable[[AuditedTurn], Awaitable[T]]) -> list[T]:
-    """Call `action` for each turn, `_AT_ONCE` at a time; returns the results in order."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(turn: AuditedTurn) -> T:
-        async with gate:
-            return await action(turn)
-
-    return await asyncio.gather(*(one(turn) for turn in turns))

@@ -72,34 +72,26 @@ class Workflow:
     """The latest heartbeat of its pending activities."""
 
 
+@dataclass(frozen=True, slots=True)
 class Reconciler:
     """Finds and mends disagreements between ledger and Temporal. Holds clients only."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        client: Client,
-        starter: Starter,
-        publisher: Publisher,
-        served: ServedTargets,
-        telemetry: Telemetry = SILENT,
-    ) -> None:
-        self._telemetry = telemetry
-        self._pool = pool
-        self._client = client
-        self._starter = starter
-        self._publisher = publisher
-        self._served = served
+    pool: Pool
+    client: Client
+    starter: Starter
+    publisher: Publisher
+    served: ServedTargets
+    telemetry: Telemetry = SILENT
 
     async def list_lost(self, run: Run, *, fresh_seconds: float = FRESH_SECONDS) -> list[LiveTurn]:
         """Live turns without an open workflow, except leased turns that were never started (rule *dispatched_reap*)."""
         visible = set(await self._visible())
         suspects = [
             turn
-            async for turn in list_in_hand(run, self._served.now(), older_seconds=fresh_seconds)
+            async for turn in list_in_hand(run, self.served.now(), older_seconds=fresh_seconds)
             if turn.agent_turn_id not in visible
         ]
-        found = await _each(suspects, self._describe)
+        found = await for_each(suspects, self._describe)
         lost = [
             turn
             for turn, flow in zip(suspects, found, strict=True)
@@ -109,8 +101,8 @@ class Reconciler:
 
     async def bring_back(self, lost: Sequence[LiveTurn], *, counted: bool = True) -> int:
         """Start each turn again from its head, or end it after `MAX_RESTARTS`; returns how many were mended."""
-        mended = await _each(lost, lambda turn: self._bring_back(turn, counted=counted))
-        await self._starter.claim([(turn.project_id, turn.agent_id) for turn in lost], "engine")
+        mended = await for_each(lost, lambda turn: self._bring_back(turn, counted=counted))
+        await self.starter.claim([(turn.project_id, turn.agent_id) for turn in lost], "engine")
         return sum(mended)
 
     async def list_over(self, run: Run) -> list[EndedTurn]:
@@ -120,17 +112,14 @@ class Reconciler:
 
     async def close(self, over: Sequence[EndedTurn]) -> int:
         """Cancel the workflow of each turn, or terminate it after `TERMINATE_SECONDS`; returns how many were open."""
-        return sum(await _each(over, self._close))
+        return sum(await for_each(over, self._close))
 
     async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns leased `older_seconds` ago and not begun, although a worker is present, without an open workflow."""
         late = await run(
-            lambda conn: list_undispatched(conn, self._served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+            lambda conn: list_undispatched(conn, self.served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
-        if late:
-            await ensure_engine(self._client)
-        found = await _each(late, self._describe)
-        return [turn for turn, flow in zip(late, found, strict=True) if not flow.open]
+        return [turn for turn, flow in await self._described(late) if not flow.open]
 
     async def reap_undispatched(self, late: Sequence[LiveTurn]) -> int:
         """End each turn whose workflow is closed; returns how many were ended.
@@ -138,7 +127,7 @@ class Reconciler:
         A turn whose workflow is open by now is left alone. A turn without any workflow is started: Temporal may have
         been away.
         """
-        return sum(await _each(late, self._reap_undispatched))
+        return sum(await for_each(late, self._reap_undispatched))
 
     async def list_silent(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """Turns whose head did not change and whose activities sent no heartbeat for `older_seconds`.
@@ -146,38 +135,32 @@ class Reconciler:
         Only turns for whose target a worker is present.
         """
         quiet = await run(
-            lambda conn: list_silent(conn, self._served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
+            lambda conn: list_silent(conn, self.served.now(), older_seconds=older_seconds, row_limit=_ROW_LIMIT)
         )
-        if quiet:
-            await ensure_engine(self._client)
-        found = await _each(quiet, self._describe)
+        flows = await self._described(quiet)
         since = datetime.now(UTC) - timedelta(seconds=older_seconds)
-        return [
-            turn
-            for turn, flow in zip(quiet, found, strict=True)
-            if flow.open and (flow.heartbeat is None or flow.heartbeat < since)
-        ]
+        return [turn for turn, flow in flows if flow.open and (flow.heartbeat is None or flow.heartbeat < since)]
 
     async def reap_silent(self, quiet: Sequence[LiveTurn]) -> int:
         """Start each turn again with a new workflow, or end it after `MAX_RESTARTS`; returns how many were mended."""
-        return sum(await _each(quiet, self._reap_silent))
+        return sum(await for_each(quiet, self._reap_silent))
 
     async def _visible(self) -> list[AgentTurnId]:
         """The turns with an open workflow, according to visibility."""
-        await ensure_engine(self._client)
-        targets = self._served.now()
+        await ensure_engine(self.client)
+        targets = self.served.now()
         if not targets:
             return []  # a standby, which serves nothing else
         queues = ", ".join(f"'{options.task_queue(target)}'" for target in targets)
         request = ListWorkflowExecutionsRequest(
-            namespace=self._client.namespace,
+            namespace=self.client.namespace,
             query=f"WorkflowType = 'AgentTurn' AND ExecutionStatus = 'Running' AND TaskQueue IN ({queues})",
             page_size=1000,
         )
         found: list[AgentTurnId] = []
         try:
             while True:  # the raw call: `Client.list_workflows` would decode search attributes that are not needed
-                page = await self._client.workflow_service.list_workflow_executions(
+                page = await self.client.workflow_service.list_workflow_executions(
                     request, retry=True, timeout=_RPC_TIMEOUT
                 )
                 found += [options.turn_of(each.execution.workflow_id) for each in page.executions]
@@ -186,6 +169,11 @@ class Reconciler:
                 request.next_page_token = page.next_page_token
         except (RPCError, OSError) as error:
             raise ServerUnavailable(f"Temporal: {error}") from error
+
+    async def _described(self, turns: Sequence[LiveTurn]) -> list[tuple[LiveTurn, Workflow]]:
+        if turns:
+            await ensure_engine(self.client)
+        return list(zip(turns, await for_each(turns, self._describe), strict=True))
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
         try:
@@ -205,9 +193,9 @@ class Reconciler:
         return await self._restart(turn, counted=counted)
 
     async def _restart(self, turn: LiveTurn, *, counted: bool) -> bool:
-        await self._starter.start(turn, options.TURN_ID_RESTART)
+        await self.starter.start(turn, options.TURN_ID_RESTART)
         try:
-            times = await self._pool.run(lambda conn: restart_turn(conn, turn, counted=counted))
+            times = await self.pool.run(lambda conn: restart_turn(conn, turn, counted=counted))
         except StaleTurn:
             return False
         log.warning("turn %s had no workflow; started again (%d of %d)", turn.agent_turn_id, times, MAX_RESTARTS)
@@ -218,15 +206,15 @@ class Reconciler:
             return await self._reap_dispatched(turn)
         reason = f"no sign of life after {MAX_RESTARTS} restarts"
         return await end_by_force(
-            self._pool, self._publisher, turn, TurnStatus.FAILED, REAPED, reason, telemetry=self._telemetry
+            self.pool, self.publisher, turn, TurnStatus.FAILED, REAPED, reason, telemetry=self.telemetry
         )
 
     async def _reap_dispatched(self, turn: LiveTurn) -> bool:
         reason = "no worker began the turn in time"
         dispatched = (HeadStatus.DISPATCHED,)
         return await end_by_force(
-            *(self._pool, self._publisher, turn, TurnStatus.TIMEOUT, DISPATCH_TIMEOUT, reason, dispatched),
-            telemetry=self._telemetry,
+            *(self.pool, self.publisher, turn, TurnStatus.TIMEOUT, DISPATCH_TIMEOUT, reason, dispatched),
+            telemetry=self.telemetry,
         )
 
     async def _reap_undispatched(self, turn: LiveTurn) -> bool:
@@ -235,7 +223,7 @@ class Reconciler:
             return False
         if not flow.known:
             try:
-                await self._starter.start(turn)
+                await self.starter.start(turn)
             except RPCError as error:
                 if error.status not in _REFUSED:
                     raise
@@ -272,10 +260,10 @@ class Reconciler:
         return True
 
     def _handle(self, turn: AgentTurnId) -> WorkflowHandle[AgentTurn, Any]:
-        return self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn))
+        return self.client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn))
 
 
-async def _each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list[V]:
+async def for_each(items: Sequence[T], action: Callable[[T], Awaitable[V]]) -> list[V]:
     """Call `action` for each item, `_AT_ONCE` at a time; returns the results in order.
 
     Raises `ServerUnavailable` if Temporal did not answer one of the calls.

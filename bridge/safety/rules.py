@@ -1,4 +1,4 @@
-"""The rules of the safety net (protocol §8): how each finds what went wrong, and how it mends it.
+"""The rules of the safety net (protocol §8): how each finds a fault, and how it repairs it.
 
 A rule finds rows by one statement. It reads live rows of served worker targets only, and many bridges may run it at
 once; if it changes rows, it claims them (`SKIP LOCKED`). `find` gets the function that runs statements, so a dry run
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from turnstile.activities.turn.turn_events import announce
+from turnstile.activities.turn.turn_events import announce_all
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
@@ -36,7 +36,7 @@ another claim is wasted work; a crash loses at most the starts in flight, which 
 
 @dataclass(frozen=True, slots=True)
 class WatchdogTimes:
-    """How old a state must be for its rule to act, in seconds (`[bridge]`)."""
+    """The age in seconds after which each rule acts (`[bridge]`)."""
 
     poll_interval: float = 1.0
     inbox_processing_timeout: float = 300.0
@@ -81,7 +81,7 @@ class LedgerRules:
     """The bridge's claim queue. With it a rule does not wait for starts, so many due rows do not delay other rules."""
 
     def all(self) -> list[Rule[Any]]:
-        """In the order in which they look."""
+        """All rules, in the order in which they run."""
         return [*self._by_ledger(), *self.more]
 
     def _by_ledger(self) -> list[Rule[Any]]:
@@ -141,12 +141,13 @@ class LedgerRules:
 
     async def _dispatch(self, agents: Sequence[AgentKey]) -> int:
         leases = await self.pool.run(lambda conn: dispatch_next(conn, agents))
+        await publish_best_effort(self.publisher, *(lease.dispatched(SENDER) for lease in leases))
         return await self._claim([(lease.project_id, lease.agent_id) for lease in leases])
 
     async def _announce(self, found: Sequence[Unannounced]) -> int:
         messages = [message for outcome in found for message in outcome.messages(SENDER)]
-        turns = [outcome.agent_turn_id for outcome in found]
-        return len(found) if await announce(self.pool, self.publisher, turns, messages) else 0
+        await announce_all(self.pool, self.publisher, [outcome.agent_turn_id for outcome in found], messages)
+        return len(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ class Rules(LedgerRules):
     reconciler: Reconciler
 
     def all(self) -> list[Rule[Any]]:
-        """In the order in which they look."""
+        """All rules, in the order in which they run."""
         engine, times = self.reconciler, self.times
         return [
             *self._by_ledger(),

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 
 from nats.aio.msg import Msg
@@ -112,6 +112,7 @@ def _ack_headers(request: VerbRequest, reply: JsonObject) -> dict[str, str]:
     }
 
 
+@dataclass
 class DurableCommands:
     """Runs durable verbs until stopped.
 
@@ -119,26 +120,19 @@ class DurableCommands:
     any other reason; the default of 20 takes about eight minutes with the pauses between deliveries.
     """
 
-    def __init__(
-        self,
-        conn: NatsConnection,
-        verbs: Mapping[str, VerbHandler],
-        publisher: Publisher,
-        *,
-        unavailable: tuple[type[Exception], ...] = (),
-        concurrency: int = 64,
-        failures: int = 20,
-        ensure: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._queue = CommandQueue(
-            conn, COMMANDS_CONSUMER, ensure or partial(declare_commands, conn), self._dispose, concurrency
-        )
+    conn: NatsConnection
+    verbs: Mapping[str, VerbHandler]
+    publisher: Publisher
+    _: KW_ONLY
+    unavailable: tuple[type[Exception], ...] = ()
+    concurrency: int = 64
+    failures: int = 20
+    ensure: Callable[[], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
+        ensure = self.ensure or partial(declare_commands, self.conn)
+        self._queue = CommandQueue(self.conn, COMMANDS_CONSUMER, ensure, self._dispose, self.concurrency)
         self.pull = self._queue.pull
-        self._conn = conn
-        self._verbs = verbs
-        self._publisher = publisher
-        self._unavailable = unavailable
-        self._failures = failures
         self._failed: OrderedDict[str, int] = OrderedDict()
         self._log = LimitedLog(logger)
 
@@ -155,11 +149,11 @@ class DurableCommands:
         if command.fault:
             answer = Answer(rejected(command.fault))
         else:
-            answer = await run_verb(self._verbs, command.request, self._unavailable)
+            answer = await run_verb(self.verbs, command.request, self.unavailable)
         if answer.server_trouble or (answer.is_bug and not self._give_up(command.request)):
             return deferred(msg.metadata.num_delivered)
         try:
-            await self._publisher.publish([ack_event(command, answer, self._conn.size_limit)])
+            await self.publisher.publish([ack_event(command, answer, self.conn.size_limit)])
         except TurnstileError as error:
             self._log.warning("ack", "the ack event of %s was not stored: %s", msg.subject, error)
             return deferred(msg.metadata.num_delivered)
@@ -174,4 +168,4 @@ class DurableCommands:
         self._failed[name] = self._failed.pop(name, 0) + 1
         if len(self._failed) > _REMEMBERED:
             self._failed.popitem(last=False)
-        return self._failed[name] >= self._failures
+        return self._failed[name] >= self.failures

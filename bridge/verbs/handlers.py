@@ -5,8 +5,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
@@ -14,27 +13,27 @@ from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.bridge.verbs.stop import stop_turn
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.boxes import fork_box, replace_boxes
+from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue
-from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import describe_call, report
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import forked_box_id, new_box_id
-from turnstile.schema.states import HeadStatus, ReplyStatus
+from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
+from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
     BoxForkRequest,
+    BoxMakeReply,
+    BoxMakeRequest,
     BoxReplaceReply,
     BoxReplaceRequest,
 )
 from turnstile.schema.wire.descriptions import DescribeReply
-from turnstile.schema.wire.events import Message, StateEvent
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -47,24 +46,19 @@ from turnstile.schema.wire.inbox import (
 from turnstile.schema.wire.limits import UNLIMITED, Admission, rate_limited
 
 
+@dataclass
 class Verbs:
     """The verbs over one ledger."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        publisher: Publisher,
-        *,
-        depth_limit: int,
-        admission: Admission = UNLIMITED,
-        telemetry: Telemetry = SILENT,
-    ) -> None:
-        self._pool = pool
-        self._publisher = publisher
-        self._depth_limit = depth_limit
-        self._admission = admission
-        self._room = AdmissionCache(admission.max_live_turns)
-        self._telemetry = telemetry
+    pool: Pool
+    publisher: Publisher
+    _: KW_ONLY
+    depth_limit: int
+    admission: Admission = UNLIMITED
+    telemetry: Telemetry = SILENT
+
+    def __post_init__(self) -> None:
+        self._counts = AdmissionCache(self.admission.max_live_turns)
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
@@ -74,33 +68,35 @@ class Verbs:
             "stop": self.stop,
             "describe": self.describe,
             "box_fork": self.box_fork,
+            "box_make": self.box_make,
             "box_replace": self.box_replace,
         }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
         """Create a turn; a command that is delivered twice creates one."""
         wanted = request.parse(EnqueueRequest)
-        _same(request, headers.AGENT_ID, wanted.agent_id)
+        if wanted.agent_id is not None:
+            _same(request, headers.AGENT_ID, wanted.agent_id)
         if wanted.correlation_id is None and request.command_id is not None:
             wanted = wanted.model_copy(update={"correlation_id": f"command-{request.command_id}"})
         if request.wait_seconds and wanted.correlation_id is None:
-            raise rate_limited(request.wait_seconds)  # it repeats nothing: no need to look
-        limit = self._room.limit_for(request.project_id)
+            raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
+        limit = self._counts.limit_for(request.project_id)
         done = await enqueue(
-            self._pool,
+            self.pool,
             request.project_id,
             request.channel_id,
             wanted,
             request.headers,
-            depth_limit=self._depth_limit,
+            depth_limit=self.depth_limit,
             sender=request.headers.get(headers.SENDER, "client")[:128],
-            admission=replace(self._admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
+            admission=replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
         )
-        if limit and headers.PARENT_TURN_ID not in request.headers:  # a child may pass where others may not
-            self._room.found(request.project_id)
+        if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
+            self._counts.found(request.project_id)
         hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
-            await publish_best_effort(self._publisher, dispatched(lease), lease.doorbell(SENDER, "enqueue"))
+            await publish_best_effort(self.publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))
         hit(Fault.ENQUEUE_PUBLISHED)
         return done.reply
 
@@ -109,17 +105,17 @@ class Verbs:
         wanted = request.parse(DescribeRequest)
         match wanted:
             case DescribeRequest(agent_turn_id=None, card_id=str() as card_id, tool_call_id=None):
-                card = await self._pool.run(lambda conn: get_card(conn, request.project_id, card_id))
+                card = await self.pool.run(lambda conn: get_card(conn, request.project_id, card_id))
                 if card is None:
                     raise Refused("unknown_card", "the project has no such card")
                 return DescribeReply(status=ReplyStatus.ACCEPTED, card=card)
             case DescribeRequest(agent_turn_id=str() as turn_id, card_id=None, tool_call_id=None):
-                turn = await self._pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
+                turn = await self.pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
                 if turn is None:
                     raise Refused("unknown_turn", "the project has no such turn")
                 return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
             case DescribeRequest(agent_turn_id=None, card_id=None, tool_call_id=str() as call_id):
-                call = await self._pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
+                call = await self.pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
                 if call is None:
                     raise Refused("unknown_call", "the project has no such call")
                 return DescribeReply(status=ReplyStatus.ACCEPTED, call=call)
@@ -133,13 +129,13 @@ class Verbs:
             wanted = request.parse(ReportRequest)
             ids = {"tool_call_id": wanted.tool_call_id, "tool_result_card_id": wanted.tool_result_card_id or ""}
             _same(request, headers.TOOL_CALL_ID, wanted.tool_call_id)
-            done = await report(self._pool, request.project_id, wanted, request.headers)
+            done = await report(self.pool, request.project_id, wanted, request.headers)
         except (Refused, BadRequest) as error:
             await self._reject(request, error, ids)
             raise
         hit(Fault.REPORT_COMMITTED)
         if done.ring is not None:
-            await publish_best_effort(self._publisher, done.ring.doorbell(SENDER, "report"))
+            await publish_best_effort(self.publisher, done.ring.doorbell(SENDER, "report"))
         hit(Fault.REPORT_PUBLISHED)
         return done.reply
 
@@ -147,42 +143,43 @@ class Verbs:
         """End a turn, whatever its status is (protocol §6, stop)."""
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
-        return await stop_turn(self._pool, self._publisher, request.project_id, wanted, self._telemetry)
+        return await stop_turn(self.pool, self.publisher, request.project_id, wanted, self.telemetry)
 
     async def box_fork(self, request: VerbRequest) -> BoxForkReply:
         """Copy a box; a command that is delivered twice makes one copy."""
         wanted = request.parse(BoxForkRequest)
         name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
         new_box = forked_box_id(request.project_id, name) if name else new_box_id()
-        made = await self._pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
+        made = await self.pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
         hit(Fault.BOX_FORKED)
         return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
+
+    async def box_make(self, request: VerbRequest) -> BoxMakeReply:
+        """Make a box of parts; a command that is delivered twice makes one."""
+        wanted = request.parse(BoxMakeRequest)
+        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        box = made_box_id(request.project_id, name) if name else new_box_id()
+        author = request.headers.get(headers.SENDER, "client")[:128]
+        cards, made = await self.pool.run(
+            lambda conn: compose_box(conn, request.project_id, request.channel_id, wanted, box, author)
+        )
+        hit(Fault.BOX_MADE)
+        return BoxMakeReply(
+            status=ReplyStatus.ACCEPTED, box_id=box, cards=cards, duplicate=not made and name is not None
+        )
 
     async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
         """Set which boxes an agent's pointers name."""
         wanted = request.parse(BoxReplaceRequest)
         _same(request, headers.AGENT_ID, wanted.agent_id)
-        boxes = await self._pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
+        boxes = await self.pool.run(lambda conn: replace_boxes(conn, request.project_id, wanted))
         hit(Fault.BOX_REPLACED)
         return BoxReplaceReply(status=ReplyStatus.ACCEPTED, **boxes.model_dump())
 
     async def _reject(self, request: VerbRequest, error: Refused | BadRequest, ids: dict[str, str]) -> None:
         source = f"{request.source}:{request.headers.get(headers.SENDER, 'client')}"
         why = f"{request.verb}: {error}"
-        await self._pool.run(lambda conn: reject(conn, request.project_id, source, error.code, why, ids))
-
-
-def dispatched(lease: Lease) -> Message:
-    """The `state` event of a fresh lease."""
-    event = StateEvent(
-        agent_id=lease.agent_id,
-        agent_turn_id=lease.agent_turn_id,
-        status=HeadStatus.DISPATCHED,
-        turn_epoch=lease.turn_epoch,
-        updated_at=datetime.now(UTC),
-        output_box_id=None,
-    )
-    return lease.address(SENDER).state(event)
+        await self.pool.run(lambda conn: reject(conn, request.project_id, source, error.code, why, ids))
 
 
 def _claimed_call(request: VerbRequest) -> str:

@@ -23,12 +23,12 @@ from turnstile.schema.wire.limits import SIZE_LIMITS
 _IDS = ("agent_turn_id", "inbox_id", "tool_call_id", "thread_id", "message_id")
 
 
-def observed(verbs: Mapping[str, VerbHandler], telemetry: Telemetry) -> dict[str, VerbHandler]:
+def instrumented(verbs: Mapping[str, VerbHandler], telemetry: Telemetry) -> dict[str, VerbHandler]:
     """The same verbs, instrumented."""
-    return {verb: _observed(handler, telemetry) for verb, handler in verbs.items()}
+    return {verb: _instrumented(handler, telemetry) for verb, handler in verbs.items()}
 
 
-def _observed(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
+def _instrumented(handler: VerbHandler, telemetry: Telemetry) -> VerbHandler:
     recording = telemetry.meter.enabled or telemetry.tracer.enabled
 
     async def run(request: VerbRequest) -> BaseModel:

@@ -44,7 +44,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Payload:
-    """The JSON object that a request came with: decoded when it is first read, and kept as it was last parsed."""
+    """The JSON object of a request: decoded when it is first read; the result of the last parse is kept."""
 
     def __init__(self, given: bytes | JsonObject) -> None:
         self._given = given
@@ -69,8 +69,8 @@ class Payload:
             self._parsed = parsed = model.model_validate(value)
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
-            told = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
-            raise BadRequest("; ".join(list(told)[:_SHOWN_FAULTS])) from None
+            shown = (f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in faults)
+            raise BadRequest("; ".join(list(shown)[:_SHOWN_FAULTS])) from None
         return parsed
 
 

@@ -1,7 +1,7 @@
 """The stop verb, and the fence for turns that do not stop in time (protocol §6 stop, §8).
 
-Whatever state the turn is in, it ends with one outcome, one deliverable and one `task` event. A turn in hand is asked
-through its inbox, so that it can keep what it has; one that has not begun is ended here.
+Whatever its state, the turn ends with one outcome, one deliverable and one `task` event. A running or suspended turn is
+asked through its inbox, so that it keeps its partial results; one that has not begun is ended here.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from turnstile.schema.ids import AgentId, InboxId, ProjectId, uuid7
 from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.events import Address, InboxProgress
 from turnstile.schema.wire.inbox import StopReply, StopRequest
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ async def _stop_queued(
     done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
     if done is None:
         return False
+    skipped = InboxProgress(inbox_id=done.inbox_id, status="skipped", reason=STOPPED)
+    address = Address.of(turn, done.context_headers, SENDER)
+    await publish_best_effort(publisher, address.inbox_progress(skipped))
     how = {"error_code": STOPPED, "error": STOP_REASON}
     await announce(pool, publisher, turn, EndedTurn.model_validate(done.model_dump(round_trip=True) | how), telemetry)
     return True

@@ -8,7 +8,7 @@ if it names its action and agent, and terminated. Whoever ends the turn publishe
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 
 from nats.aio.msg import Msg
@@ -17,15 +17,14 @@ from pydantic import Field
 from turnstile.activities.calls.action_turn import ActionCall, action_call
 from turnstile.activities.calls.outgoing import Place
 from turnstile.bridge.publishing.best_effort import SENDER
-from turnstile.bridge.verbs.handlers import dispatched
-from turnstile.bridge.verbs.instrumented import observed
+from turnstile.bridge.verbs.instrumented import instrumented
 from turnstile.bridge.verbs.micro_service import Payload, VerbRequest, read_request
 from turnstile.bridge.verbs.rate_limits import Throttle
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.action_lookup import ActionTurn, find_action
-from turnstile.ledger.turns.intake import enqueue_action
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.intake import enqueue
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Metric, Telemetry
@@ -65,7 +64,7 @@ class _ReceivedAction:
 class ActionReply(EnqueueReply):
     """The result of an action: its turn, the lease whose doorbell is due, and the final ack if the turn is over."""
 
-    lease: Lease | None = None
+    lease: NewLease | None = None
     final: ActionAck | None = None
     context: dict[str, str] = Field(default_factory=dict)
     """The turn's `context_headers`; empty if they are not known."""
@@ -112,32 +111,26 @@ def _blank_ack(payload: JsonObject) -> ActionAck | None:
     return ActionAck(action_id=action, agent_id=agent_id, status=ActionStatus.REJECTED, message_id=message_id)
 
 
+@dataclass
 class UiActions:
     """Serves UI actions until stopped; replicas share the consumer."""
 
-    def __init__(
-        self,
-        conn: NatsConnection,
-        pool: Pool,
-        publisher: Publisher,
-        *,
-        depth_limit: int,
-        admission: Admission = UNLIMITED,
-        throttle: Throttle | None = None,
-        telemetry: Telemetry = SILENT,
-        concurrency: int = 64,
-    ) -> None:
-        ensure = partial(declare_ui_actions, conn)
-        self._queue = CommandQueue(conn, UI_ACTIONS_CONSUMER, ensure, self._dispose, concurrency)
-        self._pool = pool
-        self._publisher = publisher
-        self._depth_limit = depth_limit
-        self._admission = admission
-        self._throttle = throttle
-        self._telemetry = telemetry
-        self._act = observed({VERB: self._find_or_enqueue}, telemetry)[VERB]
+    conn: NatsConnection
+    pool: Pool
+    publisher: Publisher
+    _: KW_ONLY
+    depth_limit: int
+    admission: Admission = UNLIMITED
+    throttle: Throttle | None = None
+    telemetry: Telemetry = SILENT
+    concurrency: int = 64
+    unreadable: int = 0
+
+    def __post_init__(self) -> None:
+        ensure = partial(declare_ui_actions, self.conn)
+        self._queue = CommandQueue(self.conn, UI_ACTIONS_CONSUMER, ensure, self._dispose, self.concurrency)
+        self._act = instrumented({VERB: self._find_or_enqueue}, self.telemetry)[VERB]
         self._log = LimitedLog(logger)
-        self.unreadable = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set and every received action is settled; raises as `ContinuousPull.run` does."""
@@ -151,7 +144,7 @@ class UiActions:
             self._log.warning("subject", "a UI action with an unreadable subject is dropped: %s", error)
             return Reject()
         try:
-            await self._publisher.publish(await self._answer(received))
+            await self.publisher.publish(await self._answer(received))
         except TurnstileError as error:
             self._log.warning("answer", "a UI action will be redelivered: %s", error)
             return deferred(msg.metadata.num_delivered)
@@ -166,7 +159,7 @@ class UiActions:
         request = received.request
         if received.fault is not None:
             self.unreadable += 1
-            self._telemetry.meter.count(Metric.VERBS, verb=VERB, status="rejected")
+            self.telemetry.meter.count(Metric.VERBS, verb=VERB, status="rejected")
             return await self._refuse(received, received.fault)
         try:
             acted = ActionReply.model_validate(await self._act(request))
@@ -182,26 +175,26 @@ class UiActions:
         """Create the action's turn, or find it; raises `TurnstileError` if the action is refused."""
         action = request.parse(UiAction)
         project, channel = request.project_id, request.channel_id
-        tool, turn = await self._pool.run(lambda conn: find_action(conn, project, action))
+        tool, turn = await self.pool.run(lambda conn: find_action(conn, project, action))
         if turn is None:
-            if self._throttle is not None and (wait := self._throttle.take(project)):
+            if self.throttle is not None and (wait := self.throttle.take(project)):
                 raise rate_limited(wait)
             _check(request, action, tool)
-            done = await enqueue_action(
-                self._pool,
+            done = await enqueue(
+                self.pool,
                 project,
                 channel,
                 action,
                 request.headers,
-                depth_limit=self._depth_limit,
+                depth_limit=self.depth_limit,
                 sender=request.headers.get(headers.SENDER, "client")[:128],
-                admission=self._admission,
+                admission=self.admission,
             )
             hit(Fault.ENQUEUE_COMMITTED)
             if not done.reply.duplicate:
                 context = {} if done.lease is None else done.lease.context_headers
                 return ActionReply(**done.reply.model_dump(), lease=done.lease, context=context)
-            _, turn = await self._pool.run(lambda conn: find_action(conn, project, action))
+            _, turn = await self.pool.run(lambda conn: find_action(conn, project, action))
         if turn is None:
             raise ServerUnavailable("the action's turn cannot be found now: try again")
         return _repeated(action, turn)
@@ -218,7 +211,7 @@ class UiActions:
         source = f"command:{request.headers.get(headers.SENDER, 'client')}".replace("\0", "")
         ids = {} if blank is None else {"action_id": blank.action_id, "agent_id": blank.agent_id}
         ids = {name: each.replace("\0", "") for name, each in ids.items()}
-        await self._pool.run(
+        await self.pool.run(
             lambda conn: reject(conn, request.project_id, source, error.code, f"{VERB}: {error}".replace("\0", ""), ids)
         )
 
@@ -276,7 +269,7 @@ def _messages(received: _ReceivedAction, acted: ActionReply) -> list[Message]:
     first = blank.model_copy(update={"status": status, "error_code": acted.error_code, "error": acted.error})
     messages = [_ack(received, first, address)]
     if acted.lease is not None:
-        messages += [dispatched(acted.lease), acted.lease.doorbell(SENDER, "ui_action")]
+        messages += [acted.lease.dispatched(SENDER), acted.lease.doorbell(SENDER, "ui_action")]
     if acted.final is not None:
         messages.append(_ack(received, acted.final, address, "final"))
     return messages

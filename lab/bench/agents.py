@@ -55,6 +55,7 @@ async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, co
         name=PROFILE,
         worker_target=target,
         system_prompt_template="You are {agent_id}.",
+        instances=True,
         allowed_tools=[tool.tool_name for tool in [*tools.definitions(), LATER]] if model in _CALLERS else [],
         llm_config=LlmConfig(model=f"scripted/{model}"),
     )

@@ -55,7 +55,10 @@ class LoadClient:
 
     async def enqueue(self, agent: AgentId, instruction: str = "hello") -> AgentTurnId:
         """Request a turn; returns when it is accepted, raises `BenchError` if it is refused."""
-        request: JsonObject = {"agent_id": agent, "instruction": instruction}
+        return await self.request({"agent_id": agent, "instruction": instruction})
+
+    async def request(self, request: JsonObject) -> AgentTurnId:
+        """As `enqueue`, with these arguments."""
         raw = await self.client.request("enqueue", request, timeout=_REQUEST_TIMEOUT_SECONDS)
         reply = EnqueueReply.model_validate(raw)
         if reply.agent_turn_id is None:

@@ -13,6 +13,7 @@ class Scenario(StrEnum):
     STREAM = "stream"
     STOP = "stop"
     LOAD = "load"
+    CONVERSATIONS = "conversations"
     GROWTH = "growth"
     SUSPENDED = "suspended"
 
@@ -37,6 +38,8 @@ class Plan:
     stops: int = 200
     stop_streams: int = 20
     load_seconds: float = 6.0
+    conversations: int = 1000
+    """Concurrent conversations of one profile, each in an instance of its own."""
     old_rows: int = 1_000_000
     growth_turns: int = 600
     tpcb_scale: int = 8

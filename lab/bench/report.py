@@ -16,6 +16,7 @@ _TITLES = {
     "stream": "stream: many models that stream",
     "stop": "stop: while models stream",
     "load": "load: turns that arrive at random, enqueue to task event",
+    "conversations": "conversations: two turns each, in instances of one profile",
     "growth": "growth: statements on a ledger with a past",
     "suspended": "suspended: turns asleep",
 }

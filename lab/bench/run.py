@@ -14,6 +14,7 @@ from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
 from lab.bench.plan import Plan, Scenario
 from lab.bench.proc import load_average, machine, require_proc
+from lab.bench.scenarios.conversations import run_conversations
 from lab.bench.scenarios.fanout import run_fanout
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
@@ -32,6 +33,7 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.STREAM: run_stream,
     Scenario.STOP: run_stop,
     Scenario.LOAD: run_load,
+    Scenario.CONVERSATIONS: run_conversations,
     Scenario.GROWTH: run_growth,
     Scenario.SUSPENDED: run_suspended,
 }

@@ -134,7 +134,7 @@ class _UntimedConnection:
 @functools.cache
 def rules() -> Mapping[str, Rule]:
     """Every rule by name, in the order in which the audit checks them."""
-    names = ("audit", "audit_inbox", "audit_calls", "audit_boxes")
+    names = ("audit", "audit_inbox", "audit_calls", "audit_boxes", "audit_conversations", "audit_memory")
     sql = resources.files("turnstile.ledger").joinpath("operations")
     texts = [sql.joinpath(f"{name}.sql").read_text("utf-8") for name in names]
     return {found.name: _rule(found) for text in texts for found in parse(text).values()}
@@ -199,17 +199,15 @@ async def list_expected_workflows(
     conn: Connection, project: ProjectId | None, *, fresh_seconds: float, claimed_seconds: float
 ) -> list[AuditedTurn]:
     """The active turns that must have an open workflow: unchanged, and claimed if not begun, for that long."""
-    rows = await query("list_expected_workflows").many(
-        conn, project_id=project, fresh_seconds=fresh_seconds, claimed_seconds=claimed_seconds
+    return await query("list_expected_workflows").all_as(
+        conn, AuditedTurn, project_id=project, fresh_seconds=fresh_seconds, claimed_seconds=claimed_seconds
     )
-    return [AuditedTurn.model_validate(dict(row)) for row in rows]
 
 
 async def list_ended_turns(
     conn: Connection, project: ProjectId | None, turns: Sequence[AgentTurnId], *, older_seconds: float
 ) -> list[AuditedTurn]:
     """Those of the turns that ended that long ago; turns unknown to this ledger are left out."""
-    rows = await query("list_ended_turns").many(
-        conn, project_id=project, agent_turn_ids=list(turns), older_seconds=older_seconds
+    return await query("list_ended_turns").all_as(
+        conn, AuditedTurn, project_id=project, agent_turn_ids=list(turns), older_seconds=older_seconds
     )
-    return [AuditedTurn.model_validate(dict(row)) for row in rows]

@@ -89,11 +89,7 @@ async def try_hold(url: str, name: str, holder: str, pace: LockTimes = LOCK_TIME
 
 
 async def _connect(url: str, holder: str, pace: LockTimes) -> _Raw:
-    settings = {
-        "application_name": holder,
-        "idle_session_timeout": str(int(pace.silent * 1000)),
-        "jit": "off",
-    }
+    settings = {"application_name": holder, "idle_session_timeout": str(int(pace.silent * 1000)), "jit": "off"}
     try:
         conn: _Raw = await connect(
             url, timeout=10, command_timeout=pace.give_up, statement_cache_size=0, server_settings=settings

@@ -74,8 +74,19 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id =
 SELECT to_jsonb(x)::text AS row FROM state.rejections x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.ids ->> 'agent_id' = ANY (:agent_ids));
 
+-- name: export_conversations :many
+-- The conversations of the agents.
+SELECT to_jsonb(x)::text AS row FROM state.conversations x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
+-- name: export_turn_nodes :many
+-- The nodes of the agents' turns in their trees.
+SELECT to_jsonb(x)::text AS row FROM state.turn_nodes x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR EXISTS (
+    SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = x.agent_turn_id AND i.project_id = x.project_id AND i.agent_id = ANY (:agent_ids)));
+
 -- name: export_threads :many
--- The conversations.
+-- The threads of listeners.
 SELECT to_jsonb(x)::text AS row FROM state.threads x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.thread_id IN (SELECT t.thread_id FROM state.agent_threads(:project_id, :agent_ids) t));
 
@@ -125,3 +136,8 @@ WHERE x.tenant_id = :project_id AND (:agent_ids::text[] IS NULL
                          ON t.thread_id = m.thread_id)
     OR x.card_id IN (SELECT r.payload_card_id FROM state.thread_replies r JOIN state.agent_threads(:project_id, :agent_ids) t
                          ON t.thread_id = r.thread_id));
+
+-- name: export_memory_cuts :many
+-- Where boxes are cut; if agents are named, those of their turns.
+SELECT to_jsonb(x)::text AS row FROM state.memory_cuts x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));

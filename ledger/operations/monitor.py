@@ -69,27 +69,25 @@ class ToolTarget(Tolerant):
 
 async def list_target_uses(conn: Connection) -> list[TargetUse]:
     """The targets that agents and profiles name; one round trip."""
-    rows = await query("list_target_uses").many(conn, row_limit=ROW_LIMIT)
-    return [TargetUse.model_validate(dict(row)) for row in rows]
+    return await query("list_target_uses").all_as(conn, TargetUse, row_limit=ROW_LIMIT)
 
 
 async def list_live_workers(conn: Connection) -> list[LiveWorker]:
     """The workers that serve targets now; one round trip."""
-    rows = await query("list_live_workers").many(conn, silent_seconds=WORKER_SILENT_SECONDS, row_limit=ROW_LIMIT)
-    return [LiveWorker.model_validate(dict(row)) for row in rows]
+    return await query("list_live_workers").all_as(
+        conn, LiveWorker, silent_seconds=WORKER_SILENT_SECONDS, row_limit=ROW_LIMIT
+    )
 
 
 async def list_tool_targets(conn: Connection) -> list[ToolTarget]:
     """The tools of all projects; one round trip."""
-    rows = await query("list_tool_targets").many(conn, row_limit=ROW_LIMIT)
-    return [ToolTarget.model_validate(dict(row)) for row in rows]
+    return await query("list_tool_targets").all_as(conn, ToolTarget, row_limit=ROW_LIMIT)
 
 
 async def measure_inbox(conn: Connection, worker_targets: Sequence[str] | None = None) -> InboxLag:
     """The inbox of these targets, or of all; one round trip."""
     targets = None if worker_targets is None else list(worker_targets)
-    row = await query("measure_inbox").one(conn, worker_targets=targets, row_limit=ROW_LIMIT)
-    return InboxLag.model_validate(dict(row))
+    return await query("measure_inbox").one_as(conn, InboxLag, worker_targets=targets, row_limit=ROW_LIMIT)
 
 
 async def count_open_threads(conn: Connection, worker_targets: Sequence[str]) -> int:
@@ -105,5 +103,6 @@ async def measure_backlog(conn: Connection, worker_targets: Sequence[str], threa
 
 async def look_around(conn: Connection) -> SystemStatus:
     """The whole state; one round trip."""
-    row = await query("look_around").one(conn, row_limit=ROW_LIMIT, silent_seconds=WORKER_SILENT_SECONDS)
-    return SystemStatus.model_validate(dict(row))
+    return await query("look_around").one_as(
+        conn, SystemStatus, row_limit=ROW_LIMIT, silent_seconds=WORKER_SILENT_SECONDS
+    )

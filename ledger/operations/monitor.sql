@@ -48,7 +48,7 @@ SELECT now() AS seen_at,
        coalesce((SELECT jsonb_object_agg(r.rule, r.repaired) FROM state.repairs r), '{}') AS repairs,
        coalesce((SELECT jsonb_object_agg(w.worker_target, w.n) FROM (
                      SELECT v.worker_target, count(*) AS n FROM state.workers v
-                     WHERE v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8) GROUP BY v.worker_target) w),
+                     WHERE v.worker_target <> '_bridge' AND v.last_seen_at > now() - make_interval(secs => :silent_seconds::float8) GROUP BY v.worker_target) w),
                 '{}') AS workers,
        (SELECT count(*) FROM (SELECT FROM state.threads t WHERE t.status = 'open' LIMIT :row_limit::int) t) AS open_threads;
 
@@ -66,7 +66,7 @@ FROM named n WHERE n.worker_target IS NOT NULL GROUP BY n.worker_target ORDER BY
 -- name: list_live_workers :many
 -- The workers that signed on lately, with target and time since then.
 SELECT w.instance, w.worker_target, greatest(0, extract(epoch FROM now() - w.last_seen_at))::float8 AS seen_seconds
-FROM state.workers w WHERE w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
+FROM state.workers w WHERE w.worker_target <> '_bridge' AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)
 ORDER BY w.instance, w.worker_target LIMIT :row_limit::int;
 
 -- name: list_tool_targets :many

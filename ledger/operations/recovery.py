@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
+from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.steps import gate
@@ -51,21 +51,14 @@ async def take_duty(conn: Connection, duty: str, *, every_seconds: float) -> boo
 async def list_in_hand(run: Run, worker_targets: Sequence[str], *, older_seconds: float) -> AsyncGenerator[LiveTurn]:
     """Yields every active turn whose head has not changed for that long, page by page."""
     box = _NO_BOX
+    values = {"worker_targets": list(worker_targets), "older_seconds": older_seconds, "row_limit": _PAGE}
     while True:
-        rows = await run(
-            lambda conn, box=box: query("list_in_hand").many(
-                conn,
-                worker_targets=list(worker_targets),
-                older_seconds=older_seconds,
-                after_box_id=box,
-                row_limit=_PAGE,
-            )
-        )
-        for row in rows:
-            yield LiveTurn.model_validate(dict(row))
-        if len(rows) < _PAGE:
+        page = await run(lambda conn, box=box: query("list_in_hand").all_as(conn, LiveTurn, after_box_id=box, **values))
+        for turn in page:
+            yield turn
+        if len(page) < _PAGE:
             return
-        box = rows[-1]["output_box_id"]
+        box = page[-1].output_box_id
 
 
 async def confirm_in_hand(conn: Connection, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
@@ -84,47 +77,24 @@ async def confirm_in_hand(conn: Connection, turns: Sequence[LiveTurn]) -> list[L
 async def restart_turn(conn: Connection, turn: LiveTurn, *, counted: bool) -> int:
     """Record that the turn's workflow was started again; returns how often it was.
 
-    Raises `StaleTurn` if the turn is over, or another bridge has recorded the same loss.
-
-    Reports and stops that the lost workflow had received become due again.
+    Reports and stops that the lost workflow had received become due again. Raises `StaleTurn` if the turn is over, or
+    another bridge has recorded the same loss.
     """
     row = await query("restart_turn").opt(conn, **gate(turn), restart_count=turn.restart_count, counted=int(counted))
     if row is None:
-        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not in hand, or was started by another")
+        raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is over, or another bridge restarted it")
     return row["restart_count"]
 
 
-async def list_undispatched(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[LiveTurn]:
-    """Rule 'dispatched, reap': turns leased that long ago and not begun, although a worker was there all that time."""
-    return await _in_hand("list_undispatched", conn, worker_targets, older_seconds, row_limit)
-
-
-async def list_silent(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[LiveTurn]:
-    """Rule 'running, reap': turns whose head has not changed for that long, with a worker there all that time."""
-    return await _in_hand("list_silent", conn, worker_targets, older_seconds, row_limit)
-
-
-async def _in_hand(
-    name: str, conn: Connection, worker_targets: Sequence[str], older_seconds: float, row_limit: int
-) -> list[LiveTurn]:
-    rows = await query(name).many(
-        conn,
-        worker_targets=list(worker_targets),
-        older_seconds=older_seconds,
-        silent_seconds=WORKER_SILENT_SECONDS,
-        row_limit=row_limit,
-    )
-    return [LiveTurn.model_validate(dict(row)) for row in rows]
+list_undispatched = rule_rows("list_undispatched", LiveTurn)
+"""Rule 'dispatched, reap': turns leased that long ago and not begun, although a worker was there all that time."""
+list_silent = rule_rows("list_silent", LiveTurn)
+"""Rule 'running, reap': turns whose head has not changed for that long, with a worker there all that time."""
 
 
 async def list_over(conn: Connection, turns: Sequence[AgentTurnId], *, older_seconds: float) -> list[EndedTurn]:
     """Those of the turns that ended at least that long ago."""
-    rows = await query("list_over").many(conn, agent_turn_ids=list(turns), older_seconds=older_seconds)
-    return [EndedTurn.model_validate(dict(row)) for row in rows]
+    return await query("list_over").all_as(conn, EndedTurn, agent_turn_ids=list(turns), older_seconds=older_seconds)
 
 
 async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:
@@ -134,4 +104,4 @@ async def record_repairs(conn: Connection, repairs: Mapping[str, int]) -> None:
 
 async def list_repairs(conn: Connection) -> list[Repairs]:
     """The sums of repairs by rule, over all bridges, since the database was created."""
-    return [Repairs.model_validate(dict(row)) for row in await query("list_repairs").many(conn)]
+    return await query("list_repairs").all_as(conn, Repairs)

@@ -1,10 +1,11 @@
 """Retention: removes what ended long ago, and unused cards (protocol §2.10; docs/operations.md).
 
-It walks along the keys of five kinds of rows, in this order: threads, turns, boxes with their cards, inbox rows without
-a turn, rejections. A batch is one short transaction that reads a bounded number of rows, locks only those it removes,
-and skips rows that others have locked. Live turns, and boxes that a turn could still read, are never removed: an
-enqueue locks the boxes it names, so either it comes first and the box stays, or it finds no box. A killed run leaves no
-partial turn or box; the next run continues. A dry run counts in the same walks and writes nothing.
+It walks along the keys of seven kinds of rows, in this order: threads, instances of profiles, turns, conversations,
+boxes with their cards, inbox rows without a turn, rejections. A batch is one short transaction that reads a bounded
+number of rows, locks only those it removes, and skips rows that others have locked. Live turns, and boxes that a turn
+could still read, are never removed: an enqueue locks the boxes and the conversation that it names, so either it comes
+first and they stay, or it finds none. A killed run leaves no partial turn or box; the next run continues. A dry run
+counts in the same walks and writes nothing.
 """
 
 import asyncio
@@ -13,10 +14,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, Final, Literal, cast
 
 from turnstile.ledger.pool import Pool, Session
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.base import Tolerant
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import ProjectId, first_id
@@ -38,7 +40,11 @@ class Pruned(Tolerant):
     """The numbers of rows removed so far, or to remove in a dry run, and the time that the batches took."""
 
     threads: int = 0
+    instances: int = 0
+    asleep: int = 0
+    """Instances of profiles that were put to sleep."""
     turns: int = 0
+    conversations: int = 0
     boxes: int = 0
     cards: int = 0
     inbox_rows: int = 0
@@ -56,6 +62,8 @@ class Limits:
     project_id: ProjectId | None = None
     batch_rows: int = 500
     pause_seconds: float = 0.0
+    asleep_before: datetime | None = None
+    """Instances of profiles without a turn since then are put to sleep; by default those without one since `before`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class _Batch:
             "until": self.until,
             "row_limit": self.limits.batch_rows,
             "before": self.limits.before,
+            "asleep_before": self.limits.asleep_before or self.limits.before,
             "project_id": self.limits.project_id,
             "planned": self.dry_run,
         }
@@ -161,31 +170,67 @@ async def _cards(conn: Connection, name: str, ids: Sequence[str]) -> list[str]:
     return [row["card_id"] for row in await query(name).many(conn, ids=ids)]
 
 
-async def _threads(conn: Connection, batch: _Batch) -> _Done:
-    names = ("after", "until", "row_limit", "before", "project_id")
-    page = await query("list_prunable_threads").one(conn, **batch.arguments(*names))
-    gone, cards = page["found"], await _cards(conn, "list_thread_cards", page["found"])
-    if gone and not batch.dry_run:
-        if left := set(gone) - set(gone := await _ids(conn, "remove_threads", ids=gone, before=batch.limits.before)):
-            cards = list(set(cards) - set(await _cards(conn, "list_thread_cards", list(left))))
-        cards = await _ids(conn, "remove_cards", ids=cards)
-    return _Done(page["last"], {"threads": len(gone), "cards": len(cards)})
+async def _page(conn: Connection, name: str, batch: _Batch) -> Row:
+    """The ids of the next page that may be removed, and the last id that was read."""
+    return await query(name).one(conn, **batch.arguments(*query(name).parameters))
 
 
-async def _turns(conn: Connection, batch: _Batch) -> _Done:
-    names = ("after", "until", "row_limit", "before", "project_id")
-    page = await query("list_prunable_turns").one(conn, **batch.arguments(*names))
-    gone, cards = page["found"], await _cards(conn, "list_turn_cards", page["found"])
+async def _instances(conn: Connection, batch: _Batch) -> _Done:
+    times = batch.arguments("before", "asleep_before")
+    page = await query("list_unused_instances").one(
+        conn, **times, **batch.arguments("after", "row_limit", "project_id")
+    )
+    if not page["found"]:
+        return _Done(page["last"])
+    ids = page["found"] if batch.dry_run else await _ids(conn, "lock_instances", ids=page["found"])
+    judged = await query("judge_instances").many(conn, ids=ids, **times)
+    gone = {row["only_turn_id"]: row["id"] for row in judged if not row["sleeps"]}
+    asleep = [row["id"] for row in judged if row["sleeps"]]
+    if batch.dry_run:  # their turns are counted with the others
+        return _Done(page["last"], {"instances": len(gone), "asleep": len(asleep)})
+    cards = await _cards(conn, "list_turn_cards", list(gone))
+    turns = await _ids(conn, "remove_turns", ids=list(gone))
+    if left := set(gone) - set(turns):
+        cards = list(set(cards) - set(await _cards(conn, "list_turn_cards", list(left))))
+    cards = await _ids(conn, "remove_cards", ids=cards)
+    await query("remove_instances").many(conn, ids=[gone[turn] for turn in turns])
+    await query("sleep_instances").many(conn, ids=asleep)
+    removed = {"instances": len(turns), "asleep": len(asleep), "turns": len(turns), "cards": len(cards)}
+    return _Done(page["last"], removed)
+
+
+async def _with_cards(conn: Connection, batch: _Batch, kind: Literal["thread", "turn"]) -> _Done:
+    """Remove threads or turns, and their cards that are in no box."""
+    page = await _page(conn, f"list_prunable_{kind}s", batch)
+    gone, cards = page["found"], await _cards(conn, f"list_{kind}_cards", page["found"])
     if gone and not batch.dry_run:
-        if left := set(gone) - set(gone := await _ids(conn, "remove_turns", ids=gone)):
-            cards = list(set(cards) - set(await _cards(conn, "list_turn_cards", list(left))))
+        limits = {} if kind == "turn" else {"before": batch.limits.before}
+        if left := set(gone) - set(gone := await _ids(conn, f"remove_{kind}s", ids=gone, **limits)):
+            cards = list(set(cards) - set(await _cards(conn, f"list_{kind}_cards", list(left))))
         cards = await _ids(conn, "remove_cards", ids=cards)
-    return _Done(page["last"], {"turns": len(gone), "cards": len(cards)})
+    return _Done(page["last"], {f"{kind}s": len(gone), "cards": len(cards)})
+
+
+async def _rows(conn: Connection, batch: _Batch, listed: str, removed: str, kind: str) -> _Done:
+    """Remove rows that nothing else depends on."""
+    page = await _page(conn, listed, batch)
+    gone = page["found"]
+    if gone and not batch.dry_run:
+        gone = await _ids(conn, removed, ids=gone)
+    return _Done(page["last"], {kind: len(gone)})
+
+
+async def _conversations(conn: Connection, batch: _Batch) -> _Done:
+    names = ("after", "until", "row_limit", "before", "project_id")
+    page = await query("list_prunable_conversations").one(conn, **batch.arguments(*names))
+    gone = page["found"]
+    if gone and not batch.dry_run:
+        gone = await _ids(conn, "remove_conversations", ids=gone, before=batch.limits.before)
+    return _Done(page["last"], {"conversations": len(gone)})
 
 
 async def _boxes(conn: Connection, batch: _Batch) -> _Done:
-    names = ("after", "until", "row_limit", "before", "project_id", "planned")
-    page = await query("list_prunable_boxes").one(conn, **batch.arguments(*names))
+    page = await _page(conn, "list_prunable_boxes", batch)
     ids, before = page["found"], batch.limits.before
     if not ids:
         return _Done(page["last"])
@@ -198,28 +243,13 @@ async def _boxes(conn: Connection, batch: _Batch) -> _Done:
     return _Done(page["last"], {"boxes": removed["boxes"], "cards": removed["cards"]})
 
 
-async def _loose_rows(conn: Connection, batch: _Batch) -> _Done:
-    names = ("after", "until", "row_limit", "before", "project_id")
-    page = await query("list_loose_rows").one(conn, **batch.arguments(*names))
-    gone = page["found"]
-    if gone and not batch.dry_run:
-        gone = await _ids(conn, "remove_loose_rows", ids=gone)
-    return _Done(page["last"], {"inbox_rows": len(gone)})
-
-
-async def _rejections(conn: Connection, batch: _Batch) -> _Done:
-    page = await query("list_old_rejections").one(conn, **batch.arguments("after", "row_limit", "before", "project_id"))
-    gone = page["found"]
-    if gone and not batch.dry_run:
-        gone = await _ids(conn, "remove_rejections", ids=gone)
-    return _Done(page["last"], {"rejections": len(gone)})
-
-
 _WALKS: Final[tuple[tuple[_Walk, str, bool], ...]] = (
-    (_threads, "", True),
-    (_turns, "", True),
+    (partial(_with_cards, kind="thread"), "", True),
+    (_instances, "", False),
+    (partial(_with_cards, kind="turn"), "", True),
+    (_conversations, _NIL, True),
     (_boxes, _NIL, True),
-    (_loose_rows, "", True),
-    (_rejections, "0", False),
+    (partial(_rows, listed="list_loose_rows", removed="remove_loose_rows", kind="inbox_rows"), "", True),
+    (partial(_rows, listed="list_old_rejections", removed="remove_rejections", kind="rejections"), "0", False),
 )
 """Each walk, the id before all others, and whether its ids hold a time. Later walks remove what earlier ones freed."""

@@ -45,6 +45,51 @@ DELETE FROM state.threads t USING (
 WHERE t.thread_id = free.thread_id
 RETURNING t.thread_id AS id;
 
+-- name: list_unused_instances :one
+-- Those of the next instances of profiles that may be removed with their only turn, or put to sleep; the last agent that was read is
+-- null at the end. Agents of one id in several projects are read together.
+WITH page AS MATERIALIZED (
+    SELECT a.agent_id, a.project_id FROM resource.project_agents a WHERE a.metadata ? 'instance_of' AND a.agent_id > :after
+    ORDER BY a.agent_id FETCH FIRST (:row_limit::int) ROWS WITH TIES
+)
+SELECT (SELECT max(p.agent_id) FROM page p) AS last,
+       ARRAY(SELECT page.project_id || '/' || page.agent_id FROM page WHERE (:project_id::text IS NULL OR page.project_id = :project_id)
+             AND EXISTS (SELECT FROM state.unused_instances(greatest(:before::timestamptz, :asleep_before::timestamptz)) u
+                         WHERE u.agent_id = page.agent_id AND u.project_id = page.project_id OFFSET 0)) AS found;
+
+-- name: lock_instances :many
+-- Locks those of these agents that nobody has locked: an enqueue of one waits from now on.
+SELECT a.project_id || '/' || a.agent_id AS id FROM unnest(:ids::text[]) n (id)
+JOIN resource.project_agents a ON a.agent_id = split_part(n.id, '/', 2) AND a.project_id = split_part(n.id, '/', 1)
+ORDER BY a.agent_id, a.project_id FOR UPDATE OF a SKIP LOCKED;
+
+-- name: judge_instances :many
+-- What these agents come to: gone, with the only turn of each, or asleep. An enqueue may have committed before the lock.
+SELECT n.id, gone.only_turn_id, gone.only_turn_id IS NULL AS sleeps FROM unnest(:ids::text[]) n (id)
+JOIN resource.project_agents a ON a.agent_id = split_part(n.id, '/', 2) AND a.project_id = split_part(n.id, '/', 1)
+LEFT JOIN LATERAL (
+    SELECT u.only_turn_id FROM state.unused_instances(:before::timestamptz) u
+    WHERE u.agent_id = a.agent_id AND u.project_id = a.project_id AND u.only_turn_id IS NOT NULL OFFSET 0) gone ON true
+WHERE gone.only_turn_id IS NOT NULL OR (a.status = 'active' AND EXISTS (
+    SELECT FROM state.unused_instances(:asleep_before::timestamptz) u
+    WHERE u.agent_id = a.agent_id AND u.project_id = a.project_id OFFSET 0));
+
+-- name: sleep_instances :exec
+-- Puts these locked instances to sleep: they wake with their next enqueue.
+UPDATE resource.project_agents a SET status = 'dormant'
+FROM unnest(:ids::text[]) n (id) WHERE a.agent_id = split_part(n.id, '/', 2) AND a.project_id = split_part(n.id, '/', 1);
+
+-- name: remove_instances :exec
+-- Removes these locked instances, whose turns are gone, with their heads and pointers.
+WITH named AS (SELECT split_part(n.id, '/', 2) AS agent_id, split_part(n.id, '/', 1) AS project_id FROM unnest(:ids::text[]) n (id)),
+heads AS (DELETE FROM state.agent_state_head h USING named n WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id),
+pointers AS (DELETE FROM state.agent_state_pointers p USING named n WHERE p.agent_id = n.agent_id AND p.project_id = n.project_id),
+edges AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
+    SELECT 'remove-' || n.agent_id || '-' || txid_current(), n.project_id, 'remove', n.agent_id FROM named n ON CONFLICT DO NOTHING
+)
+DELETE FROM resource.project_agents a USING named n WHERE a.agent_id = n.agent_id AND a.project_id = n.project_id;
+
 -- name: list_prunable_turns :one
 -- Those of the next turns by id that may be removed; the last id that was read is null at the end.
 WITH page AS MATERIALIZED (
@@ -55,7 +100,10 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1) AS last,
        ARRAY(SELECT t.agent_turn_id FROM page CROSS JOIN LATERAL (
                  SELECT x.* FROM state.prunable_turns(:before::timestamptz) x WHERE x.agent_turn_id = page.agent_turn_id OFFSET 0) t
-             WHERE :project_id::text IS NULL OR t.project_id = :project_id) AS found;
+             WHERE (:project_id::text IS NULL OR t.project_id = :project_id)
+               AND (:planned::boolean OR NOT EXISTS (  -- of an instance that is in use: it goes with the instance
+                    SELECT FROM state.turn_outcomes o JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
+                    WHERE o.agent_turn_id = t.agent_turn_id AND a.metadata ->> 'agent_turn_id' = o.agent_turn_id OFFSET 0))) AS found;
 
 -- name: list_turn_cards :many
 -- The result cards that were reported to these turns and are in no box.
@@ -66,7 +114,7 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, steps, and the edges that ask for or answer them. Skips locked turns.
+-- Removes all rows of these turns: outcome, inbox rows, calls, steps, node, and the edges that ask for or answer them. Skips locked turns.
 -- The turns' cards stay as long as their boxes.
 WITH
 gone AS (
@@ -87,6 +135,9 @@ inbox AS (
 steps AS (
     DELETE FROM state.agent_steps s USING gone WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
 ),
+nodes AS (
+    DELETE FROM state.turn_nodes n USING gone WHERE n.agent_turn_id = gone.agent_turn_id
+),
 edges AS (
     DELETE FROM state.execution_edges e USING (
         SELECT w.agent_turn_id, w.project_id, w.correlation_id FROM waiting w
@@ -95,6 +146,27 @@ edges AS (
       AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
 )
 SELECT gone.agent_turn_id AS id FROM gone;
+
+-- name: list_prunable_conversations :one
+-- Those of the next conversations, in the order of their boxes, that may be removed; the last box that was read is null at the end.
+WITH page AS MATERIALIZED (
+    SELECT c.output_box_id FROM state.conversations c
+    WHERE c.output_box_id > :after::text::uuid AND c.output_box_id <= coalesce(:until::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
+    ORDER BY c.output_box_id LIMIT :row_limit::int
+)
+SELECT (SELECT p.output_box_id FROM page p ORDER BY p.output_box_id DESC LIMIT 1)::text AS last,
+       ARRAY(SELECT x.output_box_id::text FROM page CROSS JOIN LATERAL (
+                 SELECT c.* FROM state.prunable_conversations(:before::timestamptz) c WHERE c.output_box_id = page.output_box_id OFFSET 0) x
+             WHERE :project_id::text IS NULL OR x.project_id = :project_id) AS found;
+
+-- name: remove_conversations :many
+-- Removes these conversations; skips those that an enqueue has locked or used meanwhile. Their boxes are unused from then on.
+DELETE FROM state.conversations c USING (
+    SELECT x.output_box_id FROM state.conversations x
+    WHERE x.output_box_id = ANY (:ids::text[]::uuid[]) AND x.updated_at < :before::timestamptz
+    ORDER BY x.output_box_id FOR UPDATE SKIP LOCKED) free
+WHERE c.output_box_id = free.output_box_id
+RETURNING c.output_box_id::text AS id;
 
 -- name: list_prunable_boxes :one
 -- Those of the next boxes by id that may be removed now, or after all prunable rows were removed (:planned).

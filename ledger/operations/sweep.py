@@ -2,26 +2,22 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pydantic import Json
 
-from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.queries import Connection, Model, Row, query
 from turnstile.ledger.turns.ends import EndedTurn
 from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import (
-    AgentId,
-    AgentTurnId,
-    ChannelId,
-    ProjectId,
-    StepId,
-    ToolCallId,
-)
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.message_types import PROTOCOL_LEVEL
 from turnstile.schema.pump.threads import Serves
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.wire.events import Address, Message
 from turnstile.schema.wire.headers import ContextHeaders
 
+T = TypeVar("T")
 WORKER_SILENT_SECONDS = 30.0
 """A worker that has not signed on for this long counts as gone."""
 
@@ -40,58 +36,68 @@ class Unannounced(EndedTurn):
         return self.announcement(Address.of(self, self.context_headers, sender))
 
 
-async def release_stale_claims(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[AgentKey]:
-    """Rule 'claims': make stale claimed rows pending again; returns their agents."""
-    return await _agents("release_stale_claims", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+class RuleStatement(Protocol[T]):
+    """A rule's statement: what it finds for these targets, and has been so for `older_seconds`."""
+
+    async def __call__(
+        self, conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+    ) -> list[T]:
+        """Run the statement; returns at most `row_limit` rows."""
+        ...
 
 
-async def list_due_agents(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[AgentKey]:
-    """Rule 'doorbell': the agents with rows that have been due for longer than that."""
-    return await _agents("list_due_agents", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+def rule_rows(name: str, model: type[Model]) -> RuleStatement[Model]:
+    """The statement of this name, whose rows are of this model."""
+
+    async def find(
+        conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+    ) -> list[Model]:
+        values = _values(name, worker_targets, older_seconds, row_limit)
+        return await query(name).all_as(conn, model, **values)
+
+    return find
 
 
-async def retry_dispatched(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[AgentKey]:
-    """Rule 'dispatched, retry': make rows of leased turns that were not begun pending again; returns their agents."""
-    return await _agents("retry_dispatched", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
+def _rule_agents(name: str) -> RuleStatement[AgentKey]:
+    """The statement of this name, whose rows name agents."""
+
+    async def find(
+        conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
+    ) -> list[AgentKey]:
+        return _agents(await query(name).many(conn, **_values(name, worker_targets, older_seconds, row_limit)))
+
+    return find
 
 
-async def retry_resumes(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[AgentKey]:
-    """Rule 'resume': make claimed reports pending again whose turn is still suspended, although a worker is there.
+def _values(name: str, worker_targets: Sequence[str], older_seconds: float, row_limit: int) -> dict[str, Any]:
+    values = {"worker_targets": list(worker_targets), "older_seconds": older_seconds, "row_limit": row_limit}
+    needs_worker = "silent_seconds" in query(name).parameters
+    return values | ({"silent_seconds": WORKER_SILENT_SECONDS} if needs_worker else {})
 
-    Returns their agents.
-    """
-    silent = WORKER_SILENT_SECONDS
-    return await _agents(
-        "retry_resumes", conn, worker_targets, older_seconds=older_seconds, silent_seconds=silent, row_limit=row_limit
-    )
+
+def _agents(rows: Sequence[Row]) -> list[AgentKey]:
+    return list(dict.fromkeys((row["project_id"], row["agent_id"]) for row in rows))
+
+
+release_stale_claims = _rule_agents("release_stale_claims")
+"""Rule 'claims': makes stale claimed rows pending again; returns their agents."""
+list_due_agents = _rule_agents("list_due_agents")
+"""Rule 'doorbell': the agents with rows that have been due for too long."""
+retry_dispatched = _rule_agents("retry_dispatched")
+"""Rule 'dispatched, retry': makes rows of leased turns that were not begun pending again; returns their agents."""
+retry_resumes = _rule_agents("retry_resumes")
+"""Rule 'resume': makes claimed reports pending again whose turn is still suspended, although a worker is there; returns
+their agents."""
 
 
 async def list_stranded(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[AgentKey]:
     """Rule 'stranded': idle agents with a turn that could be leased."""
-    return await _agents("list_stranded", conn, worker_targets, row_limit=row_limit)
+    targets = list(worker_targets)
+    return _agents(await query("list_stranded").many(conn, worker_targets=targets, row_limit=row_limit))
 
 
-async def _agents(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[AgentKey]:
-    rows: list[Row] = await query(name).many(conn, worker_targets=list(worker_targets), **more)
-    return list(dict.fromkeys((row["project_id"], row["agent_id"]) for row in rows))
-
-
-async def list_unannounced(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[Unannounced]:
-    """Rule 'unannounced': the outcomes to announce, oldest first."""
-    rows = await query("list_unannounced").many(
-        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
-    )
-    return [Unannounced.model_validate(dict(row)) for row in rows]
+list_unannounced = rule_rows("list_unannounced", Unannounced)
+"""Rule 'unannounced': the outcomes to announce, oldest first."""
 
 
 class SilentCall(Tolerant):
@@ -116,33 +122,12 @@ class SilentCall(Tolerant):
         return address.tool_command(self.command, self.step_id, self.repeat)
 
 
-async def retry_commands(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[SilentCall]:
-    """Rule 'command': the calls whose commands are to be published again."""
-    rows = await query("retry_commands").many(
-        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
-    )
-    return [SilentCall.model_validate(dict(row)) for row in rows]
-
-
-async def list_overdue(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[LiveTurn]:
-    """Rule 'suspended': the turns whose deadline has passed."""
-    return await _turns("list_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
-
-
-async def list_stops_overdue(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[LiveTurn]:
-    """Rule 'stop': the turns that did not stop in time."""
-    return await _turns("list_stops_overdue", conn, worker_targets, older_seconds=older_seconds, row_limit=row_limit)
-
-
-async def _turns(name: str, conn: Connection, worker_targets: Sequence[str], **more: float) -> list[LiveTurn]:
-    rows = await query(name).many(conn, worker_targets=list(worker_targets), **more)
-    return [LiveTurn.model_validate(dict(row)) for row in rows]
+retry_commands = rule_rows("retry_commands", SilentCall)
+"""Rule 'command': the calls whose commands are to be published again."""
+list_overdue = rule_rows("list_overdue", LiveTurn)
+"""Rule 'suspended': the turns whose deadline has passed."""
+list_stops_overdue = rule_rows("list_stops_overdue", LiveTurn)
+"""Rule 'stop': the turns that did not stop in time."""
 
 
 async def reject(
@@ -161,9 +146,17 @@ async def is_served(conn: Connection, worker_target: str) -> bool:
 
 
 async def touch_worker(
-    conn: Connection, instance: str, worker_targets: Sequence[str], serves: Serves | None = None, *, anew: bool = False
+    conn: Connection,
+    instance: str,
+    worker_targets: Sequence[str],
+    serves: Serves | None = None,
+    *,
+    restarted: bool = False,
 ) -> None:
-    """Sign on: this instance serves these targets and listeners now. After a gap, or with `anew`, it counts as new."""
+    """Record that this instance serves these targets and listeners now.
+
+    After a gap, or if it has `restarted`, it counts as present from now on.
+    """
     await query("touch_worker").many(
         conn,
         instance=instance,
@@ -172,5 +165,11 @@ async def touch_worker(
         listeners=None if serves is None else list(serves.listeners),
         payloads=None if serves is None else list(serves.payloads),
         silent_seconds=WORKER_SILENT_SECONDS,
-        anew=anew,
+        restarted=restarted,
+        protocol_level=PROTOCOL_LEVEL,
     )
+
+
+async def touch_bridge(conn: Connection, instance: str) -> None:
+    """Sign on: this bridge speaks `PROTOCOL_LEVEL`."""
+    await query("touch_bridge").many(conn, instance=instance, protocol_level=PROTOCOL_LEVEL)

@@ -24,7 +24,7 @@ WITH RECURSIVE live AS (
         WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.project_id COLLATE "C" > live.project_id
         ORDER BY i.project_id COLLATE "C" LIMIT 1) n
 ),
-share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- twice the fair share: some have fewer
+share AS MATERIALIZED (SELECT greatest(1, 2 * :row_limit::int / nullif(count(*), 0)) AS rows FROM live)  -- twice an equal share, since some projects have fewer rows
 SELECT due.project_id, due.agent_id FROM share CROSS JOIN live CROSS JOIN LATERAL (
     SELECT i.project_id, i.agent_id, i.next_retry_at, row_number() OVER (ORDER BY i.next_retry_at) AS place FROM (
         SELECT i.project_id, i.agent_id, i.next_retry_at FROM state.agent_inbox i
@@ -69,7 +69,7 @@ WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- an array, so 
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_stranded :many
--- Rule 'stranded': idle agents that have a queued turn whose output box is free. Skips from agent to agent in the index.
+-- Rule 'stranded': idle agents, not paused, that have a queued turn whose output box is free. Skips from agent to agent in the index.
 WITH RECURSIVE live AS (
     (SELECT i.agent_id, i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.agent_id, i.project_id LIMIT 1)
     UNION ALL
@@ -81,7 +81,7 @@ WITH RECURSIVE live AS (
 SELECT live.project_id, live.agent_id FROM live
 JOIN resource.project_agents a ON a.agent_id = live.agent_id AND a.project_id = live.project_id
 JOIN state.agent_state_head h ON h.agent_id = live.agent_id AND h.project_id = live.project_id
-WHERE h.status = 'idle' AND a.worker_target = ANY (:worker_targets::text[]) AND EXISTS (
+WHERE h.status = 'idle' AND h.paused_at_epoch IS NULL AND a.worker_target = ANY (:worker_targets::text[]) AND EXISTS (
     SELECT FROM state.queued_turns q WHERE q.agent_id = live.agent_id AND q.project_id = live.project_id
       AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id))
 LIMIT :row_limit::int;
@@ -105,18 +105,24 @@ VALUES (:project_id, :source, :error_code, :error, :ids::jsonb);
 
 -- name: touch_worker :exec
 -- Signs a worker on for these targets, and for these listeners of the pump's target. After a gap of more than silent_seconds, or
--- with anew, started_at becomes now. Removes workers that have been gone for long.
+-- with :restarted, started_at becomes now. Removes workers and bridges that have been gone for long.
 WITH gone AS (
     DELETE FROM state.workers w WHERE w.last_seen_at < now() - interval '1 day' AND w.instance <> :instance
 )
-INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads)
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, listeners, payloads, protocol_level)
 SELECT DISTINCT t.worker_target, :instance, now(), CASE WHEN t.worker_target = :pump_target THEN :listeners::text[] END,
-       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END
+       CASE WHEN t.worker_target = :pump_target THEN :payloads::text[] END, :protocol_level::int
 FROM unnest(:worker_targets::text[]) t (worker_target)
 ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at,
-    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads,
-    started_at = CASE WHEN :anew::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
+    listeners = EXCLUDED.listeners, payloads = EXCLUDED.payloads, protocol_level = EXCLUDED.protocol_level,
+    started_at = CASE WHEN :restarted::bool OR w.last_seen_at < now() - make_interval(secs => :silent_seconds::float8)
                       THEN now() ELSE w.started_at END;
+
+-- name: touch_bridge :exec
+-- Signs a bridge on, in a row of the target _bridge.
+INSERT INTO state.workers AS w (worker_target, instance, last_seen_at, protocol_level)
+VALUES ('_bridge', :instance, now(), :protocol_level::int)
+ON CONFLICT (worker_target, instance) DO UPDATE SET last_seen_at = EXCLUDED.last_seen_at, protocol_level = EXCLUDED.protocol_level;
 
 -- name: is_served :one
 -- Whether a worker of this target has signed on lately.
@@ -164,7 +170,7 @@ WITH silent AS MATERIALIZED (
     SELECT w.tool_call_id, w.project_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
-    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting'
+    WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL
       AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
 )

@@ -241,15 +241,15 @@ def _name(effect: Effect, *, limited: bool) -> str:
 async def _end(conn: Connection, thread: ThreadRef, begun: BegunMessage, effect: str) -> _Ended | None:
     """End the message: handled, or canceled if its agent's turn is late. None if it was settled before."""
     expired = effect == _EXPIRED
-    row = await query("end_message").opt(
+    return await query("end_message").opt_as(
         conn,
+        _Ended,
         thread_id=thread.thread_id,
         message_id=begun.message_id,
         effect=effect,
         status=MessageStatus.CANCELED if expired else MessageStatus.HANDLED,
         ended_by=begun.message_id if expired else None,
     )
-    return None if row is None else _Ended.model_validate(dict(row))
 
 
 async def _respond(
@@ -286,13 +286,7 @@ async def _respond(
 
 
 async def _add_message(
-    conn: Connection,
-    thread: ThreadRef,
-    cause: _Ended,
-    segment: SegmentId,
-    sender: str,
-    kind: MessageKind,
-    payload: str,
+    conn: Connection, thread: ThreadRef, cause: _Ended, segment: SegmentId, sender: str, kind: MessageKind, payload: str
 ) -> None:
     message = MessageId(uuid7())
     card = await add_payload(conn, thread.project_id, message, payload, sender)

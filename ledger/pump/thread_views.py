@@ -5,10 +5,11 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
-from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS
+from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS, rule_rows
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, ProjectId
+from turnstile.schema.pump.declared import DeclaredListener, ListenerView
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId, ThreadRef
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLine
@@ -109,7 +110,7 @@ class Unserved(Tolerant):
     workers: int
     """Live workers of the target."""
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """A sentence for operators."""
         lacks = f"none of {self.workers} workers of {self.worker_target!r} has it"
         why = lacks if self.workers else f"no worker serves {self.worker_target!r}"
@@ -118,26 +119,22 @@ class Unserved(Tolerant):
 
 async def list_threads(conn: Connection, project: ProjectId, status: str | None, *, row_limit: int) -> list[ThreadLine]:
     """Root threads of a project, the newest first."""
-    rows = await query("list_threads").many(conn, project_id=project, status=status, row_limit=row_limit)
-    return [ThreadLine.model_validate(dict(row)) for row in rows]
+    return await query("list_threads").all_as(conn, ThreadLine, project_id=project, status=status, row_limit=row_limit)
 
 
 async def find_thread(conn: Connection, project: ProjectId, thread: ThreadId) -> ThreadLine | None:
     """One root thread; None if the project has none of this id."""
-    row = await query("find_thread").opt(conn, project_id=project, thread_id=thread)
-    return None if row is None else ThreadLine.model_validate(dict(row))
+    return await query("find_thread").opt_as(conn, ThreadLine, project_id=project, thread_id=thread)
 
 
 async def list_thread_messages(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[MessageLine]:
     """The thread's messages in order."""
-    rows = await query("list_thread_messages").many(conn, thread_id=thread, row_limit=row_limit)
-    return [MessageLine.model_validate(dict(row)) for row in rows]
+    return await query("list_thread_messages").all_as(conn, MessageLine, thread_id=thread, row_limit=row_limit)
 
 
 async def list_thread_replies(conn: Connection, thread: ThreadId, *, row_limit: int) -> list[ReplyLine]:
     """The thread's answers, oldest first."""
-    rows = await query("list_thread_replies").many(conn, thread_id=thread, row_limit=row_limit)
-    return [ReplyLine.model_validate(dict(row)) for row in rows]
+    return await query("list_thread_replies").all_as(conn, ReplyLine, thread_id=thread, row_limit=row_limit)
 
 
 async def list_thread_payloads(conn: Connection, thread: ThreadId, *, row_limit: int) -> dict[MessageId, str]:
@@ -148,18 +145,11 @@ async def list_thread_payloads(conn: Connection, thread: ThreadId, *, row_limit:
 
 async def list_replies(conn: Connection, thread: ThreadId, *, row_limit: int = 100) -> list[ThreadReply]:
     """The thread's answers that are not marked as announced."""
-    rows = await query("list_replies").many(conn, thread_id=thread, row_limit=row_limit)
-    return [ThreadReply.model_validate(dict(row)) for row in rows]
+    return await query("list_replies").all_as(conn, ThreadReply, thread_id=thread, row_limit=row_limit)
 
 
-async def list_late_replies(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[ThreadReply]:
-    """Rule 'thread_reply': answers that should have been announced by now."""
-    rows = await query("list_late_replies").many(
-        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
-    )
-    return [ThreadReply.model_validate(dict(row)) for row in rows]
+list_late_replies = rule_rows("list_late_replies", ThreadReply)
+"""Rule 'thread_reply': answers that should have been announced by now."""
 
 
 async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> set[MessageId]:
@@ -170,44 +160,43 @@ async def mark_replied(conn: Connection, requests: Sequence[MessageId]) -> set[M
 
 async def messages_of_turns(conn: Connection, turns: Sequence[AgentTurnId]) -> list[TurnMessage]:
     """The messages that wait for these turns."""
-    rows = await query("messages_of_turns").many(conn, agent_turn_ids=list(turns))
-    return [TurnMessage.model_validate(dict(row)) for row in rows]
+    return await query("messages_of_turns").all_as(conn, TurnMessage, agent_turn_ids=list(turns))
 
 
 async def list_ended_messages(conn: Connection, project: ProjectId, ended_by: MessageId) -> list[EndedMessage]:
     """The messages that the handling of a message canceled: their turns and handlers are to be stopped."""
-    rows = await query("list_ended_messages").many(conn, project_id=project, ended_by=ended_by)
-    return [EndedMessage.model_validate(dict(row)) for row in rows]
+    return await query("list_ended_messages").all_as(conn, EndedMessage, project_id=project, ended_by=ended_by)
 
 
 async def list_canceled_turns(conn: Connection, worker_targets: Sequence[str], *, row_limit: int) -> list[ThreadTurn]:
     """Rule 'thread_turn': live turns whose message was canceled."""
-    rows = await query("list_canceled_turns").many(conn, worker_targets=list(worker_targets), row_limit=row_limit)
-    return [ThreadTurn.model_validate(dict(row)) for row in rows]
-
-
-async def list_stalled_threads(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[ThreadRef]:
-    """Rule 'thread': threads with a message that should have been advanced by now."""
-    rows = await query("list_stalled_threads").many(
-        conn, worker_targets=list(worker_targets), older_seconds=older_seconds, row_limit=row_limit
+    return await query("list_canceled_turns").all_as(
+        conn, ThreadTurn, worker_targets=list(worker_targets), row_limit=row_limit
     )
-    return [ThreadRef.model_validate(dict(row)) for row in rows]
 
 
-async def list_unserved(
-    conn: Connection, worker_targets: Sequence[str], *, older_seconds: float, row_limit: int
-) -> list[Unserved]:
-    """Listeners for which messages wait and that no live worker has; those with the longest wait first."""
-    rows = await query("list_unserved").many(
-        conn,
-        worker_targets=list(worker_targets),
-        older_seconds=older_seconds,
-        silent_seconds=WORKER_SILENT_SECONDS,
-        row_limit=row_limit,
+list_stalled_threads = rule_rows("list_stalled_threads", ThreadRef)
+"""Rule 'thread': threads with a message that should have been advanced by now."""
+
+
+list_unserved = rule_rows("list_unserved", Unserved)
+"""Listeners for which messages wait and that no live worker has; those with the longest wait first."""
+
+
+async def declare_listeners(conn: Connection, worker_target: str, listeners: Sequence[DeclaredListener]) -> None:
+    """Store the listeners of a worker that starts, for `list_listeners`."""
+    given = json.dumps([each.model_dump(mode="json") for each in listeners])
+    await query("declare_listeners").many(conn, worker_target=worker_target, listeners=given)
+
+
+async def list_listeners(
+    conn: Connection, worker_target: str, *, name: str | None = None, with_xsd: bool = False
+) -> list[ListenerView]:
+    """The listeners of a target by name, or the one of this name; XSDs only of that one, or `with_xsd`."""
+    rows = await query("list_listeners").many(
+        conn, worker_target=worker_target, name=name, with_xsd=with_xsd, silent_seconds=WORKER_SILENT_SECONDS
     )
-    return [Unserved.model_validate(dict(row)) for row in rows]
+    return [ListenerView.model_validate(dict(row)) for row in rows]
 
 
 async def list_served(conn: Connection, worker_target: str) -> dict[str, int]:
@@ -220,11 +209,11 @@ async def list_open_threads(
     conn: Connection, worker_targets: Sequence[str], *, after: ThreadId | None, older_seconds: float, row_limit: int
 ) -> list[ThreadRef]:
     """Rule 'thread_engine': open threads after a given one, in the order of their ids."""
-    rows = await query("list_open_threads").many(
+    return await query("list_open_threads").all_as(
         conn,
+        ThreadRef,
         worker_targets=list(worker_targets),
         after_thread_id=after or "",
         older_seconds=older_seconds,
         row_limit=row_limit,
     )
-    return [ThreadRef.model_validate(dict(row)) for row in rows]

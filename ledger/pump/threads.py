@@ -148,8 +148,9 @@ async def _repeated(conn: Connection, send: Send) -> Sent | None:
 
 async def lock_thread(conn: Connection, thread: ThreadRef) -> LockedThread | None:
     """Lock the thread; returns None if the project has no such thread."""
-    row = await query("lock_thread").opt(conn, thread_id=thread.thread_id, project_id=thread.project_id)
-    return None if row is None else LockedThread.model_validate(dict(row))
+    return await query("lock_thread").opt_as(
+        conn, LockedThread, thread_id=thread.thread_id, project_id=thread.project_id
+    )
 
 
 async def _join(conn: Connection, send: Send, limits: ThreadLimits) -> ThreadRef:

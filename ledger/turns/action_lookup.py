@@ -1,6 +1,6 @@
 """Looks up a UI action for the bridge: the tool that it names, and its turn if there is one (protocol §7.10).
 
-Only reads, in one round trip; `intake.enqueue_action` makes the turn.
+Only reads, in one round trip; `intake.enqueue` makes the turn.
 """
 
 from pydantic import Json

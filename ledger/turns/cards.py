@@ -1,16 +1,20 @@
 """Converts cards to statement parameters and from rows, and caches the contents of boxes.
 
 A box is append-only, so its first cards never change: the cache keeps prefixes of boxes by project and box, and a step
-reads only the cards after them (protocol §7.2). The cache is bounded and holds nothing else.
+reads only the cards after them (protocol §7.2). Where a card is deleted or its expiry changes, the box gets another
+version, and is read anew. The cache is bounded and holds nothing else.
 """
 
 import json
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from turnstile.ledger.queries import Connection, Row, query
+from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import Card
 from turnstile.schema.ids import BoxId, CardId, ProjectId
 
@@ -43,17 +47,58 @@ def card_of(row: Row) -> Card:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BoxPrefix:
-    """The first cards of a box, in order, and the last position among them."""
+class BoxedCard(NamedTuple):
+    """A card at its place in a box."""
 
     position: int
-    cards: tuple[Card, ...]
+    expires_at: datetime | None
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPrefix:
+    """The first cards of a box of this version, in order, without those that were expired or deleted as it was read.
+
+    Of a box that was cut, those from its latest cut on.
+    """
+
+    version: str
+    cards: tuple[BoxedCard, ...]
     size: int
     """Bytes of JSON, roughly."""
 
+    @property
+    def position(self) -> int:
+        """The last position among them."""
+        return self.cards[-1].position if self.cards else 0
 
-_EMPTY = BoxPrefix(0, (), 0)
+    def readable(self, now: datetime, upto: int | None) -> tuple[Card, ...]:
+        """The cards at these first positions, all without `upto`, that have not expired."""
+        return tuple(
+            each.card
+            for each in self.cards
+            if (each.expires_at is None or each.expires_at > now) and (upto is None or each.position <= upto)
+        )
+
+    def since(self, position: int) -> "BoxPrefix":
+        """Its cards from this position on."""
+        gone = bisect_left(self.cards, position, key=lambda each: each.position)
+        if not gone:
+            return self
+        size = self.size * (len(self.cards) - gone) // len(self.cards)
+        return BoxPrefix(self.version, self.cards[gone:], size)
+
+
+_EMPTY = BoxPrefix("", (), 0)
+
+
+class OpenedBox(Tolerant):
+    """How a box was read: its version, after which position, up to which, and from which on, if it was cut."""
+
+    version: str
+    known: int
+    upto: int | None
+    since: int = 0
 
 
 class BoxCache:
@@ -72,18 +117,23 @@ class BoxCache:
         self._boxes.move_to_end((project, box))
         return prefix
 
-    def extend(self, project: ProjectId, box: BoxId, known: BoxPrefix, rows: Sequence[Row]) -> tuple[Card, ...]:
-        """The cards of `known` and of the rows after it; caches them for the next read."""
-        if not rows and known.position:
-            return known.cards
-        cards = known.cards + tuple(card_of(row) for row in rows)
-        size = known.size + sum(len(row["content"]) + len(row["metadata"]) + 200 for row in rows)
-        self._keep((project, box), BoxPrefix(rows[-1]["position"] if rows else 0, cards, size))
-        return cards
+    def extend(
+        self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
+    ) -> BoxPrefix:
+        """`known`, if it is of the box's version, and the rows after it; caches them for the next read."""
+        kept = known.since(opened.since) if opened.version == known.version else BoxPrefix(opened.version, (), 0)
+        if not rows and kept.cards:
+            return kept
+        added = tuple(BoxedCard(row["position"], row["expires_at"], card_of(row)) for row in rows)
+        size = kept.size + sum(len(row["content"]) + len(row["metadata"]) + 200 for row in rows)
+        extended = BoxPrefix(opened.version, kept.cards + added, size)
+        self._keep((project, box), extended)
+        return extended
 
     def _keep(self, key: tuple[ProjectId, BoxId], prefix: BoxPrefix) -> None:
         held = self._boxes.pop(key, _EMPTY)
-        kept = prefix if prefix.position >= held.position else held
+        longer = held.version == prefix.version and held.position > prefix.position
+        kept = held if longer else prefix
         self._bytes += kept.size - held.size
         self._boxes[key] = kept
         while self._bytes > self._max_bytes and self._boxes:
@@ -92,14 +142,17 @@ class BoxCache:
 
 
 async def get_card(conn: Connection, project: ProjectId, card: CardId) -> Card | None:
-    """The card, if the project has it."""
+    """The card, if the project has it and it is neither expired nor deleted."""
     row = await query("get_card").opt(conn, project_id=project, card_id=card)
     return None if row is None else card_of(row)
 
 
-async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Card] | None:
-    """The cards of a box in order; None if the project has no such box."""
-    rows = await query("box_cards").many(conn, project_id=project, box_id=box)
+async def box_cards(conn: Connection, project: ProjectId, box: BoxId, *, from_cut: bool = False) -> list[Card] | None:
+    """The cards of a box in order, or those after its latest cut, without expired and deleted ones.
+
+    None if the project has no such box.
+    """
+    rows = await query("box_cards").many(conn, project_id=project, box_id=box, from_cut=from_cut)
     if not rows:
         return None
     return [card_of(row) for row in rows if row["card_id"] is not None]

@@ -1,8 +1,8 @@
-"""The end of a turn: finish_turn, recall_step, mark_announced, and fence (protocol §3, §7, §8).
+"""Ends turns: finish_turn, recall_step, mark_announced, and fence (protocol §3, §7, §8).
 
-Guarantees: a finish frees the agent and leases its next turn in one transaction, behind the CAS gate; a repeat answers
-the outcome as it is recorded. Each statement is one round trip. Never publishes. A gate that is gone raises
-`StaleTurn`; `recall_step` then says what stands there.
+Guarantees: a finish frees the agent and leases its next turn in one transaction, behind the CAS gate; a repeat returns
+the recorded outcome. Each statement is one round trip. Never publishes. A closed gate raises `StaleTurn`; then
+`recall_step` reads the recorded state.
 """
 
 import json
@@ -11,39 +11,30 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Json
+from pydantic import Field, Json
 
 from turnstile.ledger.queries import Again, Connection, query
 from turnstile.ledger.turns.cards import box_cards, card_columns
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.ledger.turns.steps import StepRecord, gate, step_columns
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import (
     SYSTEM_AUTHOR,
     Card,
     CardType,
-    CardUnreadable,
     FallbackDeliverable,
     JsonContent,
     Role,
     TextContent,
-    content_of,
     make_card,
+    readable_content,
 )
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import (
-    AgentTurnId,
-    BoxId,
-    CardId,
-    ChannelId,
-    InboxId,
-    ToolCallId,
-    turn_card_id,
-)
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, ToolCallId, turn_card_id
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.turns import Outcome, TurnRef
-from turnstile.schema.wire.events import Address, Message, TaskEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, TaskEvent
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.ui_actions import StoredAction
 
@@ -58,7 +49,7 @@ STOP_REASON = "the turn was stopped"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a turn ends: its status, its deliverable (among the cards), codes and figures."""
+    """How a turn ends: its status, its deliverable (one of the cards), codes and figures."""
 
     status: TurnStatus
     deliverable_card_id: CardId
@@ -69,7 +60,7 @@ class Ending:
 
 
 class EndedTurn(Tolerant):
-    """An outcome as it is recorded: what the end of a turn is announced by."""
+    """A recorded outcome, from which the end of a turn is announced."""
 
     status: TurnStatus
     deliverable_card_id: CardId
@@ -84,21 +75,31 @@ class EndedTurn(Tolerant):
 
     @property
     def is_new(self) -> bool:
-        """Whether this answer is of the statement that ended the turn, and not of a repeat."""
+        """Whether the statement that returned this ended the turn; False for a repeat."""
         return True
 
-    def next_lease(self, turn: TurnRef) -> Lease | None:
-        """The agent's next turn, if it was leased: somebody must ring."""
+    @property
+    def idle_since(self) -> datetime | None:
+        """When the head became idle; None if it did not, or is not any more."""
+        return None
+
+    @property
+    def settled(self) -> Sequence[InboxProgress]:
+        """The new status of inbox rows that the end of the turn settled."""
+        return ()
+
+    def next_lease(self, turn: TurnRef) -> NewLease | None:
+        """The lease of the agent's next turn, whose doorbell the caller must ring; None if there is none."""
         return None
 
     def announcement(self, address: Address) -> list[Message]:
-        """The `task` event and, of a UI action, the last ack, under the message ids they always have."""
+        """The `task` event and, for a UI action, the final ack, with the message ids that every repeat uses."""
         event = TaskEvent.model_validate(self.model_dump() | {"agent_turn_id": address.agent_turn_id})
         return address.ended(event, self.ui_action)
 
 
 class FinishedTurn(EndedTurn):
-    """Answer of `finish_turn`: the outcome as recorded, and where the head went."""
+    """The result of `finish_turn`: the recorded outcome, and the head afterwards."""
 
     result: Literal["done", "already"]
     step_metadata: Json[StepMetadata] | None
@@ -108,13 +109,25 @@ class FinishedTurn(EndedTurn):
     next_inbox_id: InboxId | None
     next_turn_id: AgentTurnId | None
     next_channel_id: ChannelId | None
+    next_output_box_id: BoxId | None
     next_context_headers: ContextHeaders
     worker_target: str | None
+    rows: Json[list[InboxProgress]] = Field(default_factory=list[InboxProgress])
 
     @property
     def is_new(self) -> bool:
         """Whether this statement ended the turn."""
         return self.result == "done"
+
+    @property
+    def idle_since(self) -> datetime | None:
+        """When the head became idle; None if it did not, or is not any more."""
+        return self.updated_at if self.head_status is HeadStatus.IDLE else None
+
+    @property
+    def settled(self) -> Sequence[InboxProgress]:
+        """The turn's own row if it was never begun, and the request to stop it."""
+        return self.rows
 
     def outcome(self, turn: AgentTurnId) -> Outcome:
         """The outcome in ids and codes."""
@@ -127,11 +140,11 @@ class FinishedTurn(EndedTurn):
             tool_result_card_id=self.tool_result_card_id,
         )
 
-    def next_lease(self, turn: TurnRef) -> Lease | None:
-        """The agent's next turn, if it was leased: somebody must ring."""
+    def next_lease(self, turn: TurnRef) -> NewLease | None:
+        """The lease of the agent's next turn, whose doorbell the caller must ring; None if there is none."""
         if self.next_inbox_id is None or self.next_turn_id is None:
             return None
-        return Lease.model_validate(
+        return NewLease.model_validate(
             {
                 "project_id": turn.project_id,
                 "agent_id": turn.agent_id,
@@ -141,12 +154,14 @@ class FinishedTurn(EndedTurn):
                 "turn_epoch": self.head_epoch,
                 "worker_target": self.worker_target or turn.worker_target,
                 "context_headers": self.next_context_headers,
+                "output_box_id": self.next_output_box_id,
+                "leased_at": self.updated_at,
             }
         )
 
 
 class RecalledStep(Tolerant):
-    """Where a turn stands when its gate did not open: `gate` says whether it is still the head's turn and epoch."""
+    """The recorded state of a turn whose gate is closed; `gate`: its agent's head still has this turn and epoch."""
 
     gate: bool
     step: int | None
@@ -166,6 +181,7 @@ class RecalledStep(Tolerant):
     next_inbox_id: InboxId | None
     next_turn_id: AgentTurnId | None
     next_channel_id: ChannelId | None
+    next_output_box_id: BoxId | None
     worker_target: str | None
     resume_deadline: datetime | None
     waiting: list[ToolCallId]
@@ -174,7 +190,7 @@ class RecalledStep(Tolerant):
     ui_action: StoredAction
 
     def finished(self) -> FinishedTurn | None:
-        """The end of the turn as it is recorded; None while there is no outcome."""
+        """The recorded end of the turn; None while there is no outcome."""
         if self.status is None:
             return None
         return FinishedTurn.model_validate(self.model_dump(round_trip=True) | {"result": "already"})
@@ -190,9 +206,9 @@ async def finish_turn(
     from_statuses: Sequence[HeadStatus] = (HeadStatus.RUNNING,),
     raise_epoch: bool = False,
 ) -> FinishedTurn:
-    """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is gone.
+    """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is closed.
 
-    `raise_epoch` fences: the epoch rises even if no next turn is leased (protocol §8).
+    `raise_epoch` raises the epoch even if no next turn is leased, which fences the turn's worker (protocol §8).
     """
     last: dict[str, Any] = {"step_id": None, "step": 0, "tool_call_ids": None, "step_metadata": None}
     last |= {"step_started_at": None, "step_status": None}
@@ -228,11 +244,11 @@ async def end_by_fallback(
     reason: str,
     from_statuses: Sequence[HeadStatus] = LIVE,
 ) -> FinishedTurn:
-    """End a turn from outside of its steps: fallback deliverable, outcome, raised epoch, next lease (§8).
+    """End a turn outside of its steps: fallback deliverable, outcome, raised epoch, next lease (§8).
 
-    Raises `StaleTurn` if the turn is not the head's any more. Two round trips.
+    Raises `StaleTurn` if the agent's head has another turn or epoch. Two round trips.
     """
-    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id))
+    made = await pool.run(lambda conn: box_cards(conn, turn.project_id, turn.output_box_id, from_cut=True))
     card, ending = fallback_ending(turn, made or (), status, error_code, reason)
     return await pool.run(
         lambda conn: finish_turn(conn, turn, ending, cards=[card], from_statuses=from_statuses, raise_epoch=True)
@@ -247,7 +263,7 @@ async def fence(
     reason: str,
     from_statuses: Sequence[HeadStatus] = LIVE,
 ) -> FinishedTurn:
-    """`end_by_fallback`, whatever the turn's worker does; raises `StaleTurn` also if the turn was over."""
+    """As `end_by_fallback`, but raises `StaleTurn` also if the turn was over."""
     done = await end_by_fallback(pool, turn, status, error_code, reason, from_statuses)
     if not done.is_new:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} was over")
@@ -262,13 +278,13 @@ def fallback_ending(
     reason: str,
     stats: JsonObject | None = None,
 ) -> tuple[Card, Ending]:
-    """The end of a turn that delivered nothing itself: its deliverable, and the ending that names it."""
+    """The end of a turn without a deliverable of its own: the fallback card, and the ending that names it."""
     card = fallback_card(turn, cards, status, reason)
     return card, Ending(status, card.card_id, error_code, reason, stats=stats)
 
 
 def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reason: str) -> Card:
-    """The deliverable of a turn that made none itself, from what it has written so far (protocol §4)."""
+    """The deliverable of a turn that made none, from the cards that it has written (protocol §4)."""
     own = [card for card in cards if card.metadata.agent_turn_id == turn.agent_turn_id]
     fallback = FallbackDeliverable(
         reason=reason,
@@ -295,20 +311,16 @@ def fallback_card(turn: TurnRef, cards: Sequence[Card], status: TurnStatus, reas
 def _last_thought(own: Sequence[Card]) -> str | None:
     for card in reversed(own):
         if card.type == CardType.THOUGHT:
-            try:
-                content = content_of(card)
-            except CardUnreadable:
-                return None
+            content = readable_content(card)
             return content.text if isinstance(content, TextContent) else None
     return None
 
 
 async def recall_step(conn: Connection, turn: TurnRef, step: int) -> RecalledStep:
-    """What the ledger has of a step (0: the latest) and its turn, without changing anything."""
-    row = await query("recall_step").one(conn, **gate(turn), step=step, inbox_id=turn.inbox_id)
-    return RecalledStep.model_validate(dict(row))
+    """Read what is recorded of a step (0: the latest) and its turn."""
+    return await query("recall_step").one_as(conn, RecalledStep, **gate(turn), step=step, inbox_id=turn.inbox_id)
 
 
 async def mark_announced(conn: Connection, turns: Sequence[AgentTurnId]) -> None:
-    """The `task` events of these turns are in the event stream."""
+    """Record that the `task` events of these turns are in the event stream."""
     await query("mark_announced").many(conn, agent_turn_ids=list(turns))

@@ -15,17 +15,9 @@ from pydantic import Json
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import card_columns
-from turnstile.ledger.turns.lease import Lease
+from turnstile.ledger.turns.lease import NewLease
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-    CardType,
-    FieldsSchemaContent,
-    JsonContent,
-    Role,
-    TextContent,
-    make_card,
-)
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, JsonContent, Role, TextContent, make_card
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import (
     AgentId,
@@ -52,13 +44,16 @@ _REFUSALS = {
     "unknown_agent": "the project has no such agent: add it first",
     "agent_inactive": "the agent is not active",
     "unknown_profile": "the project has no profile of this name",
+    "no_instances": "the profile has no instances: name an agent, or put the profile with `instances: true`",
+    "agent_exists": "an agent that is no instance of this profile has the instance's id",
     "recursion_depth_exceeded": "the chain of agents that ask each other is too deep",
     "unknown_context_box": "context_box_id names no box of this project",
     "unknown_output_box": "output_box_id names no box of this project",
 }
 _LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
-    "project_full": "the project has too many turns queued and in hand: again when some have ended",
+    "project_full": "the project has too many turns queued and active: again when some have ended",
+    "instances_full": "the project has too many instances of profiles: again when retention has put some to sleep",
 }
 
 
@@ -67,7 +62,7 @@ class Enqueued:
     """The reply to the caller, and the lease to ring for if the request made one."""
 
     reply: EnqueueReply
-    lease: Lease | None
+    lease: NewLease | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +82,18 @@ class Enqueue:
     action: UiAction | None = None
     """The action of a `ui_action` turn; `request` then holds its agent, correlation and metadata only."""
 
+    @property
+    def agent_id(self) -> AgentId:
+        """The agent that the request names, or the instance of its profile that it means; a repeat means the same."""
+        return self.request.agent(self.project_id, self.channel_id, self.agent_turn_id)
+
+    @property
+    def may_remember(self) -> bool:
+        """Whether the turn goes on in the conversation that its profile's memory keeps, if that keeps one."""
+        request = self.request
+        boxes = (request.context_box_id, request.output_box_id)
+        return self.action is None and request.agent_id is not None and boxes == (None, None)
+
 
 class QueuedStop(Tolerant):
     """The outcome of a turn that ended while queued, at epoch 0."""
@@ -105,7 +112,7 @@ async def enqueue(
     pool: Pool,
     project: ProjectId,
     channel: ChannelId,
-    request: EnqueueRequest,
+    request: EnqueueRequest | UiAction,
     incoming: Mapping[str, str],
     *,
     depth_limit: int,
@@ -114,45 +121,18 @@ async def enqueue(
 ) -> Enqueued:
     """Make a turn of `request`; raises `BadRequest`, or `Refused` or `Limited` with the code for the reply.
 
-    The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass the one behind `project_full`.
+    The limit behind `queue_full` is exact. Turns enqueued at the same time may all pass those behind `project_full` and
+    `instances_full`. A UI action leases its agent at once, or is answered `busy` and writes nothing (protocol §7.10);
+    the caller must have checked that its tool may be called.
     """
+    action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: put it into a box")
-    return await _enqueue(pool, project, channel, request, incoming, None, depth_limit, sender, admission)
-
-
-async def enqueue_action(
-    pool: Pool,
-    project: ProjectId,
-    channel: ChannelId,
-    action: UiAction,
-    incoming: Mapping[str, str],
-    *,
-    depth_limit: int,
-    sender: str,
-    admission: Admission = UNLIMITED,
-) -> Enqueued:
-    """Make a turn of `action` and lease its agent, or answer `busy` and write nothing (protocol §7.10).
-
-    Raises as `enqueue` does. The caller must have checked that the tool may be called.
-    """
-    if action.text_bytes() > TEXT_LIMIT_BYTES:
-        raise Refused("text_too_large", f"the arguments of an action are limited to {TEXT_LIMIT_BYTES} bytes")
-    request = EnqueueRequest(agent_id=action.agent_id, correlation_id=action.correlation_id, metadata=action.metadata)
-    return await _enqueue(pool, project, channel, request, incoming, action, depth_limit, sender, admission)
-
-
-async def _enqueue(
-    pool: Pool,
-    project: ProjectId,
-    channel: ChannelId,
-    request: EnqueueRequest,
-    incoming: Mapping[str, str],
-    action: UiAction | None,
-    depth_limit: int,
-    sender: str,
-    admission: Admission,
-) -> Enqueued:
+        what = "text in a request is" if action is None else "the arguments of an action are"
+        hint = ": put it into a box" if action is None else ""
+        raise Refused("text_too_large", f"{what} limited to {TEXT_LIMIT_BYTES} bytes{hint}")
+    if isinstance(request, UiAction):
+        named = {"agent_id": request.agent_id, "correlation_id": request.correlation_id, "metadata": request.metadata}
+        request = EnqueueRequest.model_validate(named)
     command = Enqueue(
         project_id=project,
         channel_id=channel,
@@ -177,7 +157,10 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     row = await query("enqueue_turn").one(
         conn,
         project_id=command.project_id,
-        agent_id=request.agent_id,
+        agent_id=command.agent_id,
+        instance_of=request.profile_name.lower() if request.agent_id is None and request.profile_name else None,
+        conversation_id=request.conversation_id,
+        may_remember=command.may_remember,
         channel_id=command.channel_id,
         inbox_id=command.inbox_id,
         agent_turn_id=command.agent_turn_id,
@@ -192,6 +175,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         over_rate=command.admission.wait_seconds > 0,
         max_queued_turns=command.admission.max_queued_turns,
         max_live_turns=command.admission.max_live_turns,
+        max_instances=command.admission.max_instances,
         child_share=PROJECT_FULL_FOR_CHILDREN,
         profile_name=request.profile_name,
         has_instruction=request.instruction is not None or action is not None,
@@ -207,15 +191,15 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
     )
     match row["verdict"]:
         case "accepted" | "duplicate" as verdict:
-            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else our own try
+            repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
             return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
         case "busy":
-            busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")
-            return Enqueued(busy, None)
+            why = "the agent is not idle, or is paused"
+            return Enqueued(EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error=why), None)
         case "again":
             raise Again
         case "headless":
-            await query("make_head").many(conn, project_id=command.project_id, agent_id=request.agent_id)
+            await query("make_head").many(conn, project_id=command.project_id, agent_id=command.agent_id)
             raise Again
         case "nothing_to_do":
             raise BadRequest(
@@ -225,7 +209,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             raise BadRequest("context_box_id and output_box_id must differ: a turn never writes what it reads")
         case "rate_limited":
             raise rate_limited(command.admission.wait_seconds)
-        case "queue_full" | "project_full" as limit:
+        case "queue_full" | "project_full" | "instances_full" as limit:
             raise Limited(limit, _LIMITS[limit])
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])
@@ -262,6 +246,8 @@ def _instruction(command: Enqueue) -> TextContent | JsonContent | None:
 def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
     return EnqueueReply(
         status=ReplyStatus.ACCEPTED,
+        agent_id=row["agent_id"],
+        conversation_id=row["conversation_id"],
         agent_turn_id=row["agent_turn_id"],
         turn_epoch=row["turn_epoch"],
         inbox_id=row["inbox_id"],
@@ -273,18 +259,20 @@ def _reply(row: Row, *, duplicate: bool) -> EnqueueReply:
     )
 
 
-def _lease(row: Row, command: Enqueue) -> Lease | None:
+def _lease(row: Row, command: Enqueue) -> NewLease | None:
     if row["leased_inbox_id"] is None:
         return None
-    return Lease(
+    return NewLease(
         project_id=command.project_id,
-        agent_id=command.request.agent_id,
+        agent_id=command.agent_id,
         channel_id=row["leased_channel_id"],
         agent_turn_id=row["leased_turn_id"],
         inbox_id=row["leased_inbox_id"],
         turn_epoch=row["leased_epoch"],
         worker_target=row["worker_target"],
         context_headers=row["context_headers"],
+        output_box_id=row["leased_output_box_id"],
+        leased_at=row["leased_at"],
     )
 
 
@@ -292,8 +280,9 @@ async def stop_queued_turn(
     conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
 ) -> QueuedStop | None:
     """End a queued turn (protocol §6, stop); returns None if it is not queued."""
-    row = await query("stop_queued_turn").opt(
+    return await query("stop_queued_turn").opt_as(
         conn,
+        QueuedStop,
         project_id=project,
         agent_id=agent,
         agent_turn_id=turn,
@@ -303,4 +292,3 @@ async def stop_queued_turn(
         new_box_id=new_box_id(),
         error_code=error_code,
     )
-    return None if row is None else QueuedStop.model_validate(dict(row))

@@ -2,7 +2,8 @@
 
 -- name: enqueue_turn :one
 -- Writes inbox row, edge, boxes and cards of a new turn. An idle agent is leased to its oldest turn whose output box is free;
--- else the row is queued. A UI action is never queued: it is leased at once or nothing is written.
+-- else, and if the agent is paused, the row is queued. A UI action is never queued: it is leased at once or nothing is written. The first turn of a conversation
+-- makes it, and the first of an instance of a profile (:instance_of) makes the agent, too.
 -- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
 first AS MATERIALIZED (  -- an earlier enqueue under this correlation
@@ -10,7 +11,7 @@ first AS MATERIALIZED (  -- an earlier enqueue under this correlation
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
     ORDER BY i.message_type <> :message_type LIMIT 1
 ),
-held AS MATERIALIZED (  -- the boxes that are there already: retention passes by what is locked, and is waited for where it came first
+held AS MATERIALIZED (  -- the existing boxes, locked: retention skips them; if retention has the lock, this waits
     SELECT b.box_id FROM public.boxes b
     WHERE b.box_id = ANY (ARRAY[:context_box_id::uuid, :output_box_id::uuid, (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
@@ -18,26 +19,59 @@ held AS MATERIALIZED (  -- the boxes that are there already: retention passes by
       AND b.tenant_id = :project_id
     ORDER BY b.box_id FOR KEY SHARE
 ),
-plan AS MATERIALIZED (  -- always one row: what the request comes to, and whether it may
-    SELECT a.worker_target, coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id,
+instance AS MATERIALIZED (  -- locked, or retention could put it to sleep meanwhile
+    SELECT a.* FROM resource.project_agents a
+    WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND a.metadata ? 'instance_of' FOR NO KEY UPDATE
+),
+who AS MATERIALIZED (  -- always one row: the agent, the profile, and the conversation that the turn is in
+    SELECT a.agent_id, coalesce(n.status, a.status) AS status, coalesce(a.worker_target, p.worker_target) AS worker_target,
+           coalesce(state.as_uuid(p.profile_box_id), a.profile_box_id) AS profile_box_id, p.name AS profile_name, p.tags,
+           a.metadata ->> 'instance_of' AS instance_of, k.settings,
+           CASE WHEN :conversation_id::text IS NOT NULL THEN :conversation_id
+                WHEN :may_remember::boolean AND k.settings -> 'memory' ->> 'keep' = 'conversation' THEN '' END AS conversation_id
+    FROM (SELECT) AS always
+    LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id
+    LEFT JOIN instance n ON true
+    LEFT JOIN resource.profiles p ON lower(p.name) = lower(:profile_name::text) AND p.project_id = :project_id
+    LEFT JOIN LATERAL (
+        SELECT x.settings FROM resource.profiles x
+        WHERE x.profile_box_id = coalesce(p.profile_box_id, a.profile_box_id::text) AND x.project_id = :project_id
+          AND x.settings ->> 'profile_box_id' = x.profile_box_id OFFSET 0) k ON true
+),
+talk AS MATERIALIZED (  -- the conversation, if it was begun before: locked, or retention could remove it meanwhile
+    SELECT c.output_box_id FROM who JOIN state.conversations c
+        ON c.agent_id = :agent_id AND c.conversation_id = who.conversation_id AND c.channel_id = :channel_id AND c.project_id = :project_id
+    FOR NO KEY UPDATE OF c
+),
+plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the request
+    SELECT a.worker_target, a.profile_box_id, a.profile_name, a.tags, a.conversation_id, talk.output_box_id AS known_box_id,
+           a.agent_id IS NULL AND :instance_of::text IS NOT NULL AS makes_agent, a.status = 'dormant' AS wakes_agent,
            CASE WHEN cardinality(:card_ids::text[]) > 0 THEN :new_context_box_id::uuid ELSE s.source_box_id END AS context_box_id,
-           s.source_box_id, coalesce(:output_box_id::uuid, :new_output_box_id::uuid) AS output_box_id, d.depth,
+           s.source_box_id, coalesce(:output_box_id::uuid, talk.output_box_id, :new_output_box_id::uuid) AS output_box_id, d.depth,
            CASE
                WHEN f.inbox_id IS NOT NULL AND f.request_digest IS NOT DISTINCT FROM :request_digest THEN 'duplicate'
                WHEN f.inbox_id IS NOT NULL THEN 'correlation_conflict'
                WHEN :over_rate::boolean THEN 'rate_limited'
                WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id COLLATE "C" = :project_id)
                     AND NOT EXISTS (SELECT FROM resource.profiles WHERE project_id = :project_id) THEN 'unknown_project'
-               WHEN a.agent_id IS NULL THEN 'unknown_agent'
-               WHEN a.status <> 'active' THEN 'agent_inactive'
-               WHEN :profile_name::text IS NOT NULL AND p.profile_box_id IS NULL THEN 'unknown_profile'
+               WHEN a.agent_id IS NULL AND :instance_of::text IS NULL THEN 'unknown_agent'
+               WHEN a.status NOT IN ('active', 'paused', 'dormant') THEN 'agent_inactive'
+               WHEN :profile_name::text IS NOT NULL AND a.profile_name IS NULL THEN 'unknown_profile'
+               WHEN :instance_of::text IS NOT NULL AND a.settings -> 'instances' IS DISTINCT FROM 'true' THEN 'no_instances'
+               WHEN :instance_of::text IS NOT NULL AND a.agent_id IS NOT NULL AND a.instance_of IS DISTINCT FROM :instance_of
+               THEN 'agent_exists'
                WHEN d.depth >= :depth_limit::int THEN 'recursion_depth_exceeded'
                WHEN s.source_box_id IS NULL AND NOT :has_instruction::boolean THEN 'nothing_to_do'
                WHEN s.source_box_id IS NOT NULL AND s.source_box_id NOT IN (SELECT held.box_id FROM held) THEN 'unknown_context_box'
                WHEN :output_box_id::uuid IS NOT NULL AND :output_box_id::uuid NOT IN (SELECT held.box_id FROM held)
                THEN 'unknown_output_box'
-               WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = :output_box_id::uuid THEN 'context_is_output'
-               WHEN :max_live_turns::int > 0 AND (  -- rows until they are begun, heads from then on
+               WHEN cardinality(:card_ids::text[]) = 0 AND s.source_box_id = coalesce(:output_box_id::uuid, talk.output_box_id)
+               THEN 'context_is_output'
+               WHEN :max_instances::int > 0 AND (a.agent_id IS NULL OR a.status = 'dormant') AND (
+                    SELECT count(*) FROM (
+                        SELECT FROM resource.project_agents l WHERE l.project_id COLLATE "C" = :project_id AND l.status = 'active'
+                            AND l.metadata ? 'instance_of' LIMIT :max_instances::int) l) >= :max_instances::int THEN 'instances_full'
+               WHEN :max_live_turns::int > 0 AND (  -- a turn counts by its inbox row until it begins, then by its head
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL AND l.inbox_id >= ''
                             AND l.message_type IN {turn_types} LIMIT :max_live_turns::int * c.share) l) + (
@@ -49,18 +83,18 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
            END AS verdict
     FROM (SELECT) AS always
     LEFT JOIN first f ON true
-    LEFT JOIN resource.project_agents a ON a.agent_id = :agent_id AND a.project_id = :project_id
-    LEFT JOIN resource.profiles p ON lower(p.name) = lower(:profile_name::text) AND p.project_id = :project_id
+    CROSS JOIN who a
+    LEFT JOIN talk ON true
     CROSS JOIN LATERAL (
         SELECT coalesce(:context_box_id::uuid, CASE WHEN NOT :has_instruction::boolean THEN (
             SELECT m.memory_context_box_id FROM state.agent_state_pointers m
             WHERE m.agent_id = :agent_id AND m.project_id = :project_id) END) AS source_box_id) s
-    CROSS JOIN LATERAL (  -- a child is one deeper than its parent's row, and never less deep than its headers say
+    CROSS JOIN LATERAL (  -- one more than the parent's depth; the headers can only raise it
         SELECT greatest(:header_depth::int, (
             SELECT max(coalesce(state.as_count(t.context_headers ->> 'CG-Recursion-Depth'), 0)) + 1 FROM state.agent_inbox t
             WHERE t.agent_turn_id = :parent_turn_id::text AND t.project_id = :project_id
               AND t.message_type IN {turn_types})) AS depth) d
-    CROSS JOIN LATERAL (  -- a child of a turn in hand: refused, it could keep its parent from ending
+    CROSS JOIN LATERAL (  -- a child of an active turn has a higher limit: its refusal could keep its parent from ending
         SELECT CASE WHEN EXISTS (
             SELECT FROM state.agent_inbox t
             JOIN state.agent_state_head h ON h.agent_id = t.agent_id AND h.project_id = t.project_id
@@ -68,40 +102,49 @@ plan AS MATERIALIZED (  -- always one row: what the request comes to, and whethe
               AND t.message_type IN {turn_types} AND h.active_agent_turn_id = t.agent_turn_id)
             THEN :child_share::int ELSE 1 END AS share) c
 ),
-head AS MATERIALIZED (  -- from here on the agent is ours
-    SELECT h.status, h.turn_epoch, h.queue_seq, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
+locked AS MATERIALIZED (  -- locks the agent
+    SELECT h.status, h.turn_epoch, h.queue_seq, h.paused_at_epoch IS NOT NULL AS paused, h.xmin AS version
+    FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
-older AS MATERIALIZED (  -- an idle agent owes its lease to a turn that waits already, if its box has become free
+head AS MATERIALIZED (
+    SELECT * FROM locked
+    UNION ALL
+    SELECT 'idle', 0, 0, false, NULL FROM plan WHERE plan.verdict = 'accepted' AND plan.makes_agent AND NOT EXISTS (SELECT FROM locked)
+),
+older AS MATERIALIZED (  -- a queued turn whose box has become free is leased first
     SELECT q.* FROM head CROSS JOIN LATERAL (
         SELECT q.* FROM state.queued_turns q
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
-    WHERE head.status = 'idle'
+    WHERE head.status = 'idle' AND NOT head.paused
 ),
 go AS MATERIALIZED (
     SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
            :context_headers::jsonb || jsonb_build_object('CG-Recursion-Depth', plan.depth::text) AS headers,
            CASE WHEN lease.leases_mine OR :max_queued_turns::int = 0 THEN 'free'
                 WHEN queue.found >= :max_queued_turns::int THEN 'full'
-                -- what came while we waited for the head may have filled it: look again, so that the limit is exact
+                -- enqueues that committed during the wait for the lock may have filled the queue: 'again' makes the limit exact
                 WHEN queue.found + head.queue_seq - seen.queue_seq >= :max_queued_turns::int THEN 'unsure'
                 ELSE 'free' END AS queue
     FROM plan CROSS JOIN head LEFT JOIN older ON true
-    JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
+    LEFT JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
     CROSS JOIN LATERAL (
-        SELECT (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
-               SELECT FROM state.agent_state_head busy  -- not our own head: it is idle, whatever our snapshot says
+        SELECT (head.status = 'idle' AND NOT head.paused AND older.inbox_id IS NULL AND NOT EXISTS (
+               SELECT FROM state.agent_state_head busy  -- the agent's own head is idle, although the snapshot may show it busy
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
-            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whatever it waits for
+            AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whether or not it could run now
                SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id))) AS leases_mine) lease
     CROSS JOIN LATERAL (
         SELECT count(*) AS found FROM (
             SELECT FROM state.agent_inbox q
             WHERE q.agent_id = :agent_id AND q.project_id = :project_id AND q.archived_at IS NULL AND q.next_retry_at = 'infinity'
               AND :max_queued_turns::int > 0 LIMIT :max_queued_turns::int) q) queue
-    WHERE :message_type = 'turn' OR seen.xmin = head.version  -- to be busy is no guess: it saw the queue, and its own repeat
+    WHERE (seen.queue_seq IS NOT NULL OR head.version IS NULL)
+      -- 'busy' is answered, and a conversation begun, only from a snapshot as new as the lock
+      AND (seen.xmin = head.version OR (:message_type = 'turn' AND (plan.conversation_id IS NULL OR plan.known_box_id IS NOT NULL))
+           OR head.version IS NULL)
 ),
 mine AS (
     INSERT INTO state.agent_inbox AS i
@@ -110,7 +153,9 @@ mine AS (
     SELECT :inbox_id, :project_id, :agent_id, :channel_id, :message_type, 'call', :correlation_id, :agent_turn_id,
            CASE WHEN go.leases_mine THEN go.turn_epoch + 1 ELSE 0 END, go.headers,
            jsonb_build_object('profile_box_id', go.profile_box_id, 'context_box_id', go.context_box_id,
-                              'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb)
+                              'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb || CASE
+                                  WHEN go.conversation_id IS NULL THEN '{}' ELSE '{"remember": true}'::jsonb END)
+           || CASE WHEN go.conversation_id IS NULL THEN '{}' ELSE jsonb_build_object('conversation_id', go.conversation_id) END
            || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END,
            CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
@@ -127,20 +172,57 @@ lease AS MATERIALIZED (
            split_part(go.headers ->> 'traceparent', '-', 2), go.headers ->> 'CG-Parent-Step-Id', go.depth, go.headers
     FROM mine CROSS JOIN go WHERE go.leases_mine
 ),
-counted AS (  -- every enqueue changes the head, or a finish that waits for us would not see our row
+begun AS (  -- by the conversation's first turn; of two at once the unique key refuses one, which is repeated
+    INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, turn_count, last_turn_id)
+    SELECT :project_id, :channel_id, :agent_id, go.conversation_id, go.output_box_id, 1, :agent_turn_id FROM mine CROSS JOIN go
+    WHERE go.conversation_id IS NOT NULL AND go.known_box_id IS NULL
+),
+went_on AS (
+    UPDATE state.conversations c SET turn_count = c.turn_count + 1, last_turn_id = :agent_turn_id, updated_at = now() FROM mine CROSS JOIN go
+    WHERE c.agent_id = :agent_id AND c.conversation_id = go.conversation_id AND c.channel_id = :channel_id AND c.project_id = :project_id
+      AND go.known_box_id IS NOT NULL
+),
+made_agent AS (  -- as above
+    INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, metadata)
+    SELECT :project_id, :agent_id, go.profile_box_id, go.worker_target, go.tags, jsonb_strip_nulls(jsonb_build_object(
+               'instance_of', :instance_of::text, 'conversation_id', :conversation_id,
+               'agent_turn_id', CASE WHEN :conversation_id IS NULL THEN :agent_turn_id END))
+    FROM mine CROSS JOIN go WHERE go.makes_agent
+),
+identity AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, channel_id, action, target_agent_id, trace_id, metadata)
+    SELECT 'instance-' || :agent_turn_id, :project_id, :channel_id, 'ensure', :agent_id, split_part(go.headers ->> 'traceparent', '-', 2),
+           jsonb_build_object('instance_of', :instance_of::text)
+    FROM mine CROSS JOIN go WHERE go.makes_agent
+),
+woken AS (
+    UPDATE resource.project_agents a SET status = 'active' FROM mine CROSS JOIN go
+    WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND go.wakes_agent
+),
+made_head AS (
+    INSERT INTO state.agent_state_head (project_id, agent_id, status, turn_epoch, queue_seq, active_agent_turn_id, active_inbox_id,
+        active_channel_id, active_recursion_depth, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id)
+    SELECT :project_id, :agent_id, CASE WHEN l.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END, CASE WHEN l.inbox_id IS NULL THEN 0 ELSE 1 END,
+           1, l.agent_turn_id, l.inbox_id, l.channel_id, coalesce(l.recursion_depth, 0), l.parent_step_id, l.trace_id, l.profile_box_id,
+           l.context_box_id, l.output_box_id
+    FROM mine CROSS JOIN head LEFT JOIN lease l ON true WHERE head.version IS NULL
+    RETURNING active_inbox_id, turn_epoch, updated_at
+),
+counted AS (  -- every enqueue changes the head, so that a finish that waits for the lock looks again
     UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1
     FROM mine WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND NOT EXISTS (SELECT FROM lease)
 ),
 leased AS (
     UPDATE state.agent_state_head h SET
-        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, updated_at = now(),
-        active_agent_turn_id = l.agent_turn_id, active_inbox_id = l.inbox_id, active_channel_id = l.channel_id,
-        active_recursion_depth = l.recursion_depth, parent_step_id = l.parent_step_id, trace_id = l.trace_id,
-        profile_box_id = l.profile_box_id, context_box_id = l.context_box_id, output_box_id = l.output_box_id,
-        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
-    FROM lease l WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, h.turn_epoch
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, queue_seq = h.queue_seq + 1, {turn_on_head}
+    FROM lease n WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+    RETURNING n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id, h.turn_epoch, h.updated_at
+),
+rings AS (
+    SELECT * FROM leased
+    UNION ALL
+    SELECT l.inbox_id, l.agent_turn_id, l.channel_id, l.context_headers, l.output_box_id, m.turn_epoch, m.updated_at
+    FROM made_head m JOIN lease l ON l.inbox_id = m.active_inbox_id
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = leased.turn_epoch
@@ -161,7 +243,7 @@ made_boxes AS (
     SELECT b.box_id, :project_id, b.parents FROM mine CROSS JOIN go CROSS JOIN LATERAL (VALUES
         (go.context_box_id, CASE WHEN go.source_box_id IS NULL THEN '{}'::uuid[] ELSE ARRAY[go.source_box_id] END,
          cardinality(:card_ids::text[]) > 0),
-        (go.output_box_id, '{}'::uuid[], :output_box_id::uuid IS NULL)) b (box_id, parents, wanted)
+        (go.output_box_id, '{}'::uuid[], :output_box_id::uuid IS NULL AND go.known_box_id IS NULL)) b (box_id, parents, wanted)
     WHERE b.wanted
 ),
 made_cards AS (
@@ -193,9 +275,12 @@ SELECT CASE
        coalesce(state.as_uuid(f.payload ->> 'context_box_id'), plan.context_box_id)::text AS context_box_id,
        coalesce(state.as_uuid(f.payload ->> 'output_box_id'), plan.output_box_id)::text AS output_box_id,
        split_part(coalesce(f.context_headers, :context_headers::jsonb) ->> 'traceparent', '-', 2) AS trace_id,
-       plan.worker_target, leased.context_headers, leased.inbox_id AS leased_inbox_id,
-       leased.agent_turn_id AS leased_turn_id, leased.channel_id AS leased_channel_id, leased.turn_epoch AS leased_epoch
-FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN leased ON true;
+       coalesce(f.agent_id, :agent_id) AS agent_id,
+       CASE WHEN f.inbox_id IS NULL THEN plan.conversation_id ELSE f.payload ->> 'conversation_id' END AS conversation_id,
+       plan.worker_target, rings.context_headers, rings.inbox_id AS leased_inbox_id,
+       rings.agent_turn_id AS leased_turn_id, rings.channel_id AS leased_channel_id, rings.turn_epoch AS leased_epoch,
+       rings.output_box_id::text AS leased_output_box_id, rings.updated_at AS leased_at
+FROM plan LEFT JOIN mine ON true LEFT JOIN first f ON true LEFT JOIN rings ON true;
 
 -- name: make_head :exec
 -- Makes the head of an agent that has none.
@@ -240,7 +325,7 @@ outcome AS (
 last AS MATERIALIZED (
     SELECT coalesce(max(b.position), 0) AS position FROM outcome o JOIN public.box_cards b ON b.box_id = o.output_box_id
 ),
-own AS MATERIALIZED (  -- if this agent's turn in hand writes that box, its next position moves on with us
+own AS MATERIALIZED (  -- if the agent's active turn writes that box, its next position moves on
     UPDATE state.agent_state_head h SET output_position = greatest(h.output_position, last.position) + 1
     FROM outcome o CROSS JOIN last WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.output_box_id = o.output_box_id
     RETURNING h.output_position AS position

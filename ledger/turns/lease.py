@@ -1,4 +1,4 @@
-"""Leases and claims: the turn that an agent runs, and the inbox rows that a bridge has taken (protocol §3, §6)."""
+"""Leases agents to turns, and claims inbox rows for a bridge (protocol §3, §6)."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,16 +8,16 @@ from pydantic import Field
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, InboxId, ProjectId
 from turnstile.schema.message_types import Purpose, purpose_of
 from turnstile.schema.states import HeadStatus, MessageType
 from turnstile.schema.turns import Ring, TurnRef
-from turnstile.schema.wire.events import Address, Message
+from turnstile.schema.wire.events import Address, Message, StateEvent
 from turnstile.schema.wire.headers import ContextHeaders
 
 
 class Lease(Tolerant):
-    """A turn that its agent was leased to. Its inbox row is pending now, so the caller must ring the doorbell."""
+    """A turn that its agent was leased to. Its inbox row is pending, so the caller must ring the doorbell."""
 
     project_id: ProjectId
     agent_id: AgentId
@@ -29,12 +29,31 @@ class Lease(Tolerant):
     context_headers: ContextHeaders
 
     def address(self, sender: str) -> Address:
-        """Whom messages about the leased turn are about."""
+        """The address of messages about the leased turn."""
         return Address.of(self, self.context_headers, sender)
 
     def doorbell(self, sender: str, reason: str) -> Message:
-        """The message that rings for it."""
+        """The doorbell of the turn's inbox row."""
         return self.address(sender).wakeup(self.worker_target, self.inbox_id, reason)
+
+
+class NewLease(Lease):
+    """A lease of the statement that just ran, with what it put on the head."""
+
+    output_box_id: BoxId
+    leased_at: datetime
+
+    def dispatched(self, sender: str) -> Message:
+        """The `state` event of the head's change."""
+        event = StateEvent(
+            agent_id=self.agent_id,
+            agent_turn_id=self.agent_turn_id,
+            status=HeadStatus.DISPATCHED,
+            turn_epoch=self.turn_epoch,
+            updated_at=self.leased_at,
+            output_box_id=self.output_box_id,
+        )
+        return self.address(sender).state(event)
 
 
 class Claim(Tolerant):
@@ -46,7 +65,7 @@ class Claim(Tolerant):
     agent_id: AgentId
     channel_id: ChannelId
     message_type: Annotated[MessageType | str, Field(union_mode="left_to_right")]
-    """A text where this release does not know the type; the verdict is then `error`."""
+    """A plain text if this release does not know the type; the verdict is then `error`."""
     correlation_id: str | None
     agent_turn_id: AgentTurnId | None
     turn_epoch: int | None
@@ -69,7 +88,7 @@ class Claim(Tolerant):
         return TurnRef.model_validate(self.model_dump() | {"inbox_id": self.active_inbox_id or self.inbox_id})
 
     def ring(self) -> Ring:
-        """The pointer that is sent to the turn's workflow."""
+        """The pointer to the row, for the turn's workflow."""
         return Ring.model_validate(self.model_dump())
 
 
@@ -85,26 +104,25 @@ class LiveTurn(TurnRef):
 AgentKey = tuple[ProjectId, AgentId]
 
 
-async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[Lease]:
+async def dispatch_next(conn: Connection, agents: Sequence[AgentKey]) -> list[NewLease]:
     """Lease each idle agent that has a queued turn; busy agents are skipped."""
-    rows = await query("dispatch_next").many(
-        conn, project_ids=[project for project, _ in agents], agent_ids=[agent for _, agent in agents]
+    return await query("dispatch_next").all_as(
+        conn, NewLease, project_ids=[project for project, _ in agents], agent_ids=[agent for _, agent in agents]
     )
-    return [Lease.model_validate(dict(row)) for row in rows]
 
 
 async def claim_inbox(
     conn: Connection, agents: Sequence[AgentKey], worker_targets: Sequence[str], *, row_limit: int
 ) -> list[Claim]:
     """Claim the due rows of these agents, at most `row_limit` of each, in one statement."""
-    rows = await query("claim_inbox").many(
+    return await query("claim_inbox").all_as(
         conn,
+        Claim,
         project_ids=[project for project, _ in agents],
         agent_ids=[agent for _, agent in agents],
         worker_targets=list(worker_targets),
         row_limit=row_limit,
     )
-    return [Claim.model_validate(dict(row)) for row in rows]
 
 
 async def release_claims(conn: Connection, inbox_ids: Sequence[InboxId], *, delay_seconds: float) -> int:

@@ -1,12 +1,12 @@
 -- Leasing agents to turns, and claiming inbox rows (protocol §3, §6).
 
 -- name: dispatch_next :many
--- Leases each of these agents that is idle to its oldest turn whose output box is free.
+-- Leases each of these agents that is idle, and not paused, to its oldest turn whose output box is free.
 WITH
 head AS MATERIALIZED (
     SELECT h.project_id, h.agent_id FROM unnest(:project_ids::text[], :agent_ids::text[]) a (project_id, agent_id)
     JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
-    WHERE h.status = 'idle' ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
+    WHERE h.status = 'idle' AND h.paused_at_epoch IS NULL ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
 ),
 next AS MATERIALIZED (
     SELECT q.* FROM head CROSS JOIN LATERAL (
@@ -15,19 +15,15 @@ next AS MATERIALIZED (
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
 ),
-picked AS (  -- one agent per box: with two the statement would always fail
+picked AS (  -- one agent per box: two would break the unique index on each try
     SELECT DISTINCT ON (next.output_box_id) next.* FROM next ORDER BY next.output_box_id, next.created_at
 ),
 leased AS (
     UPDATE state.agent_state_head h SET
-        status = 'dispatched', turn_epoch = h.turn_epoch + 1, updated_at = now(),
-        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
-        active_recursion_depth = n.recursion_depth, parent_step_id = n.parent_step_id, trace_id = n.trace_id,
-        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
-        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+        status = 'dispatched', turn_epoch = h.turn_epoch + 1, {turn_on_head}
     FROM picked n WHERE h.agent_id = n.agent_id AND h.project_id = n.project_id AND h.status = 'idle'
-    RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch
+    RETURNING h.project_id, h.agent_id, h.active_inbox_id, h.active_agent_turn_id, h.active_channel_id, h.turn_epoch, h.output_box_id,
+              h.updated_at
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = l.turn_epoch
@@ -35,7 +31,8 @@ moved AS (
     RETURNING i.inbox_id, i.context_headers
 )
 SELECT l.project_id, l.agent_id, l.active_inbox_id AS inbox_id, l.active_agent_turn_id AS agent_turn_id,
-       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers
+       l.active_channel_id AS channel_id, l.turn_epoch, a.worker_target, m.context_headers,
+       l.output_box_id::text AS output_box_id, l.updated_at AS leased_at
 FROM leased l JOIN moved m ON m.inbox_id = l.active_inbox_id
 JOIN resource.project_agents a ON a.agent_id = l.agent_id AND a.project_id = l.project_id;
 

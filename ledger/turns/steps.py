@@ -1,8 +1,8 @@
 """The steps of a leased turn: begin_step, retry_step, commit_step (protocol §3, §7).
 
-Guarantees: every write passes the CAS gate in its own statement; a repeat finds its own effect and answers what is
-recorded. Each is one round trip. Never publishes. A gate that is gone raises `StaleTurn`; `ends.recall_step` then says
-what stands there.
+Guarantees: every write passes the CAS gate in its own statement; a repeat finds its own effect and returns what is
+recorded. Each is one round trip. Never publishes. A closed gate raises `StaleTurn`; then `ends.recall_step` reads the
+recorded state.
 """
 
 import json
@@ -14,18 +14,11 @@ from typing import Any, Literal
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.cards import BoxCache, card_columns
+from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-)
+from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import (
-    BoxId,
-    CardId,
-    ToolCallId,
-    step_id,
-)
+from turnstile.schema.ids import BoxId, CardId, ToolCallId, step_id
 from turnstile.schema.profiles import STORED, RuntimeConfig
 from turnstile.schema.states import HeadStatus, MessageType, StepStatus
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
@@ -35,7 +28,7 @@ from turnstile.schema.wire.headers import ContextHeaders
 
 
 class AnsweredCall(Tolerant):
-    """A call whose report was applied; `after_execution` is the report's, if it said one."""
+    """A call whose report was applied; `after_execution` is the report's, None if the report has none."""
 
     tool_call_id: ToolCallId
     tool_name: str
@@ -44,7 +37,7 @@ class AnsweredCall(Tolerant):
 
 
 class StepHead(Tolerant):
-    """The head as a step begins."""
+    """The head at the beginning of a step."""
 
     message_type: MessageType = MessageType.TURN
     status: HeadStatus
@@ -60,7 +53,7 @@ class StepHead(Tolerant):
     due_at: datetime
     """When the turn was leased, or when its row was last made due again."""
     suspended_at: datetime | None = None
-    """Since when it slept, where the step before this one sent calls."""
+    """When the turn was suspended, if the step before this one sent calls."""
     context_headers: ContextHeaders
     runtime_config: RuntimeConfig
     profile_box_id: BoxId
@@ -69,24 +62,28 @@ class StepHead(Tolerant):
     tools: list[JsonObject]
     """The project's `resource.tools` rows, raw; only for a turn's first step."""
     turn_config: JsonObject | None
-    """What the first step pinned; null until it is committed."""
+    """The configuration that the first step pinned; None until that step is committed."""
+    boxes: tuple[OpenedBox, OpenedBox, OpenedBox]
+    """How the profile, context and output boxes were read."""
     answered: list[AnsweredCall]
     """The calls of the last committed step that were applied or expired, in no order."""
 
 
 @dataclass(frozen=True, slots=True)
 class BegunStep:
-    """A step in hand: its head, and the cards of the three boxes in order."""
+    """A step that has begun: its head, and the cards of the three boxes in order, without expired and deleted ones."""
 
     head: StepHead
     profile: tuple[Card, ...]
     context: tuple[Card, ...]
     output: tuple[Card, ...]
+    context_position: int = 0
+    """The last position of the context box that was read: the turn's first step pins it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step leaves behind, whatever follows it. `metadata` is what a repeated commit answers again."""
+    """What the commit of a step writes; a repeated commit returns the recorded `metadata`."""
 
     step: int
     metadata: StepMetadata
@@ -96,16 +93,18 @@ class StepRecord:
     status: StepStatus = StepStatus.COMPLETED
     wait_seconds: float = 0.0
     kept: Sequence[CardId] = ()
-    """Which of the cards are there already: they enter the output box, and nothing else is made of them."""
+    """The cards that exist already: they enter the output box and are not made again."""
+    first_kept: CardId | None = None
+    """With a `memory.cut` among the cards: the card at which turns begin to read the output box from then on."""
 
     @property
     def calls(self) -> Sequence[ToolCommand]:
-        """The calls that are sent once this is committed; the turn is then suspended."""
+        """The calls to send after the commit, which suspends the turn; empty if there are none."""
         return self.metadata.commands if isinstance(self.metadata, SuspendMetadata) else ()
 
 
 class CommittedStep(Tolerant):
-    """Answer of `commit_step`: the recorded metadata, this attempt's or an earlier one's."""
+    """The result of `commit_step`: the recorded metadata, of this attempt or an earlier one."""
 
     result: Literal["done", "already"]
     status: HeadStatus
@@ -125,7 +124,7 @@ def gate(turn: TurnRef) -> dict[str, Any]:
 
 
 async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache) -> BegunStep:
-    """Open the gate for a step (0: whichever is next) and read what it needs; raises `StaleTurn` if it stays shut."""
+    """Open the gate for a step (0: whichever is next) and read what it needs; raises `StaleTurn` if it is closed."""
     boxes = (turn.profile_box_id, turn.context_box_id, turn.output_box_id)
     known = [cache.get(turn.project_id, box) for box in boxes]
     rows = await query("begin_step").many(
@@ -135,21 +134,32 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         known_profile=known[0].position,
         known_context=known[1].position,
         known_output=known[2].position,
+        profile_version=known[0].version,
+        context_version=known[1].version,
+        output_version=known[2].version,
     )
     if not rows:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be stepped")
     parts: list[list[Row]] = [[], [], []]
     for row in rows[1:]:
         parts[int(row["part"]) - 1].append(row)
-    profile, context, output = (
-        cache.extend(turn.project_id, box, prefix, part) for box, prefix, part in zip(boxes, known, parts, strict=True)
-    )
     head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
-    return BegunStep(head, profile, context, output)
+    profile, context, output = (
+        cache.extend(turn.project_id, box, prefix, opened, part)
+        for box, prefix, opened, part in zip(boxes, known, head.boxes, parts, strict=True)
+    )
+    now, upto = head.updated_at, head.boxes[1].upto
+    return BegunStep(
+        head,
+        profile.readable(now, None),
+        context.readable(now, upto),
+        output.readable(now, None),
+        context.position if upto is None else upto,
+    )
 
 
 async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, int]:
-    """Count a failed model call; returns the number of the next stream and of the failures so far in this step."""
+    """Count a failed model call; returns the number of the next attempt and of the step's failures so far."""
     row = await query("retry_step").opt(conn, **gate(turn), step=step)
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be retried")
@@ -157,7 +167,7 @@ async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, i
 
 
 async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
-    """Commit a step that another one follows, now or after its calls; raises `StaleTurn` if the gate is gone."""
+    """Commit a step that does not end the turn; raises `StaleTurn` if the gate is closed."""
     row = await query("commit_step").opt(
         conn,
         **gate(turn),
@@ -165,8 +175,11 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         **card_columns(record.cards),
         call_ids=[call.tool_call_id for call in record.calls],
         call_names=[call.tool_name for call in record.calls],
+        call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
         wait_seconds=record.wait_seconds,
+        first_kept_id=record.first_kept,
+        cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
     )
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")

@@ -5,7 +5,9 @@
 -- name: begin_step :many
 -- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
--- boxes (part 1, 2, 3) after the positions that the caller knows. No rows: the gate is closed, or the step is not the next.
+-- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
+-- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
+-- step, which pins its last position. No rows: the gate is closed, or the step is not the next.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
@@ -21,6 +23,22 @@ head AS (
 inbox AS (
     UPDATE state.agent_inbox i SET status = 'consumed', archived_at = now()
     FROM head WHERE i.inbox_id = head.active_inbox_id AND i.archived_at IS NULL
+),
+pinned AS MATERIALIZED (
+    SELECT s.metadata -> 'turn_config' AS turn_config FROM head
+    JOIN state.agent_steps s ON s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id
+),
+opened AS MATERIALIZED (
+    SELECT x.part, x.box_id, v.version, x.upto, coalesce(m.position, 0) AS since,
+           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known
+    FROM head CROSS JOIN LATERAL (VALUES
+        (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
+        (2, head.context_box_id, :known_context::bigint, :context_version::text,
+         (SELECT state.as_count(p.turn_config ->> 'context_position') FROM pinned p)),
+        (3, head.output_box_id, :known_output::bigint, :output_version::text, NULL)) x (part, box_id, known, version, upto)
+    LEFT JOIN public.boxes b ON b.box_id = x.box_id
+    LEFT JOIN state.memory_cuts m ON m.box_id = x.box_id AND x.part = 3
+    CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'message_type', i.message_type, 'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
@@ -36,8 +54,9 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'suspended_at', CASE WHEN head.step_count > 0 THEN (
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
-           'turn_config', (SELECT s.metadata -> 'turn_config' FROM state.agent_steps s
-                           WHERE s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id),
+           'turn_config', (SELECT p.turn_config FROM pinned p),
+           'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto, 'since', o.since) ORDER BY o.part)
+                     FROM opened o),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
                SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
                    'tool_result_card_id', w.tool_result_card_id, 'after_execution', (
@@ -46,15 +65,14 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                          AND r.message_type = CASE w.wait_status WHEN 'expired' THEN 'timeout' ELSE 'tool_result' END)))
                FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
                  AND w.step_id = :agent_turn_id || '-s' || head.step_count AND w.wait_status IN ('applied', 'expired')), '[]') END) AS content,
-       NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata
+       NULL::jsonb AS tool_calls, NULL AS tool_call_id, NULL::jsonb AS metadata, NULL::timestamptz AS expires_at
 FROM head JOIN state.agent_inbox i ON i.inbox_id = head.active_inbox_id
 UNION ALL
-SELECT x.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
-FROM head CROSS JOIN LATERAL (VALUES (1, head.profile_box_id, :known_profile::bigint), (2, head.context_box_id, :known_context::bigint),
-                                     (3, head.output_box_id, :known_output::bigint)) x (part, box_id, known)
-CROSS JOIN LATERAL (
+SELECT o.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata, c.expires_at
+FROM opened o CROSS JOIN LATERAL (
     SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
-    WHERE b.box_id = x.box_id AND b.position > x.known OFFSET 0) c
+    WHERE b.box_id = o.box_id AND b.position > o.known AND b.position <= coalesce(o.upto, b.position)
+      AND state.is_alive(c.expires_at, c.deleted_at) OFFSET 0) c
 ORDER BY 1, 2;
 
 -- name: retry_step :opt
@@ -67,7 +85,8 @@ RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
--- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published.
+-- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published. With a
+-- memory.cut among the cards: where turns begin to read the box from now on (§7.3).
 -- result: done | already (committed before, and the gate is open). No row: stale.
 WITH
 head AS (
@@ -103,10 +122,20 @@ boxed AS (
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
 ),
+cut AS (  -- the card that is kept is in the box, or comes with this step
+    INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
+    SELECT head.output_box_id, :project_id, coalesce((
+               SELECT min(b.position) FROM public.box_cards b WHERE b.card_id = :first_kept_id::text AND b.box_id = head.output_box_id
+                 AND b.position > coalesce((SELECT c.position FROM state.memory_cuts c WHERE c.box_id = head.output_box_id), 0)),
+           head.base + array_position(:card_ids::text[], :first_kept_id::text)), :cut_card_id::text
+    FROM head WHERE :cut_card_id::text IS NOT NULL
+    ON CONFLICT (box_id) DO UPDATE SET position = EXCLUDED.position, cut_card_id = EXCLUDED.cut_card_id, updated_at = now()
+),
 waiting AS (
-    INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name)
-    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name FROM head
-    CROSS JOIN unnest(:call_ids::text[], :call_names::text[]) c (id, name)
+    INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
+                                          deadline)
+    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id, head.resume_deadline FROM head
+    CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[]) c (id, name, card_id)
 ),
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
@@ -126,7 +155,7 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 
 -- name: finish_turn :opt
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
--- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. The head never idles with a
+-- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
 -- if a step was committed meanwhile, whose calls we would not see.
 -- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
@@ -145,6 +174,7 @@ next AS MATERIALIZED (
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy
                           WHERE busy.output_box_id = q.output_box_id AND busy.output_box_id <> head.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+    WHERE head.paused_at_epoch IS NULL
 ),
 go AS MATERIALIZED (
     SELECT head.*, greatest(head.output_position, (
@@ -157,15 +187,13 @@ dropped AS (
     FROM go WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.wait_status IN ('waiting', 'received')
     RETURNING w.tool_call_id, w.tool_name, w.step_id, w.created_at
 ),
-new_cards AS MATERIALIZED (  -- the canceled results before the cards of the end, whose last is the deliverable
+new_cards AS MATERIALIZED (  -- the canceled results, then the given cards, whose last is the deliverable
     SELECT row_number() OVER (ORDER BY x.part, x.place, x.card_id) AS ordinal, x.*
     FROM (
         SELECT 1 AS part, 0::bigint AS place, d.tool_call_id || '-canceled' AS card_id,
-               jsonb_build_object('__type__', 'ToolResultContent', 'status', 'canceled', 'after_execution', 'suspend', 'result', NULL,
-                   'error', jsonb_build_object('code', 'canceled', 'message', 'the turn ended before this call was answered')) AS content,
+               {error_result('canceled', 'suspend', 'canceled', 'the turn ended before this call was answered')} AS content,
                NULL::jsonb AS tool_calls, d.tool_call_id,
-               jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', d.tool_name,
-                   'step_id', d.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id) AS metadata
+               {result_metadata('system', d.tool_name, d.step_id, :agent_turn_id::text, go.trace_id)} AS metadata
         FROM dropped d CROSS JOIN go
         UNION ALL
         SELECT 2, c.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata FROM go
@@ -203,12 +231,14 @@ outcome AS (
 settled AS (  -- the turn's own row, if it was never begun
     UPDATE state.agent_inbox i SET status = 'skipped', archived_at = now(), last_error = :error_code::text
     FROM go WHERE i.inbox_id = go.active_inbox_id AND i.archived_at IS NULL
+    RETURNING i.inbox_id, i.status, i.last_error
 ),
-stopped AS (  -- and what asked for its end
+stopped AS (  -- the requests to stop this turn
     UPDATE state.agent_inbox i SET
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
         last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
     FROM go WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop' AND i.archived_at IS NULL
+    RETURNING i.inbox_id, i.status, i.last_error
 ),
 moved AS (
     UPDATE state.agent_inbox i SET status = 'pending', next_retry_at = now(), turn_epoch = go.turn_epoch + 1
@@ -217,14 +247,10 @@ moved AS (
 freed AS (
     UPDATE state.agent_state_head h SET
         status = CASE WHEN n.inbox_id IS NULL THEN 'idle' ELSE 'dispatched' END,
-        turn_epoch = h.turn_epoch + CASE WHEN n.inbox_id IS NULL THEN :idle_bump::int ELSE 1 END, updated_at = now(),
-        active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
-        active_recursion_depth = coalesce(n.recursion_depth, 0), parent_step_id = n.parent_step_id, trace_id = n.trace_id,
-        profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
-        waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
-        output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+        turn_epoch = h.turn_epoch + CASE WHEN n.inbox_id IS NULL THEN :idle_bump::int ELSE 1 END,
+        {turn_on_head}
     FROM go LEFT JOIN next n ON true WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers
+    RETURNING h.status, h.turn_epoch, h.updated_at, n.inbox_id, n.agent_turn_id, n.channel_id, n.context_headers, n.output_box_id
 ),
 pointed AS (
     INSERT INTO state.agent_state_pointers AS p (project_id, agent_id, last_output_box_id)
@@ -234,20 +260,23 @@ pointed AS (
 SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text AS output_box_id, o.error_code,
        o.error, o.stats, o.ended_at, NULL::jsonb AS step_metadata, f.status AS head_status, f.turn_epoch AS head_epoch, f.updated_at,
        f.inbox_id AS next_inbox_id, f.agent_turn_id AS next_turn_id, f.channel_id AS next_channel_id,
-       f.context_headers AS next_context_headers, i.context_headers, i.payload -> 'ui_action' AS ui_action,
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target
+       f.output_box_id::text AS next_output_box_id, f.context_headers AS next_context_headers, i.context_headers,
+       i.payload -> 'ui_action' AS ui_action,
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error))
+                 FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows
 FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM head WHERE NOT EXISTS (SELECT FROM go)
 UNION ALL
 SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
        o.ended_at, s.metadata, h.status, h.turn_epoch, h.updated_at,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END, CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END,
-       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END, CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END,
        (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
        i.context_headers, i.payload -> 'ui_action',
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id)
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]'
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
@@ -261,7 +290,8 @@ SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_ca
        coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.resume_deadline,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
        CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
-       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id, a.worker_target,
+       CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id,
+       CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END AS next_output_box_id, a.worker_target,
        ARRAY(SELECT w.tool_call_id FROM state.turn_waiting_tools w WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
              AND w.wait_status IN ('waiting', 'received') ORDER BY w.created_at, w.tool_call_id) AS waiting,
        i.context_headers, i.payload -> 'ui_action' AS ui_action, n.context_headers AS next_context_headers

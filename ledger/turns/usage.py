@@ -41,11 +41,9 @@ async def sum_usage(
     conn: Connection, project: ProjectId, grouping: Grouping, *, since: datetime | None = None
 ) -> list[UsageLine]:
     """One line per agent, model or day, and one for all; only the latter if there was no attempt."""
-    rows = await query("sum_usage").many(conn, project_id=project, grouping=grouping, since=since)
-    return [UsageLine.model_validate(dict(row)) for row in rows]
+    return await query("sum_usage").all_as(conn, UsageLine, project_id=project, grouping=grouping, since=since)
 
 
 async def list_profile_models(conn: Connection, project: ProjectId | None = None) -> list[ProfileModel]:
     """The models that profiles of the project, or of all projects, name."""
-    rows = await query("list_profile_models").many(conn, project_id=project)
-    return [ProfileModel.model_validate(dict(row)) for row in rows]
+    return await query("list_profile_models").all_as(conn, ProfileModel, project_id=project)

@@ -7,7 +7,17 @@ from pydantic import Json
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, StepId, ToolCallId
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    ChannelId,
+    ConversationId,
+    InboxId,
+    ProjectId,
+    StepId,
+    ToolCallId,
+)
 from turnstile.schema.wire.descriptions import TurnView
 
 
@@ -54,6 +64,31 @@ class StepView(Tolerant):
     metadata: Json[JsonObject]
 
 
+class ConversationLine(Tolerant):
+    """A conversation in a list; the one that a profile's memory keeps has an empty id."""
+
+    conversation_id: ConversationId
+    agent_id: AgentId
+    channel_id: ChannelId
+    output_box_id: BoxId
+    turn_count: int
+    last_turn_id: AgentTurnId | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class SaidTurn(Tolerant):
+    """A turn of a conversation: what was asked, and the content of its deliverable."""
+
+    agent_turn_id: AgentTurnId
+    created_at: datetime
+    status: str
+    ended_at: datetime | None
+    error_code: str | None
+    asked: str | None
+    deliverable: Json[JsonObject] | None
+
+
 class InboxLine(Tolerant):
     """An inbox row; `next_retry_at` is null while the row is queued."""
 
@@ -74,20 +109,17 @@ class InboxLine(Tolerant):
 
 async def describe_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnView | None:
     """The turn, if the project has it."""
-    row = await query("describe_turn").opt(conn, project_id=project, agent_turn_id=turn)
-    return None if row is None else TurnView.model_validate(dict(row))
+    return await query("describe_turn").opt_as(conn, TurnView, project_id=project, agent_turn_id=turn)
 
 
 async def list_turns(conn: Connection, project: ProjectId, agent: AgentId | None, *, row_limit: int) -> list[TurnLine]:
     """The newest turns first."""
-    rows = await query("list_turns").many(conn, project_id=project, agent_id=agent, row_limit=row_limit)
-    return [TurnLine.model_validate(dict(row)) for row in rows]
+    return await query("list_turns").all_as(conn, TurnLine, project_id=project, agent_id=agent, row_limit=row_limit)
 
 
 async def list_steps(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[StepView]:
     """The turn's committed steps in order."""
-    rows = await query("list_steps").many(conn, project_id=project, agent_turn_id=turn)
-    return [StepView.model_validate(dict(row)) for row in rows]
+    return await query("list_steps").all_as(conn, StepView, project_id=project, agent_turn_id=turn)
 
 
 async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, row_limit: int) -> list[AgentTurnId]:
@@ -96,21 +128,64 @@ async def find_turns(conn: Connection, project: ProjectId, beginning: str, *, ro
     return [AgentTurnId(row["agent_turn_id"]) for row in rows]
 
 
+async def list_conversations(
+    conn: Connection,
+    project: ProjectId,
+    agent: AgentId | None = None,
+    channel: ChannelId | None = None,
+    *,
+    row_limit: int,
+) -> list[ConversationLine]:
+    """The last used first."""
+    return await query("list_conversations").all_as(
+        conn, ConversationLine, project_id=project, agent_id=agent, channel_id=channel, row_limit=row_limit
+    )
+
+
+async def find_conversations(
+    conn: Connection,
+    project: ProjectId,
+    conversation: ConversationId,
+    agent: AgentId | None = None,
+    channel: ChannelId | None = None,
+    *,
+    row_limit: int,
+) -> list[ConversationLine]:
+    """The conversations of this name, the last used first."""
+    return await query("find_conversations").all_as(
+        conn,
+        ConversationLine,
+        project_id=project,
+        conversation_id=conversation,
+        agent_id=agent,
+        channel_id=channel,
+        row_limit=row_limit,
+    )
+
+
+async def list_conversation_turns(
+    conn: Connection, project: ProjectId, output_box: BoxId, *, row_limit: int
+) -> list[SaidTurn]:
+    """The conversation's last turns, oldest first."""
+    return await query("list_conversation_turns").all_as(
+        conn, SaidTurn, project_id=project, output_box_id=output_box, row_limit=row_limit
+    )
+
+
 async def list_calls(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[SentCall]:
     """The calls that the turn has sent, in order."""
-    rows = await query("list_calls").many(conn, project_id=project, agent_turn_id=turn)
-    return [SentCall.model_validate(dict(row)) for row in rows]
+    return await query("list_calls").all_as(conn, SentCall, project_id=project, agent_turn_id=turn)
 
 
 async def list_inbox(
     conn: Connection, project: ProjectId, agent: AgentId | None, status: str | None, *, row_limit: int
 ) -> list[InboxLine]:
     """The newest rows first."""
-    rows = await query("list_inbox").many(conn, project_id=project, agent_id=agent, status=status, row_limit=row_limit)
-    return [InboxLine.model_validate(dict(row)) for row in rows]
+    return await query("list_inbox").all_as(
+        conn, InboxLine, project_id=project, agent_id=agent, status=status, row_limit=row_limit
+    )
 
 
 async def locate_turn(conn: Connection, project: ProjectId, turn: AgentTurnId) -> LiveTurn | None:
     """The gate and boxes of the turn; None if it is not active."""
-    row = await query("locate_turn").opt(conn, project_id=project, agent_turn_id=turn)
-    return None if row is None else LiveTurn.model_validate(dict(row))
+    return await query("locate_turn").opt_as(conn, LiveTurn, project_id=project, agent_turn_id=turn)

@@ -4,10 +4,15 @@
 -- One turn of a project: its request, its status, and its outcome.
 SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.correlation_id, i.status AS inbox_status, i.created_at,
        i.turn_epoch, i.last_error, i.payload ->> 'context_box_id' AS context_box_id,
-       coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id,
+       coalesce(o.output_box_id::text, i.payload ->> 'output_box_id') AS output_box_id, i.payload ->> 'conversation_id' AS conversation_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
        CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
             WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       CASE WHEN o.agent_turn_id IS NULL AND i.status = 'queued' THEN (
+           SELECT CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
+                       WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
+                       THEN 'output_box_busy' END
+           FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id) END AS queued_because,
        h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
        o.ended_at, o.announced_at, o.deliverable_card_id, o.tool_result_card_id, o.error_code, o.error, o.stats,
        (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps
@@ -41,6 +46,44 @@ SELECT g.agent_turn_id, g.agent_id, g.created_at, g.correlation_id, g.turn_epoch
                    AND c.metadata ->> 'type' = 'task.instruction'
                  ORDER BY p.position DESC LIMIT 1)) AS asked
 FROM page g ORDER BY g.created_at DESC;
+
+-- name: list_conversations :many
+-- The conversations of a project, or of one of its agents, the last used first.
+SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
+       c.updated_at
+FROM state.conversations c
+WHERE c.project_id COLLATE "C" = :project_id AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
+  AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
+ORDER BY c.updated_at DESC LIMIT :row_limit::int;
+
+-- name: find_conversations :many
+-- The conversations of this name, of all agents and channels of a project.
+SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
+       c.updated_at
+FROM state.conversations c
+WHERE c.project_id COLLATE "C" = :project_id AND c.conversation_id = :conversation_id AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
+  AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
+ORDER BY c.updated_at DESC LIMIT :row_limit::int;
+
+-- name: list_conversation_turns :many
+-- The last turns that write into a box, oldest first: a conversation's.
+SELECT * FROM (
+    SELECT i.agent_turn_id, i.created_at, CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+               WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status, o.ended_at, o.error_code,
+           (SELECT c.content ->> 'text' FROM public.box_cards p JOIN public.cards c ON c.card_id = p.card_id
+            WHERE p.box_id = state.as_uuid(i.payload ->> 'context_box_id') AND c.tenant_id = i.project_id
+              AND c.metadata ->> 'type' = 'task.instruction'
+            ORDER BY p.position DESC LIMIT 1) AS asked,
+           d.content AS deliverable
+    FROM state.agent_inbox i
+    LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+    LEFT JOIN public.cards d ON d.card_id = o.deliverable_card_id AND d.tenant_id = i.project_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+        AND h.active_agent_turn_id = i.agent_turn_id
+    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
+      AND i.project_id = :project_id
+    ORDER BY i.created_at DESC LIMIT :row_limit::int) t
+ORDER BY t.created_at;
 
 -- name: find_turns :many
 -- The turns of a project whose ids begin with a text, so that people need not type whole ids.

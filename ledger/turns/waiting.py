@@ -30,6 +30,7 @@ from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES, ReportReply, ReportR
 _REFUSALS = {
     "unknown_call": "the project has no such call",
     "not_your_call": "the call belongs to another turn, agent or depth than the report says",
+    "not_sent": "the call was not sent to its tool: it waits for something else first",
     "unknown_card": "the project has no such card",
     "not_its_card": "the card is no tool.result for this call by a service (tool.…, sys.…) or the system",
 }
@@ -62,6 +63,10 @@ class AppliedReports(Tolerant):
     deadline: datetime | None
     updated_at: datetime
     waiting: list[ToolCallId]
+    waiting_tools: list[str]
+    """The tool of each of them."""
+    applied: int
+    """How many calls have their result now, by these reports."""
     context_headers: ContextHeaders
     rows: Json[list[SettledRow]]
 
@@ -136,10 +141,7 @@ async def report_call(
 
 def _lease_to_ring(project: ProjectId, inbox_id: InboxId, row: "Mapping[str, object]") -> Lease:
     values = dict(row)
-    values |= {
-        "project_id": project,
-        "inbox_id": inbox_id,
-    }
+    values |= {"project_id": project, "inbox_id": inbox_id}
     return Lease.model_validate(values)
 
 
@@ -172,8 +174,7 @@ async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[Inb
 
 async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
     """Inject timeouts at the deadline; returns all due rows, none before the deadline or if the gate is closed."""
-    rows = await query("inject_timeouts").many(conn, **gate(turn))
-    return [Ring.model_validate(dict(row)) for row in rows]
+    return await query("inject_timeouts").all_as(conn, Ring, **gate(turn))
 
 
 async def request_stop(
@@ -192,6 +193,8 @@ async def request_stop(
 
 
 async def describe_call(conn: Connection, project: ProjectId, call: ToolCallId) -> CallView | None:
-    """The call, if the project has it."""
+    """The call, if the project has it; raises `Refused` (not_sent) for one that its tool may not run yet."""
     row = await query("describe_call").opt(conn, project_id=project, tool_call_id=call)
+    if row is not None and row["held"]:
+        raise Refused("not_sent", _REFUSALS["not_sent"])
     return None if row is None else CallView.model_validate(dict(row))

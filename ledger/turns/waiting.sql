@@ -23,6 +23,7 @@ earlier AS MATERIALIZED (
 ),
 card AS MATERIALIZED (
     SELECT c.* FROM public.cards c WHERE c.card_id = :tool_result_card_id::text AND c.tenant_id = :project_id
+      AND state.is_alive(c.expires_at, c.deleted_at)
 ),
 plan AS MATERIALIZED (
     SELECT CASE
@@ -31,6 +32,7 @@ plan AS MATERIALIZED (
           OR call.agent_id IS DISTINCT FROM coalesce(:claimed_agent_id::text, call.agent_id)
           OR call.recursion_depth IS DISTINCT FROM coalesce(:claimed_depth::int, call.recursion_depth) THEN 'not_your_call'
         WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
+        WHEN call.held_by IS NOT NULL AND call.wait_status = 'waiting' THEN 'not_sent'
         WHEN :content::jsonb IS NOT NULL THEN 'accepted'
         WHEN card.card_id IS NULL THEN 'unknown_card'
         WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
@@ -38,7 +40,7 @@ plan AS MATERIALIZED (
         ELSE 'accepted' END AS verdict
     FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
 ),
-held AS MATERIALIZED (  -- before the inbox row and the edge, which a timeout of this call writes too
+held AS MATERIALIZED (  -- locked before the inbox row and the edge are written, which a timeout of the call writes too
     SELECT w.tool_call_id FROM plan JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
     WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id FOR NO KEY UPDATE OF w
 ),
@@ -55,16 +57,15 @@ inbox AS (
     ON CONFLICT DO NOTHING
     RETURNING inbox_id
 ),
-received AS (  -- only by a row of ours: a call that says so never expires
+received AS (  -- only if the inbox row was inserted: a received call never expires
     UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
     FROM inbox WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND w.wait_status = 'waiting'
 ),
 made AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
     SELECT call.tool_call_id || '-result', :project_id, jsonb_build_object(
-               'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb, call.tool_call_id, jsonb_build_object(
-               'type', 'tool.result', 'role', 'tool', 'author_id', 'tool.' || call.tool_name, 'function_name', call.tool_name,
-               'step_id', call.step_id, 'agent_turn_id', call.agent_turn_id, 'trace_id', call.trace_id)
+               'after_execution', state.after_execution_of(:project_id, call.tool_name)) || :content::jsonb, call.tool_call_id, 
+           {result_metadata('tool.' || call.tool_name, call.tool_name, call.step_id, call.agent_turn_id, call.trace_id)}
     FROM inbox CROSS JOIN call WHERE :content::jsonb IS NOT NULL
 ),
 edge AS (
@@ -123,7 +124,7 @@ judged AS MATERIALIZED (
                WHEN flaw.told IS NOT NULL THEN 'violation'
                ELSE 'good' END AS verdict, flaw.told AS flaw, coalesce(left(c.metadata ->> 'author_id', 128), 'nobody') AS author
     FROM due LEFT JOIN calls ON calls.tool_call_id = due.correlation_id
-    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id
+    LEFT JOIN public.cards c ON c.card_id = due.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
     CROSS JOIN LATERAL (SELECT CASE
         WHEN c.metadata ->> 'type' IS DISTINCT FROM 'tool.result' THEN 'its card is no tool.result'
         WHEN c.tool_call_id IS DISTINCT FROM calls.tool_call_id THEN 'its card is for another call'
@@ -145,11 +146,9 @@ placed AS MATERIALIZED (
 ),
 stand_in AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
-    SELECT p.card_id, :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'failed',
-               'after_execution', state.after_execution_of(:project_id, p.tool_name), 'result', NULL, 'error', jsonb_build_object('code', 'resume_retry_exhausted',
-                                                           'message', 'the tool reported a result that never appeared')),
-           p.correlation_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', p.tool_name,
-               'step_id', p.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', go.trace_id)
+    SELECT p.card_id, :project_id, {error_result('failed', state.after_execution_of(:project_id, p.tool_name), 'resume_retry_exhausted',
+               'the tool reported a result that never appeared')},
+           p.correlation_id, {result_metadata('system', p.tool_name, p.step_id, :agent_turn_id::text, go.trace_id)}
     FROM placed p CROSS JOIN go WHERE p.verdict = 'exhausted'
 ),
 boxed AS (
@@ -189,13 +188,15 @@ settled AS (
 SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
+       ARRAY(SELECT c.tool_name FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting_tools,
+       (SELECT count(*) FROM placed) AS applied,
        (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id) AS context_headers,
        coalesce((SELECT jsonb_agg(jsonb_build_object(
            'inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error, 'call', s.correlation_id, 'author', s.author, 'flaw', s.flaw))
            FROM settled s), '[]') AS rows
 FROM go LEFT JOIN moved m ON true
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 
 -- name: inject_timeouts :many
 -- At the deadline: a timeout card and inbox row for each call that still waits unreported; the deadline is cleared. The
@@ -209,12 +210,12 @@ head AS MATERIALIZED (
 ),
 late AS MATERIALIZED (
     SELECT w.* FROM head JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
-    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
+    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' AND w.held_by IS NULL ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
-dropped AS (  -- without a call card nobody can ever answer: it leaves the count
+dropped AS (  -- calls without a card, which no tool can answer: they leave the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id
-      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = late.tool_call_id || '-call' AND c.tenant_id = :project_id)
+      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = coalesce(late.call_card_id, late.tool_call_id || '-call') AND c.tenant_id = :project_id)
     RETURNING w.tool_call_id
 ),
 expired AS MATERIALIZED (SELECT late.* FROM late WHERE late.tool_call_id NOT IN (SELECT d.tool_call_id FROM dropped d)),
@@ -232,11 +233,9 @@ inbox AS (
 ),
 cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
-    SELECT x.tool_call_id || '-timeout', :project_id, jsonb_build_object('__type__', 'ToolResultContent', 'status', 'timeout',
-               'after_execution', state.after_execution_of(:project_id, x.tool_name), 'result', NULL,
-               'error', jsonb_build_object('code', 'tool_timeout', 'message', 'the tool did not answer in time')),
-           x.tool_call_id, jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', 'system', 'function_name', x.tool_name,
-               'step_id', x.step_id, 'agent_turn_id', :agent_turn_id::text, 'trace_id', head.trace_id)
+    SELECT x.tool_call_id || '-timeout', :project_id, {error_result('timeout', state.after_execution_of(:project_id, x.tool_name), 'tool_timeout',
+               'the tool did not answer in time')},
+           x.tool_call_id, {result_metadata('system', x.tool_name, x.step_id, :agent_turn_id::text, head.trace_id)}
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
     ON CONFLICT DO NOTHING
 ),
@@ -248,7 +247,7 @@ edges AS (
     FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
     ON CONFLICT DO NOTHING
 ),
-cleared AS (  -- and if no other call is left to wait for, the turn goes on; a repeat is no sign of life
+cleared AS (  -- the turn runs if no call is left; a repeat that changes nothing leaves updated_at
     UPDATE state.agent_state_head h SET resume_deadline = NULL, updated_at = now(),
            waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped),
            status = CASE (SELECT count(*) FROM dropped) WHEN h.waiting_tool_count THEN 'running' ELSE h.status END
@@ -315,8 +314,8 @@ FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON tr
 -- name: describe_call :opt
 -- A call for its tool: the card with the arguments, its turn, and its status.
 SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
-       c.card_id AS tool_call_card_id, c.content, h.resume_deadline
+       c.card_id AS tool_call_card_id, c.content, h.resume_deadline, w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held
 FROM state.turn_waiting_tools w
-LEFT JOIN public.cards c ON c.card_id = w.tool_call_id || '-call' AND c.tenant_id = w.project_id
+LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = w.agent_id AND h.project_id = w.project_id AND h.active_agent_turn_id = w.agent_turn_id
 WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id;

@@ -20,8 +20,17 @@ from turnstile.schema.interface.entries import Entry, Role, Transport
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
-from turnstile.schema.wire import box_requests, events, inbox, ui_actions
-from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeReply
+from turnstile.schema.wire import events, inbox, ui_actions
+from turnstile.schema.wire import roster_requests as roster
+from turnstile.schema.wire.box_requests import (
+    BoxForkReply,
+    BoxForkRequest,
+    BoxMakeReply,
+    BoxMakeRequest,
+    BoxReplaceReply,
+    BoxReplaceRequest,
+)
+from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,6 @@ class Verb:
         yield Entry(
             subject=f"cmd.sys.bridge.{self.name}",
             summary=f"The verb `{self.name}` as a durable command: it waits for a bridge; the answer is `{ack}`.",
-            transport=Transport.JETSTREAM,
-            section="5",
             payload=_with_request_id(self.request, "Command", f"Arguments of `{self.name}` as a durable command."),
             headers=envelopes.CommandHeaders,
             senders=self.callers,
@@ -65,8 +72,6 @@ class Verb:
         yield Entry(
             subject=ack,
             summary=f"The answer to the durable command `{self.name}`.",
-            transport=Transport.JETSTREAM,
-            section="5",
             payload=_with_request_id(self.reply, "Ack", f"Answer to the durable command `{self.name}`."),
             headers=envelopes.AckHeaders,
             senders=(Role.BRIDGE,),
@@ -89,22 +94,55 @@ VERBS = (
     Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
-    Verb("box_fork", "Copy a box.", "6", box_requests.BoxForkRequest, box_requests.BoxForkReply, _CLIENT),
-    Verb(
-        "box_replace",
-        "Set an agent's boxes.",
-        "6",
-        box_requests.BoxReplaceRequest,
-        box_requests.BoxReplaceReply,
-        _CLIENT,
-    ),
+    Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
+    Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
+    Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
+    *(
+        Verb(name, summary, "6", request, reply, (Role.OPERATOR,), durable=False)
+        for name, summary, request, reply in (
+            ("agent.put", "Add an agent, or change it.", roster.AgentPutRequest, roster.AgentPutReply),
+            ("agent.list", "List the agents of a project.", roster.ListRequest, roster.AgentListReply),
+            (
+                "agent.pause",
+                "Let an agent take no further turn; what waits stays queued.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            (
+                "agent.resume",
+                "Make a paused or retired agent active.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            (
+                "agent.retire",
+                "Let an agent take no further enqueue; what waits still runs.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            ("profile.put", "Store a profile.", roster.ProfilePutRequest, roster.ProfilePutReply),
+            ("profile.list", "List the profiles of a project.", roster.ListRequest, roster.ProfileListReply),
+            ("tool.put", "Store a tool.", roster.ToolPutRequest, roster.ToolPutReply),
+            ("tool.list", "List the tools of a project.", roster.ListRequest, roster.ToolListReply),
+            ("tool.remove", "Remove a tool.", roster.ToolRemoveRequest, roster.ToolRemoveReply),
+        )
+    ),
     Verb(
         name="thread.describe",
-        summary="Look at a conversation with its real chains.",
+        summary="Look at a thread with its real chains.",
         section="9",
         request=inbox.ThreadDescribeRequest,
         reply=ThreadDescribeReply,
+        callers=(Role.OPERATOR,),
+        durable=False,
+    ),
+    Verb(
+        name="listener.list",
+        summary="List listeners with their peers and the XML schemas of their payloads.",
+        section="9",
+        request=inbox.ListenerListRequest,
+        reply=ListenerListReply,
         callers=(Role.OPERATOR,),
         durable=False,
     ),
@@ -114,8 +152,6 @@ _SUBJECTS = (
     Entry(
         subject="cmd.agent.{worker_target}.wakeup",
         summary="A doorbell: look at the agent's inbox. The agent may be named by its header alone.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=events.Wakeup,
         headers=envelopes.CommandHeaders,
         senders=(*_KERNEL, Role.TOOL),
@@ -124,18 +160,14 @@ _SUBJECTS = (
     Entry(
         subject="cmd.tool.{target}.{suffix}",
         summary="A call of a tool. The tool reads the arguments with `describe`, and answers with `report`.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=ToolCommandPayload,
         headers=envelopes.ToolCommandHeaders,
-        senders=_KERNEL,
         receivers=_TOOL,
     ),
     Entry(
         subject="req.tool.{target}.{suffix}.{tool_call_id}",
         summary="Asks which replica runs a call, after a command was delivered again; no responders means: none.",
         transport=Transport.REQUEST,
-        section="5",
         payload=None,
         headers=None,
         senders=_TOOL,
@@ -145,47 +177,31 @@ _SUBJECTS = (
     Entry(
         subject="evt.agent.{agent_id}.state",
         summary="The status of an agent. Best effort: do not rely on it.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=events.StateEvent,
         headers=envelopes.AgentHeaders,
-        senders=_KERNEL,
-        receivers=_CLIENT,
     ),
     Entry(
         subject="evt.agent.{agent_id}.step",
         summary="The phase of a step. Best effort.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=events.StepEvent,
         headers=envelopes.StepHeaders,
-        senders=_KERNEL,
-        receivers=_CLIENT,
     ),
     Entry(
         subject="evt.agent.{agent_id}.task",
         summary="A turn has ended: exactly one per turn in the stream, published until it is acknowledged.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=events.TaskEvent,
         headers=envelopes.TaskHeaders,
-        senders=_KERNEL,
         receivers=(Role.CLIENT, Role.BRIDGE),
     ),
     Entry(
         subject="evt.agent.{agent_id}.inbox_progress",
         summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=events.InboxProgress,
         headers=envelopes.AgentHeaders,
-        senders=_KERNEL,
-        receivers=_CLIENT,
     ),
     Entry(
         subject="cmd.sys.ui.action",
         summary="A user's action: one call of a tool, as a turn. Served if configured; a header may name the agent.",
-        transport=Transport.JETSTREAM,
         section="7.10",
         payload=ui_actions.UiAction,
         headers=envelopes.CommandHeaders,
@@ -195,42 +211,31 @@ _SUBJECTS = (
     Entry(
         subject="evt.sys.ui.action_ack",
         summary="The status of a user's action: `accepted`, `busy` or `rejected` at once, then `done` or `rejected`.",
-        transport=Transport.JETSTREAM,
         section="7.10",
         payload=ui_actions.ActionAck,
         headers=envelopes.ActionAckHeaders,
-        senders=_KERNEL,
-        receivers=_CLIENT,
     ),
     Entry(
         subject="evt.sys.pump.reply",
         summary="The answer to a message from outside, exactly one; a copy goes to the `reply_to` of its `send`.",
-        transport=Transport.JETSTREAM,
         section="9",
         payload=events.ReplyEvent,
         headers=envelopes.PumpReplyHeaders,
-        senders=_KERNEL,
-        receivers=_CLIENT,
     ),
     Entry(
         subject="evt.sys.probe",
         summary="Checks that the stream stores messages; in a project of its own. No consumer acts on it.",
-        transport=Transport.JETSTREAM,
-        section="5",
         payload=None,
         headers=None,
-        senders=_KERNEL,
         receivers=_KERNEL,
     ),
     Entry(
         subject="str.agent.{agent_id}.chunk",
         summary="Streamed text of a turn, as the model writes it. For display only.",
         transport=Transport.CORE,
-        section="5",
         payload=events.Chunk,
         headers=None,
         senders=(Role.WORKER,),
-        receivers=_CLIENT,
     ),
 )
 

@@ -59,15 +59,15 @@ class Entry:
 
     subject: str
     summary: str
-    transport: Transport
-    section: str
-    """Of docs/protocol.md."""
     payload: type[BaseModel] | None
     """None: the message is empty."""
     headers: type[BaseModel] | None
-    senders: tuple[Role, ...]
-    receivers: tuple[Role, ...]
+    senders: tuple[Role, ...] = (Role.BRIDGE, Role.WORKER)
+    receivers: tuple[Role, ...] = (Role.CLIENT,)
     reply: type[BaseModel] | None = None
+    transport: Transport = Transport.JETSTREAM
+    section: str = "5"
+    """Of docs/protocol.md."""
 
     @property
     def name(self) -> str:

@@ -144,6 +144,6 @@ class PumpReplyHeaders(_KernelHeaders):
     """Headers of an answer of the message pump."""
 
     thread_id: str = Field(alias=headers.THREAD_ID)
-    """The root thread of the conversation."""
+    """The root thread of the pump."""
     message_id: str | None = Field(default=None, alias=headers.MSG_ID, pattern=r"^reply-")
     """`reply-{message_id}`, also in repeats; the copy to a reply inbox has none."""

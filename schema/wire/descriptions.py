@@ -14,11 +14,13 @@ from turnstile.schema.ids import (
     BoxId,
     CardId,
     ChannelId,
+    ConversationId,
     InboxId,
     ProjectId,
     StepId,
     ToolCallId,
 )
+from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import (
     EndReason,
     MessageId,
@@ -58,6 +60,8 @@ class TurnView(Tolerant):
     """The status of the inbox row of its request."""
     status: str
     """The outcome's status once there is one, else the head's."""
+    queued_because: str | None = None
+    """Why it is still queued: `agent_paused`, `agent_busy` or `output_box_busy`; null if it is not, or is next."""
     created_at: datetime
     """When it was enqueued."""
     turn_epoch: int | None
@@ -66,6 +70,8 @@ class TurnView(Tolerant):
     """The box that it reads."""
     output_box_id: BoxId | None
     """The box that its cards go to."""
+    conversation_id: ConversationId | None = None
+    """The conversation that it is in; empty for the one that a profile's memory keeps, null for none."""
     trace_id: str | None
     """The trace that it belongs to."""
     last_error: str | None
@@ -136,7 +142,7 @@ class ThreadLine(Tolerant):
     """A root thread in a list."""
 
     thread_id: ThreadId
-    """The conversation."""
+    """The thread."""
     channel_id: ChannelId
     """Its channel."""
     requester: str
@@ -163,7 +169,7 @@ class MessageLine(Tolerant):
     message_id: MessageId
     """The message."""
     number: int
-    """Its number in the conversation."""
+    """Its number in the thread."""
     request_id: MessageId
     """The message from outside that it descends from."""
     cause_id: MessageId | None
@@ -219,8 +225,15 @@ class ThreadDescribeReply(Reply):
     """Reply to `thread.describe`, with the real chains."""
 
     thread: ThreadLine | None = None
-    """The conversation."""
+    """The thread."""
     messages: tuple[MessageLine, ...] = ()
     """Its first 1000 messages, in order."""
     replies: tuple[ReplyLine, ...] = ()
     """Its answers, oldest first."""
+
+
+class ListenerListReply(Reply):
+    """Reply to `listener.list`."""
+
+    listeners: tuple[ListenerView, ...] = ()
+    """The listeners by name."""

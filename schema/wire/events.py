@@ -55,7 +55,7 @@ class StateEvent(Tolerant):
     agent_id: AgentId
     """The agent."""
     agent_turn_id: AgentTurnId | None
-    """Its current turn; null while it has none."""
+    """The turn whose change this is; if the agent became idle, the one that ended."""
     status: HeadStatus
     """The head's status."""
     turn_epoch: int
@@ -65,7 +65,7 @@ class StateEvent(Tolerant):
     output_box_id: BoxId | None
     """The box that the turn's cards go to."""
     metadata: JsonObject = Field(default_factory=dict)
-    """Its activity, such as the number of calls that it waits for; for people."""
+    """`activity`, and of a suspended turn `current_tool` and `waiting_tool_count`; for people."""
 
 
 class StepEvent(Tolerant):
@@ -108,7 +108,7 @@ class ReplyEvent(Tolerant):
     """Payload of `evt.sys.pump.reply`: exactly one for each message from outside (protocol §9)."""
 
     thread_id: ThreadId
-    """The conversation."""
+    """The thread."""
     message_id: MessageId
     """The answered message, with its id from the reply to `send`: the key of this event."""
     correlation_id: str
@@ -153,7 +153,7 @@ class InboxProgress(Tolerant):
 
     inbox_id: InboxId
     """The row."""
-    status: Literal["consumed", "deferred", "skipped", "dropped", "error"]
+    status: Literal["consumed", "deferred", "skipped", "error"]
     """The new status of the row."""
     reason: str | None = None
     """The reason, as a stable code."""

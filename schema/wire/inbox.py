@@ -6,10 +6,23 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
 from turnstile.schema.cards import ResultField, ToolError
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, InboxId, ToolCallId, box_id, token
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    ConversationId,
+    InboxId,
+    ProjectId,
+    ToolCallId,
+    box_id,
+    instance_id,
+    token,
+)
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.pump.threads import MessageId, ThreadId
 from turnstile.schema.states import AfterExecution, InboxStatus, ReplyStatus, TurnStatus
@@ -24,16 +37,18 @@ REQUEST_ID_LIMIT = 256
 class EnqueueRequest(Strict):
     """Arguments of `enqueue` (protocol §6). An instruction, a context box or the agent's memory box is required."""
 
-    agent_id: AgentId
-    """The agent of the project that shall run the turn."""
+    agent_id: AgentToken | None = None
+    """The agent of the project that shall run the turn; left out, an instance of the profile does."""
     instruction: str | None = Field(default=None, min_length=1)
     """The instruction as text; it becomes a card after those of the context box."""
     context_box_id: BoxId | None = None
     """A box (uuid) whose cards the turn reads."""
     profile_name: str | None = Field(default=None, min_length=1, max_length=128)
-    """A profile of the project for this turn, instead of the agent's own."""
+    """A profile of the project for this turn, instead of the agent's own. Without `agent_id` it must have instances."""
+    conversation_id: ConversationId | None = None
+    """A conversation with the agent in this channel: its turns follow each other and remember what was said."""
     output_box_id: BoxId | None = None
-    """The box (uuid) to which the turn appends its cards; by default a new one."""
+    """The box (uuid) to which the turn appends its cards; by default the conversation's, else a new one."""
     result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
     """Fields that the deliverable must have."""
     runtime_config: RuntimeConfig = RuntimeConfig()
@@ -45,15 +60,35 @@ class EnqueueRequest(Strict):
     metadata: JsonObject = Field(default_factory=dict)
     """The caller's own notes; stored, and never shown to a model."""
 
-    @field_validator("agent_id")
+    @field_validator("conversation_id")
     @classmethod
-    def _agent_token(cls, value: AgentId) -> AgentId:
-        return AgentId(token(value, "agent_id"))
+    def _conversation_token(cls, value: ConversationId | None) -> ConversationId | None:
+        return None if value is None else ConversationId(token(value, "conversation_id"))
 
     @field_validator("context_box_id", "output_box_id")
     @classmethod
     def _box_uuid(cls, value: BoxId | None) -> BoxId | None:
         return None if value is None else box_id(value, "box id")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.agent_id is None and self.profile_name is None:
+            raise ValueError("one of agent_id and profile_name is needed")
+        if self.conversation_id is not None and self.output_box_id is not None:
+            raise ValueError("either conversation_id or output_box_id: a conversation has its own output box")
+        return self
+
+    def agent(self, project: ProjectId, channel: ChannelId, request_name: str) -> AgentId:
+        """The agent that runs the turn: the one named, else the profile's instance for the conversation or the request.
+
+        The request goes by its correlation id, else by `request_name`.
+        """
+        if self.agent_id is not None:
+            return self.agent_id
+        kind, name = "request", self.correlation_id or request_name
+        if self.conversation_id is not None:
+            kind, name = "conversation", self.conversation_id
+        return instance_id(project, channel, self.profile_name or "", kind, name)
 
     def digest(self) -> str:
         """A fingerprint of the caller's fields; the same correlation with a different one is a conflict."""
@@ -81,6 +116,10 @@ class Reply(Tolerant):
 class EnqueueReply(Reply):
     """Reply to `enqueue`. `turn_epoch` is 0 while the turn is queued."""
 
+    agent_id: AgentId | None = None
+    """The agent that runs the turn: of a request that named a profile only, the profile's instance."""
+    conversation_id: ConversationId | None = None
+    """The conversation that the turn is in; empty for the one that a profile's memory keeps."""
     agent_turn_id: AgentTurnId | None = None
     """The turn: its `task` event has this id."""
     turn_epoch: int | None = None
@@ -121,6 +160,8 @@ class TurnPayload(Tolerant):
     """The box that the turn's cards go to."""
     runtime_config: RuntimeConfig = RuntimeConfig()
     """The settings of the enqueue."""
+    conversation_id: ConversationId | None = None
+    """The conversation that the turn is in, if it is in one."""
 
 
 class ReportPayload(Tolerant):
@@ -220,7 +261,7 @@ class SendRequest(Strict):
     payload: str | JsonObject
     """XML as text, or the fields of the listener's payload."""
     thread_id: ThreadId | None = Field(default=None, min_length=1, max_length=128)
-    """The conversation that the message joins; by default a new one."""
+    """The thread that the message joins; by default a new one."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the message; a repeat with the same content is sent once."""
     reply_to: str | None = Field(default=None, max_length=256)
@@ -240,15 +281,24 @@ class SendReply(Reply):
     """Reply to `send`: the message is stored; its answer follows on `evt.sys.pump.reply`."""
 
     thread_id: ThreadId | None = None
-    """The conversation."""
+    """The thread."""
     message_id: MessageId | None = None
     """The message: its answer has this id."""
     duplicate: bool = False
     """Whether the same message was sent before: then these are its ids."""
 
 
+class ListenerListRequest(Strict):
+    """Arguments of `listener.list`."""
+
+    listener: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    """Only this listener, with its XSDs."""
+    xsd: bool = False
+    """Whether to include all XSDs."""
+
+
 class ThreadDescribeRequest(Strict):
     """Arguments of `thread.describe`."""
 
     thread_id: ThreadId = Field(min_length=1, max_length=128)
-    """The conversation."""
+    """The thread."""

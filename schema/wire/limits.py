@@ -22,6 +22,8 @@ class Admission:
     """Queued turns of one agent."""
     max_live_turns: int = 0
     """Queued and active turns of one project."""
+    max_instances: int = 0
+    """Instances of profiles that one project may have awake."""
     wait_seconds: float = 0.0
     """Above 0, the project exceeds its rate limit for so long: only a repeat is accepted."""
 

@@ -4,10 +4,10 @@ import hashlib
 import json
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError
 
-from turnstile.schema.base import JsonObject, Strict, Tolerant
-from turnstile.schema.ids import AgentId, CardId, token
+from turnstile.schema.base import AgentToken, JsonObject, Strict, Tolerant
+from turnstile.schema.ids import AgentId, CardId
 from turnstile.schema.states import ActionStatus, TurnStatus
 
 FAILED = "the tool did not succeed: its result says why"
@@ -26,7 +26,7 @@ class UiAction(Strict):
 
     action_id: str = Field(min_length=1, max_length=256)
     """The UI's own name for the action; every ack repeats it."""
-    agent_id: AgentId
+    agent_id: AgentToken
     """The agent in whose name the tool is called; the header `CG-Agent-Id` may have it instead."""
     tool_name: str = Field(min_length=1, max_length=128)
     """A tool of the project whose options say `ui_allowed`."""
@@ -38,11 +38,6 @@ class UiAction(Strict):
     """The id that identifies repeats; by default `action_id`."""
     parent_step_id: str | None = None
     """The step in which the user was offered the action."""
-
-    @field_validator("agent_id")
-    @classmethod
-    def _agent_token(cls, value: AgentId) -> AgentId:
-        return AgentId(token(value, "agent_id"))
 
     @property
     def correlation_id(self) -> str:

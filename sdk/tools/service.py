@@ -33,7 +33,7 @@ import yaml
 
 from turnstile.runtime.program import END_SECONDS, INTERRUPTED, Program
 from turnstile.runtime.telemetry import SILENT, Telemetry
-from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ConfigError, TurnstileError
 from turnstile.schema.ids import ProjectId, token
 from turnstile.schema.states import AfterExecution
@@ -156,7 +156,7 @@ class ToolService:
                 stack.callback(_on_signals(stop))
             conn = start_connecting(nats_url, name=f"turnstile-tools@{instance}", inbox_prefix=inbox_prefix)
             stack.push_async_callback(conn.drain)
-            await unless_told(stop, conn.opened())
+            await unless_stopped(stop, conn.opened())
             self._workers = {
                 name: ToolWorker(
                     conn,
@@ -169,7 +169,7 @@ class ToolService:
                 for name, spec in self._specs.items()
             }
             for worker in self._workers.values():
-                await unless_told(stop, await_server(f"NATS at {conn.shown}", worker.check))
+                await unless_stopped(stop, await_server(f"NATS at {conn.shown}", worker.check))
             if stop.is_set():
                 return
             logger.info("serving %s as %s", ", ".join(self._specs), instance)

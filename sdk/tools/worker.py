@@ -83,7 +83,7 @@ class ToolWorker:
         self._consumer = spec.consumer(project)
         ensure = partial(declare_consumer, conn, self._consumer, self._filter, ack_wait_seconds=ack_wait_seconds)
         self._pull = ContinuousPull(
-            conn, subjects.CMD_STREAM, self._consumer, ensure, batch=spec.terms.concurrency, room=self._room
+            conn, subjects.CMD_STREAM, self._consumer, ensure, batch=spec.terms.concurrency, free_slots=self._free_slots
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._lingering: set[asyncio.Task[None]] = set()
@@ -137,7 +137,7 @@ class ToolWorker:
             except NATS_TROUBLE as error:
                 self._log.warning("keep", "tool %s: %s", self.spec.name, error)
 
-    def _room(self) -> int:
+    def _free_slots(self) -> int:
         return self.spec.terms.concurrency - len(self._tasks)
 
     async def _take(self, batch: list[Msg]) -> None:

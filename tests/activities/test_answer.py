@@ -48,7 +48,6 @@ async def test_an_answer_is_folded_and_its_deltas_handed_on() -> None:
         response_cost=0.5,
         usage_kind="exact",
         first_token_seconds=answer.first_token_seconds,
-        nameless_calls=1,
     )
     assert answer.first_token_seconds is not None
     assert answer.first_token_seconds < 5
@@ -169,4 +168,3 @@ def test_an_answer_does_not_depend_on_how_it_is_cut_and_mixed(
         for index, (name, arguments) in enumerate(calls)
         if name
     )
-    assert answer.nameless_calls == sum(not name for name, _ in calls)

@@ -39,7 +39,7 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
     _done(attempts, 1, 3)
     draft = attempts.begin(2, "m")
     draft.add(ContentDelta("secret text"))
-    told = attempts.told()
+    told = attempts.heartbeat_details()
     assert [each.get("error_code") for each in told] == [None, LOST]
     assert "secret" not in str(told)
     resumed = Attempts.resumed([told])
@@ -48,7 +48,7 @@ def test_the_next_worker_takes_over_what_was_told() -> None:
     assert resumed.spent() == ({"prompt_tokens": 7}, 0.5)
     attempts.end(CANCELED)
     attempts.end("again")
-    assert [each.get("error_code") for each in attempts.told()] == [None, CANCELED]
+    assert [each.get("error_code") for each in attempts.heartbeat_details()] == [None, CANCELED]
 
 
 @pytest.mark.parametrize("details", [[], ["text"], [{"a": 1}], [[1, 2]], [None]])
@@ -61,7 +61,7 @@ def test_what_is_told_fits_a_payload() -> None:
     for number in range(100):
         attempts.begin(number, "m" * 256)
         attempts.end("model_stream_broken")
-    told = attempts.told()
+    told = attempts.heartbeat_details()
     assert told[-1]["attempt"] == 99
     DATA_CONVERTER.payload_converter.to_payloads([told])
     assert len(attempts.records) == 100
@@ -73,7 +73,7 @@ async def test_a_heartbeat_tells_the_attempts_and_once_more_at_a_failure() -> No
 
     async def fails() -> None:
         attempts = Attempts()
-        async with beating(attempts.told):
+        async with beating(attempts.heartbeat_details):
             await asyncio.sleep(BEAT_SECONDS * 1.2)
             attempts.begin(1, "m")
             attempts.end("rate_limited")

@@ -10,7 +10,7 @@ from pydantic import JsonValue, ValidationError
 
 from turnstile.activities.calls.choices import Accepted, Refusal, chosen, ending
 from turnstile.activities.models.answer import AnsweredCall, ModelAnswer
-from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, last_specs
+from turnstile.activities.prompt.tool_specs import SUBMIT_RESULT_SPEC, build_tool_specs, has_fields, last_specs
 from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide
 from turnstile.activities.turn.turn_config import TurnConfig
 from turnstile.schema.base import JsonObject
@@ -329,6 +329,48 @@ def test_a_text_that_does_not_end_the_turn_is_answered_with_the_choices() -> Non
     content = content_of(decision.cards[-1])
     assert isinstance(content, TextContent)
     assert content.text.endswith("one of these tools: submit_result, send_b, think.")
+
+
+WANTED = [ResultField(name="answer", description=""), ResultField(name="unit", description="")]
+
+
+def test_text_does_not_end_a_turn_whose_fields_are_wanted() -> None:
+    decision = step(text="Done.", wanted=WANTED, must_end_with=["search"])
+    assert isinstance(decision, Continue)
+    content = content_of(decision.cards[-1])
+    assert isinstance(content, TextContent)
+    assert content.text.endswith(
+        "one of these tools: search, send_b, think, submit_result."
+        " submit_result must have each of these fields once: answer, unit."
+    )
+
+
+@pytest.mark.parametrize("calls", [(), (SUBMIT,), (LOOK,), (GOOD, LOOK)])
+def test_the_last_step_without_the_wanted_fields_is_partial(calls: tuple[Said, ...]) -> None:
+    decision = step(*calls, text="My last words.", number=2, wanted=WANTED)
+    assert isinstance(decision, Deliver)
+    assert (decision.status, decision.error_code) == (TurnStatus.PARTIAL, "result_fields_missing")
+    assert content_of(decision.cards[-1]) == TextContent(text="My last words.")
+    assert decision.cards[-1].metadata.partial
+
+
+def test_a_choice_ends_a_turn_without_the_wanted_fields() -> None:
+    assert delivered(step(GOOD, number=2, wanted=WANTED)) == {"choice": "send_b", "arguments": {"subject": "hello"}}
+
+
+@pytest.mark.parametrize(
+    ("value", "has"),
+    [
+        ({"fields": [{"name": "answer", "value": 1}, {"name": "unit", "value": None}]}, True),
+        ({"fields": [{"name": "answer", "value": 1}]}, False),
+        ({"fields": "answer, unit"}, False),
+        ({"answer": 1, "unit": "kg"}, False),
+        ("answer: 1 kg", False),
+        (None, False),
+    ],
+)
+def test_a_deliverable_has_the_fields_or_not(value: JsonValue, *, has: bool) -> None:
+    assert has_fields(WANTED, value) is has
 
 
 @pytest.mark.parametrize(

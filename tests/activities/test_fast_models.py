@@ -13,7 +13,7 @@ def after(*seconds: float, patience: float = 0.1) -> bool:
     """Whether a model counts as fast after these answers."""
     paces = FastModels(patience)
     for each in seconds:
-        paces.took(BOX, each)
+        paces.record(BOX, each)
     return paces.is_quick(BOX)
 
 
@@ -48,5 +48,5 @@ def test_profiles_are_told_apart_and_the_oldest_is_forgotten(monkeypatch: pytest
     paces, boxes = FastModels(0.1), [new_box_id() for _ in range(3)]
     for box in boxes:
         for seconds in FAST:
-            paces.took(box, seconds)
+            paces.record(box, seconds)
     assert [paces.is_quick(box) for box in boxes] == [False, True, True]

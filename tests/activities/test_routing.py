@@ -459,6 +459,12 @@ def test_plain_text_is_a_response_where_it_fits() -> None:
         assert is_huh(unfit, text)
 
 
+def test_planning_in_text_is_text() -> None:
+    plan = '<todo-until condition="done">1. Ask boss. 2. Conclude.</todo-until> Starting with step 1...'
+    found = effect_of_turn(REGISTRY, BOSS, over(deliverable=text_card(plan)))
+    assert found == Respond(f"<report><words>{plan.replace('<', '&lt;').replace('>', '&gt;')}</words></report>")
+
+
 def test_an_agent_without_answers_responds_with_text() -> None:
     alone = Listener("alone", Order, "Alone.", agent_id=AgentId("a"), agent=True)
     found = effect_of_turn(Registry([alone]), alone, over(deliverable=text_card("hi")))
@@ -561,7 +567,9 @@ def parameters(choice: Choice) -> JsonObject:
 def test_an_agent_is_told_of_its_peers() -> None:
     config = turn_settings(REGISTRY, BOSS)
     assert config.choices == choices(REGISTRY, BOSS)
-    assert "# adder" in (config.instructions or "")
+    assert "# adder\nAdds.\nCall the tool send_adder." in (config.instructions or "")
+    assert "calling the tool respond" in (config.instructions or "")
+    assert "<" not in (config.instructions or "")
     assert "complete ALL sub-tasks" in (config.instructions or "")
     assert "# clerk" not in (config.instructions or "")
 

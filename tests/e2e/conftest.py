@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import Databases
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.hatchery import Hatchery, hatchery
+from tests.support.processes.hatchery import Hatchery, shared_hatchery
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import Stack, running_here
 from tests.support.processes.stacks import Stacks
@@ -46,10 +46,9 @@ async def tenant(here: Stack) -> AsyncIterator[Tenant]:
 
 
 @pytest.fixture(scope="session")
-async def hatching() -> AsyncIterator[Hatchery]:
+async def hatching() -> Hatchery:
     """Where the lives of processes begin at once."""
-    async with hatchery() as opened:
-        yield opened
+    return await shared_hatchery.get()
 
 
 @pytest.fixture(scope="module")

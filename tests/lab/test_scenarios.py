@@ -33,6 +33,7 @@ TINY = Plan(
     stops=2,
     stop_streams=2,
     load_seconds=0.3,
+    conversations=4,
     old_rows=200,
     growth_turns=3,
     tpcb_scale=1,
@@ -79,6 +80,7 @@ def check_turns(result: Result, prefix: str = "") -> None:
     assert 20 < (result.value(f"{prefix}peak memory") or 0) < 1000
 
 
+@pytest.mark.long
 async def test_plain_turns_and_yardsticks(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.TURN](environment, bars)
     check_turns(result)
@@ -101,6 +103,7 @@ async def test_tool_turns_have_histories_that_know_no_content(environment: Envir
     assert (result.value("database round trips a turn") or 0) > 0
 
 
+@pytest.mark.long
 async def test_a_queue_and_many_agents(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.FANOUT](environment, bars)
     for prefix in ("one agent's queue: ", "4 agents: "):
@@ -108,6 +111,7 @@ async def test_a_queue_and_many_agents(environment: Environment, bars: Bars) -> 
         assert (result.value(f"{prefix}turns") or 0) > 0
 
 
+@pytest.mark.long
 async def test_streams_take_as_long_as_their_models(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.STREAM](environment, bars)
     check_turns(result)
@@ -115,12 +119,14 @@ async def test_streams_take_as_long_as_their_models(environment: Environment, ba
     assert (result.value("chunks heard of one stream") or 0) >= 3
 
 
+@pytest.mark.long
 async def test_stops_are_timed(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.STOP](environment, bars)
     check_turns(result)
     assert 0 < (result.value("stop p50") or 0) <= (result.value("stop p99") or 0)
 
 
+@pytest.mark.long
 async def test_load_is_offered_at_several_rates(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.LOAD](environment, bars)
     check_turns(result)
@@ -129,6 +135,14 @@ async def test_load_is_offered_at_several_rates(environment: Environment, bars: 
     assert len(points) == 6
 
 
+@pytest.mark.long
+async def test_conversations_are_made_and_kept_apart(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.CONVERSATIONS](environment, bars)
+    check_turns(result)
+    assert (result.value("turns/s ÷ bare workflows/s") or 0) > 0
+
+
+@pytest.mark.long
 async def test_growth_compares_two_ledgers(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.GROWTH](environment, bars)
     for name in ("enqueue", "claim"):

@@ -27,7 +27,7 @@ STATEMENTS: dict[str, tuple[str, str]] = {
     "canceled": ("SET LOCAL statement_timeout = 5; SELECT pg_sleep(5)", "the database canceled the statement (57014)"),
     "temporary files": (
         "SET LOCAL temp_file_limit = 64; SET LOCAL work_mem = 64; SELECT FROM generate_series(1, 200000) n ORDER BY -n",
-        "the database came to a limit of its configuration (53400)",
+        "the database reached a limit of its configuration (53400)",
     ),
     "disk": ("DO $$BEGIN RAISE 'no space' USING ERRCODE = '53100'; END$$", "the database's disk is full (53100)"),
     "memory": ("DO $$BEGIN RAISE 'no' USING ERRCODE = '53200'; END$$", "the database is out of memory (53200)"),
@@ -86,7 +86,7 @@ async def test_a_lock_that_is_held_passes(hasty: Pool) -> None:
         transaction = holder.transaction()
         await transaction.__aenter__()
         await holder.execute("LOCK TABLE public.cards")
-        with pytest.raises(ServerUnavailable, match=r"a lock could not be had in time \(55P03\)"):
+        with pytest.raises(ServerUnavailable, match=r"a lock was not available in time \(55P03\)"):
             await hasty.run(work)
         running = asyncio.create_task(hasty.insist(work))
         await until_waiting(hasty)

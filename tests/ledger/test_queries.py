@@ -16,6 +16,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
@@ -42,7 +43,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "await_turn": {"message_id"},
     "begin_audit": NOTHING,
     "begin_message": hops.BegunMessage,
-    "begin_step": CARD | {"part", "position"},
+    "begin_step": CARD | {"part", "position", "expires_at"},
     "box_cards": CARD,
     "claim_inbox": lease.Claim,
     "close_requests": NOTHING,
@@ -51,6 +52,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "begin_export": NOTHING,
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
+    "compose_box": {"verdict", "refused_place", "cards"},
     "confirm_in_hand": {"agent_turn_id"},
     "count_project_threads": {"found"},
     "count_box_cards": {"found"},
@@ -64,6 +66,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_old_rejections": PAGE,
     "list_project_tables": removal.ProjectTable,
     "list_prunable_boxes": PAGE,
+    "list_prunable_conversations": PAGE,
+    "list_unused_instances": PAGE,
+    "lock_instances": {"id"},
+    "judge_instances": {"id", "only_turn_id", "sleeps"},
+    "sleep_instances": NOTHING,
+    "remove_instances": NOTHING,
     "list_prunable_threads": PAGE,
     "list_prunable_turns": PAGE,
     "list_thread_cards": {"card_id"},
@@ -72,6 +80,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "lock_project": {"agent_id"},
     "remove_boxes": {"boxes", "cards"},
     "remove_cards": {"id"},
+    "remove_conversations": {"id"},
     "remove_loose_rows": {"id"},
     "remove_project_places": NOTHING,
     "remove_project_rows": {"found"},
@@ -82,14 +91,15 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
-    "describe_call": descriptions.CallView,
+    "declare_listeners": NOTHING,
+    "describe_call": set(descriptions.CallView.model_fields) | {"held"},
     "describe_turn": descriptions.TurnView,
-    "dispatch_next": lease.Lease,
+    "dispatch_next": lease.NewLease,
     "end_message": hops._Ended,
     "enqueue_turn": {
         *("verdict", "agent_turn_id", "turn_epoch", "inbox_id", "inbox_status", "context_box_id", "output_box_id"),
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
-        "leased_epoch",
+        *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
     },
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._EarlierMessage,
@@ -132,12 +142,16 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_thread_messages": descriptions.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
     "list_thread_replies": descriptions.ReplyLine,
+    "list_listeners": set(ListenerView.model_fields),
     "list_served": {"listener", "workers"},
     "list_unserved": thread_views.Unserved,
     "list_threads": descriptions.ThreadLine,
     "list_tools": ToolRow,
     "list_turns": views.TurnLine,
     "list_calls": views.SentCall,
+    "list_conversations": views.ConversationLine,
+    "list_conversation_turns": views.SaidTurn,
+    "find_conversations": views.ConversationLine,
     "find_turns": {"agent_turn_id"},
     "hold_agent": {"agent_id"},
     "count_agent_work": {"live", "queued"},
@@ -158,6 +172,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "mark_replied": {"request_id"},
     "messages_of_turns": thread_views.TurnMessage,
     "prune_segment": {"message_id", "request_id"},
+    "put_agent": {"verdict", "worker_target"},
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
@@ -180,11 +195,13 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text", "read_only"},
+    "set_agent_status": {"verdict"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
     "take_duty": {"duty"},
     "top_segment": {"segment_id"},
+    "touch_bridge": NOTHING,
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
     "try_hold": {"held", "backend", "read_only"},
@@ -263,6 +280,27 @@ def test_lists_of_message_types_are_of_the_one_table() -> None:
     assert query.sql == "SELECT '{turn_types}' WHERE kind IN ('turn', 'ui_action')", "as in the partial indexes"
     files = (path for path in (ROOT / "ledger").rglob("*.sql") if path.parent.name != "migrations")
     assert [path.name for path in files if re.search(r"message_type (NOT )?IN \(", path.read_text("utf-8"))] == []
+
+
+def test_a_fragment_is_written_out_with_its_arguments() -> None:
+    call = "{result_metadata('a, b', f(x, y), s.step_id, :turn::text, NULL)}"
+    [query] = parse(f"-- name: find :many\n-- Rows.\nSELECT {call} FROM s;\n").values()
+    assert "'author_id', 'a, b', 'function_name', f(x, y)," in query.sql
+    assert "'agent_turn_id', $1::text, 'trace_id', NULL)" in query.sql
+    assert query.parameters == ("turn",)
+    for wrong, why in (
+        ("{nothing}", "there is no fragment nothing"),
+        ("{error_result('failed')}", "takes 4 arguments"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            parse(f"-- name: find :many\n-- Rows.\nSELECT {wrong};\n")
+
+
+def test_results_of_tools_and_a_leased_head_are_spelled_once() -> None:
+    text = "".join(path.read_text("utf-8") for path in (ROOT / "ledger").glob("[!m]*/*.sql"))
+    assert "enqueue_turn" in text
+    assert "ToolResultContent" not in text
+    assert not re.search(r"'type', 'tool.result'|step_attempt = 0, model_failures = 0, started_at", text)
 
 
 async def test_a_missing_or_unknown_parameter_is_an_error() -> None:

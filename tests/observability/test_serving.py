@@ -15,7 +15,7 @@ from tests.turnstile.support import turnstile
 from turnstile.settings.model import ObservabilitySettings
 from turnstile.telemetry import health
 from turnstile.telemetry.health import Health
-from turnstile.telemetry.health_file import HealthFile, health_told
+from turnstile.telemetry.health_file import HealthFile, serving_health
 from turnstile.telemetry.metrics import serving_metrics
 
 
@@ -75,7 +75,7 @@ async def test_nobody_there_and_no_port(free_port: Callable[[], int], tmp_path: 
 
 async def test_processes_of_a_data_directory_are_found_without_settings(tmp_path: Path) -> None:
     data = tmp_path / ".turnstile"
-    async with health_told(data, "up") as up, health_told(None, "worker"):
+    async with serving_health(data, "up") as up, serving_health(None, "worker"):
         ran = await turnstile("health", cwd=tmp_path)
         assert (ran.code, ran.out) == (1, f"up (process {os.getpid()}): starting\n")
         up.serves()

@@ -6,10 +6,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.support.conditions import until
 from tests.support.paths import ROOT
+from tests.support.processes.hatchery import shared_hatchery
 
 PROGRAM = Path(sys.executable).with_name("turnstile")
 _TERMINAL = ("COLUMNS", "LINES")
@@ -48,12 +50,28 @@ async def launch(
 
 
 async def turnstile(*arguments: str | Path, cwd: Path, module: str | None = None, **variables: str) -> Ran:
-    """Run a command to its end."""
+    """Run a command, or a module of the repository, to its end."""
+    if module is None:
+        return await _forked(*arguments, cwd=cwd, **variables)
     process = await launch(*arguments, cwd=cwd, module=module, **variables)
     async with asyncio.timeout(40):
         out, err = await process.communicate()
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())
+
+
+async def _forked(*arguments: str | Path, cwd: Path, **variables: str) -> Ran:
+    """Run a command in a process that has imported everything: starting it costs a tenth of a fresh one."""
+    hatched = await shared_hatchery.get()
+    with TemporaryDirectory() as directory:
+        out, err = Path(directory, "out"), Path(directory, "err")
+        process = await hatched.spawn(arguments, ENVIRONMENT | variables, out, errors=err, cwd=cwd)
+        try:
+            async with asyncio.timeout(40):
+                code = await process.wait()
+        finally:
+            process.kill()
+        return Ran(code, *await asyncio.to_thread(lambda: (out.read_text(), err.read_text())))
 
 
 async def read_until(stream: asyncio.StreamReader | None, words: str, timeout: float = 30.0) -> str:

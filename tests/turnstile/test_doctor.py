@@ -1,7 +1,10 @@
 """`turnstile doctor`: whether turns could run, told of a healthy stack and of broken ones."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,8 @@ from tests.support.ledger.agents import rows
 from tests.support.processes.stack import Run, Stack, open_stack, running_here
 from turnstile.doctor.checks import Check
 from turnstile.doctor.examine import examine
-from turnstile.embedded import Endpoints
+from turnstile.embedded import EmbeddedServers, Endpoints, ServerName
+from turnstile.embedded.server import log_path
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
 from turnstile.processes.run import run_both, run_bridge, run_worker
 from turnstile.schema.ids import AgentId, ProjectId
@@ -103,6 +107,8 @@ async def test_a_target_without_a_server_is_told(stack: Stack, run: Run | None, 
     assert found[target].says == f"{says}: named by 1 agent and 1 profile, such as agent guide of demo"
     assert [name for name, each in found.items() if each.status == "fail"] == [*failed, target, "turns"]
     assert found["turns"].says == f"cannot all run here; mend first: {', '.join([*failed, target])}"
+    missing = "worker" if run is run_bridge else "bridge" if run is run_worker else "up"
+    assert found[target].hint.startswith(f"start `turnstile {missing}`")
 
 
 async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: Stack) -> None:
@@ -119,3 +125,54 @@ async def test_an_unknown_target_and_a_tool_without_a_listener_are_told(stack: S
     tool = found["tool count_words of demo"]
     assert tool.status == "fail"
     assert tool.says.startswith("nobody listens for cg.v1r4.demo.*.cmd.tool.doctored.count")
+
+
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[EmbeddedServers]:
+    """Servers of a data directory that a test may stop; nothing has migrated them."""
+    async with EmbeddedServers(tmp_path / ".turnstile") as servers:
+        yield servers
+
+
+async def test_a_silent_server_is_told_with_its_address_and_its_log(own: EmbeddedServers, tmp_path: Path) -> None:
+    """And what cannot be looked at without it is no trouble of its own."""
+    data, endpoints = tmp_path / ".turnstile", own.endpoints
+    found = {each.name: each for each in await examine(Settings(), data, ())}
+    assert found["PostgreSQL"].hint == "run `turnstile migrate`"
+    assert found["stream cg_evt_v1r4"].hint.startswith("`turnstile migrate` makes it")
+    shown: dict[str, tuple[int, str, ServerName]] = {
+        "PostgreSQL": (own.pid("postgres"), "postgresql://127.0.0.1:", "postgres"),
+        "NATS": (own.pid("nats"), endpoints.nats_url, "nats"),
+        "Temporal": (own.pid("temporal"), endpoints.temporal_address, "temporal"),
+    }
+    for pid, _, _ in shown.values():
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        found = {each.name: each for each in await examine(Settings(), data, ())}
+    finally:
+        for pid, _, _ in shown.values():
+            os.kill(pid, signal.SIGCONT)
+    for name, (_, address, server) in shown.items():
+        assert found[name].status == "fail"
+        assert found[name].says.startswith(f"no answer from {address}"), found[name].says
+        assert found[name].hint.endswith(f"its log is {log_path(data, server)}"), found[name].hint
+    assert [name for name, each in found.items() if each.status == "fail"] == [*shown, "turns"]
+    for name in ("models", "agents and tools"):
+        assert (found[name].status, found[name].hint) == ("warn", "see the line of PostgreSQL")
+
+
+async def test_a_worker_that_signs_on_no_more_serves_nothing(stack: Stack) -> None:
+    target = stack.settings.worker.worker_targets[0]
+    async with running_here(stack, run_bridge):
+        touch = (
+            "INSERT INTO state.workers (worker_target, instance, last_seen_at)"
+            " VALUES ($1, 'w', now() - interval '20 s')"
+        )
+        await rows(stack.pool, touch, target)
+        found = await told(stack)
+    assert found[f"target {target}"].status == "fail"
+    assert found[f"target {target}"].says.startswith("no worker has signed on for 2")
+    assert found[f"target {target}"].hint.startswith(
+        "start `turnstile worker`, or `turnstile up`; one that runs signs on "
+    )
+    assert found["turns"].says == f"cannot all run here; mend first: target {target}"

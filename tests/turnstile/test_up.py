@@ -8,6 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.turnstile.support import PROGRAM, launch, processes_of, read_until, turnstile, until_gone
 
 
@@ -46,6 +48,7 @@ async def test_the_demo_shows_everything_and_leaves_nothing(tmp_path: Path) -> N
     assert await processes_of(tmp_path) == []
 
 
+@pytest.mark.long
 async def test_a_kept_demo_stays_up_until_killed_and_its_data_starts_again(tmp_path: Path) -> None:
     process = await launch("demo", "--keep", "--json", cwd=tmp_path)
     await read_until(process.stderr, "staying up")
@@ -70,6 +73,7 @@ async def kill_nats(data: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 async def test_a_server_that_dies_is_started_again_once(tmp_path: Path) -> None:
     process = await launch("up", cwd=tmp_path)
     await read_until(process.stdout, "serves")

@@ -6,22 +6,13 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from turnstile.cli.command import command
+from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
-from turnstile.cli.operations import (
-    audit,
-    doctor,
-    health,
-    projects,
-    retention,
-    safety,
-    schemas,
-    top,
-    usage,
-    versions,
-)
+from turnstile.cli.operations import audit, doctor, health, projects, retention, safety, schemas, top, usage, versions
 from turnstile.cli.processes import servers
 from turnstile.cli.roster import agents, profiles, tools
-from turnstile.cli.threads import thread_commands
+from turnstile.cli.threads import listeners, thread_commands
 from turnstile.cli.turns import boxes, inbox, turn_commands, watch
 from turnstile.runtime.release import release
 
@@ -49,7 +40,12 @@ def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
     """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings."""
 
 
-servers.register(app)
+command(app, "up", serves=True)(servers.up)
+command(app, "demo", serves=True, quiet=True)(servers.demo)
+command(app, "demo-pump", serves=True, quiet=True)(servers.demo_pump)
+command(app, "migrate")(servers.migrate)
+command(app, "worker", serves=True)(servers.worker)
+command(app, "bridge", serves=True)(servers.bridge)
 for name, commands, purpose in (
     ("project", projects, "Projects: remove one with all its data."),
     ("profile", profiles, "Profiles: prompt, model and tools of agents."),
@@ -57,21 +53,26 @@ for name, commands, purpose in (
     ("tool", tools, "Tools that agents can call."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turn_commands, "Turns: show, list and stop them."),
-    ("thread", thread_commands, "Threads: conversations of listeners."),
+    ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
+    ("thread", thread_commands, "Threads: messages of listeners."),
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
     ("schema", schemas, "Interface documents for programs in other languages."),
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)
-turn_commands.register(app)
-watch.register(app)
-top.register(app)
-safety.register(app)
-retention.register(app)
-usage.register(app)
-audit.register(app)
-doctor.register(app)
-health.register(app)
+command(app, "enqueue", project=True, channel=True)(turn_commands.enqueue)
+command(app, "chat", project=True, channel=True)(conversation_commands.chat)
+command(app, "watch", project=True, channel=True)(watch.watch)
+command(app, "listeners")(listeners.listeners)
+command(app, "top")(top.top)
+command(app, "watchdog")(safety.watchdog)
+command(app, "rebuild-engine")(safety.rebuild_engine)
+command(app, "prune")(retention.prune)
+command(app, "export")(retention.export)
+command(app, "usage", project=True)(usage.usage)
+command(app, "audit")(audit.audit)
+command(app, "doctor")(doctor.doctor)
+command(app, "health")(health.health)
 
 
 def main() -> None:

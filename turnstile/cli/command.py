@@ -1,8 +1,8 @@
-"""Registers commands: each gets the options all have, a session, an event loop, its signals and its exit code.
+"""Registers commands; each gets the common options, a session, an event loop, signal handlers and an exit code.
 
-A command is `async def name(session, …)`. What runs servers (`serves`) is told to stop by the first SIGINT, SIGTERM
-or SIGHUP and ends with exit code 0; any other command is cancelled and ends with 130. A second signal ends the process
-at once. This module is imported for `--help`: what is heavy is imported when a command runs.
+A command is `async def name(session, …)`. The first SIGINT, SIGTERM or SIGHUP stops a command that runs servers
+(`serves`), which ends with exit code 0, and cancels any other, which ends with 130. A second signal ends the process at
+once. `--help` imports this module, so heavy imports wait until a command runs.
 """
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
@@ -27,9 +27,9 @@ def command(
     serves: bool = False,
     quiet: bool = False,
 ) -> Callable[[F], F]:
-    """Register the function below as a command of `app`, with `--project` and `--channel` if asked for.
+    """Register the decorated function as a command of `app`; `project` and `channel` add these options.
 
-    What is `quiet`, or does not serve, logs warnings only.
+    A command that is `quiet`, or does not serve, logs warnings only.
     """
 
     def register(function: F) -> F:

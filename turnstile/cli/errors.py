@@ -1,8 +1,8 @@
-"""What a command that fails says, and its exit code. One line with a stable code, and a hint where one helps.
+"""The message and the exit code of a command that fails: one line with a stable code, and a hint where one helps.
 
 Exit codes: 0 done; 1 refused, or the turn failed; 2 usage and settings; 3 a server does not answer; 130 interrupted.
-With `--json` the error is the JSON document on standard output, `{"error": {"code", "message", "hint"}}`, so that what
-is there always parses; else it is text on standard error.
+With `--json` the error is the JSON document on standard output, `{"error": {"code", "message", "hint"}}`; else it is
+text on standard error.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ _HINTS = {
     "correlation_conflict": "repeat the first request as it was, or use another --correlation-id",
     "not_migrated": "`turnstile migrate` brings it up to date",
     "interface_outdated": "`turnstile schema export` writes the documents anew",
-    "model_unknown": "scripted models are the built-in ones and those of the files in [model].scripts",
+    "model_unknown": "docs/models.md lists providers; scripts are the built-in ones and those of [model].scripts",
     "unknown_build": "start a worker of that build first; `turnstile worker-version list` shows who has polled",
     "missing_targets": "its workers must poll for these first; --ignore-missing goes on without",
     "target_held": "without --no-standby it waits until the target is free",
@@ -53,11 +53,11 @@ _EXTRAS = {
     "cryptography": "codec",
     "opentelemetry": "otel",
 }
-"""What the base install lacks, and the extra that has it (pyproject.toml)."""
+"""Packages that the base install lacks, and the extra that has each (pyproject.toml)."""
 
 
 class CommandFailed(TurnstileError):
-    """What was asked for happened, and its result is a failure (a turn that ended as failed)."""
+    """The command ran, and its result is a failure (a turn that ended as failed)."""
 
     code: str = "turn_failed"
 
@@ -73,14 +73,14 @@ class NotMigrated(TurnstileError):
 
 
 class NoBridge(ServerUnavailable):
-    """Nobody serves the bridge's verbs."""
+    """No bridge answers."""
 
     code: str = "no_bridge"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as it is told."""
+    """An error as it is printed."""
 
     code: str
     message: str
@@ -89,16 +89,16 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to say about an error and how to exit. What nobody raised on purpose is `internal_error`."""
+    """The printed form of an error and its exit code. An unexpected exception is `internal_error`."""
     match error:
         case BaseExceptionGroup():
             return failure_of(_chosen(error))
         case ServerUnavailable():
-            return _told(error, UNAVAILABLE)
+            return _failure(error, UNAVAILABLE)
         case ConfigError() | BadRequest():
-            return _told(error, USAGE)
+            return _failure(error, USAGE)
         case TurnstileError():
-            return _told(error, REFUSED)
+            return _failure(error, REFUSED)
         case ModuleNotFoundError(name=str(name)) if extra := _EXTRAS.get(name.partition(".")[0]):
             up = "; `turnstile up` needs 'turnstile-kernel[embedded]'" if extra == "server" else ""
             hint = f"pip install 'turnstile-kernel[{extra}]'{up}"
@@ -109,7 +109,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _chosen(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error among tasks that failed together that was raised on purpose, else the first."""
+    """Of the errors of tasks that failed together, the first `TurnstileError`, else the first."""
     leaves = list(_leaves(group))
     return next((each for each in leaves if isinstance(each, TurnstileError)), leaves[0])
 
@@ -122,7 +122,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield each
 
 
-def _told(error: TurnstileError, exit_code: int) -> Failure:
-    """A note on the error is what its command can do besides."""
+def _failure(error: TurnstileError, exit_code: int) -> Failure:
+    """The hint is that of the code, then the notes on the error."""
     hints = [_HINTS.get(error.code, ""), *getattr(error, "__notes__", ())]
     return Failure(error.code, str(error), "; ".join(each for each in hints if each) or None, exit_code)

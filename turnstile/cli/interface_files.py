@@ -26,15 +26,17 @@ def files() -> dict[str, str]:
     return {ASYNCAPI: _HEADER + text, **generated}
 
 
-def differences(directory: Path) -> list[str]:
+def differences(directory: Path, wanted: dict[str, str]) -> list[str]:
     """Paths below the directory of files that are missing, differ, or belong to no model."""
-    return _differences(directory, files())
+    changed = {name for name, text in wanted.items() if _read(directory / name) != text}
+    strays = {f"{SCHEMAS}/{path.name}" for path in (directory / SCHEMAS).glob("*.json")} - set(wanted)
+    return sorted(changed | strays)
 
 
 def write(directory: Path) -> list[str]:
     """Bring the directory up to date; returns the paths that were written or removed. Other files are left alone."""
     wanted = files()
-    changed = _differences(directory, wanted)
+    changed = differences(directory, wanted)
     for name in changed:
         path = directory / name
         if name in wanted:
@@ -43,12 +45,6 @@ def write(directory: Path) -> list[str]:
         else:
             path.unlink()
     return changed
-
-
-def _differences(directory: Path, wanted: dict[str, str]) -> list[str]:
-    changed = {name for name, text in wanted.items() if _read(directory / name) != text}
-    strays = {f"{SCHEMAS}/{path.name}" for path in (directory / SCHEMAS).glob("*.json")} - set(wanted)
-    return sorted(changed | strays)
 
 
 def _read(path: Path) -> str | None:

@@ -19,47 +19,19 @@ class Options:
     verbose: bool = False
 
 
-_PANEL = "Common options"
+def _option(kind: object, shown: str, *names: str, metavar: str | None = None) -> tuple[object, object]:
+    option = typer.Option(*names, help=shown, metavar=metavar, rich_help_panel="Common options")
+    return Annotated[kind, option], False if kind is bool else None
+
+
+_DATA = "Data directory of a `turnstile up`, instead of .turnstile here or above."
+
 OPTIONS: dict[str, tuple[object, object]] = {
-    "config": (
-        Annotated[
-            Path | None,
-            typer.Option(help="Settings file, instead of ./config.toml.", metavar="FILE", rich_help_panel=_PANEL),
-        ],
-        None,
-    ),
-    "data": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                help="Data directory of a `turnstile up`, instead of .turnstile here or above.",
-                metavar="DIR",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        None,
-    ),
-    "project": (
-        Annotated[
-            str | None,
-            typer.Option(help="Project, instead of the settings' default_project.", rich_help_panel=_PANEL),
-        ],
-        None,
-    ),
-    "channel": (
-        Annotated[
-            str | None,
-            typer.Option(help="Channel, instead of the settings' default_channel.", rich_help_panel=_PANEL),
-        ],
-        None,
-    ),
-    "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print JSON, errors included.", rich_help_panel=_PANEL)],
-        False,
-    ),
-    "verbose": (
-        Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.", rich_help_panel=_PANEL)],
-        False,
-    ),
+    "config": _option(Path | None, "Settings file, instead of ./config.toml.", metavar="FILE"),
+    "data": _option(Path | None, _DATA, metavar="DIR"),
+    "project": _option(str | None, "Project, instead of the settings' default_project."),
+    "channel": _option(str | None, "Channel, instead of the settings' default_channel."),
+    "as_json": _option(bool, "Print JSON, errors included.", "--json"),
+    "verbose": _option(bool, "Log everything.", "--verbose", "-v"),
 }
 """Annotation and default of each, by its field of `Options`."""

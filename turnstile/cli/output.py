@@ -87,6 +87,13 @@ class Output:
         """Print one JSON document."""
         self._write(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n")
 
+    def result(self, value: JsonValue | BaseModel, text: str) -> None:
+        """Print the result of a command: `text` as a line, or with `--json` the document."""
+        if self.as_json:
+            self.document(value)
+        else:
+            self.line(text)
+
     def json_line(self, value: JsonValue | BaseModel) -> None:
         """Print one JSON object on a line."""
         self._write(json.dumps(_plain(value), ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""Runs one command: settings, log, signals, and the exit code of whatever happens."""
+"""Runs one command: its settings, log, signals and exit code."""
 
 import asyncio
 import os
@@ -14,20 +14,20 @@ from turnstile.settings import load_settings
 
 
 def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, quiet: bool) -> None:
-    """Run it and end the process with its exit code, if that is not 0."""
+    """Run the command; end the process with its exit code if that is not 0."""
     out, program = Output(as_json=options.as_json, verbose=options.verbose), Program()
     try:
         settings = load_settings(options.config)
-        told = settings.observability
+        observability = settings.observability
         logs = serves and not quiet
-        out.log_to(told.log_level if logs else "warning", told.log_format if logs else "text")
+        out.log_to(observability.log_level if logs else "warning", observability.log_format if logs else "text")
         exit_code = _run(program, command, Session(settings, options, out), serves=serves)
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = REFUSED
     except asyncio.CancelledError:
         exit_code = INTERRUPTED
-    except Exception as error:  # noqa: BLE001 -- the last one to tell what went wrong
+    except Exception as error:  # noqa: BLE001 -- every error is printed here
         out.trace()
         failure = failure_of(error)
         out.failure(failure)
@@ -39,12 +39,12 @@ def _run(program: Program, command: Callable[[Session], Awaitable[None]], sessio
     async def run() -> None:
         await command(session)
 
-    def told(task: asyncio.Task[None]) -> None:
+    def on_signal(task: asyncio.Task[None]) -> None:
         session.stop.set()
         if serves:
             session.out.remark("stopping; once more to stop at once")
         else:
             task.cancel()
 
-    program.run(run(), told)
+    program.run(run(), on_signal, lambda: session.on_interrupt)
     return session.exit_code

@@ -1,7 +1,6 @@
-"""What a command works with: settings, output, and the ledger and NATS opened on demand.
+"""A command's settings and output, and its connections to ledger and NATS, opened on demand.
 
-A server that is away is waited for, with a line that says which; a command that only asks gives up after
-`patience_seconds` of `[database]` or `[nats]`.
+A command waits for a server that is away, at most `patience_seconds` of `[database]` or `[nats]`, and prints which.
 """
 
 import asyncio
@@ -10,9 +9,10 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
-from turnstile.cli.errors import NotMigrated
+from turnstile.cli.errors import NoBridge, NotMigrated
 from turnstile.cli.options import Options
 from turnstile.cli.output import Output
+from turnstile.embedded import Endpoints
 from turnstile.processes import addresses
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from turnstile.transport.connection import NatsConnection
 
 T = TypeVar("T")
+SENDER = "turnstile.cli"
+HEADERS = {"CG-Sender": SENDER}
+"""The headers of every request of a command."""
 
 
 class Session:
@@ -35,18 +38,24 @@ class Session:
         self.out = out
         self.stop = asyncio.Event()
         """Set by the first signal."""
+        self.on_interrupt: Callable[[], object] | None = None
+        """Called for Ctrl-C instead of ending the command, while it is set."""
         self.exit_code = 0
-        """Of a command that ends without an error."""
+        """The exit code of a command that ends without an error."""
 
     @property
     def project(self) -> ProjectId:
-        """Of `--project`, else of the settings; raises `BadRequest` if it is no token."""
+        """The project of `--project`, else of the settings; raises `BadRequest` if it is no token."""
         return ProjectId(token(self.options.project or self.settings.protocol.default_project, "--project"))
 
     @property
     def channel(self) -> ChannelId:
-        """Of `--channel`, else of the settings; raises `BadRequest` if it is no token."""
+        """The channel of `--channel`, else of the settings; raises `BadRequest` if it is no token."""
         return ChannelId(token(self.options.channel or self.settings.protocol.default_channel, "--channel"))
+
+    def endpoints(self) -> Endpoints:
+        """The addresses of all three servers; raises `ConfigError` if one is not known."""
+        return addresses.resolve_endpoints(self.settings, self.options.data)
 
     @asynccontextmanager
     async def ledger(self) -> AsyncGenerator["Pool"]:
@@ -69,7 +78,7 @@ class Session:
 
     @asynccontextmanager
     async def ledger_if_installed(self) -> AsyncGenerator["Pool | None"]:
-        """As `ledger`; None where its driver is not installed: then the bridge is asked for what it answers."""
+        """As `ledger`, or None if its driver is not installed; then the caller asks the bridge."""
         if find_spec("asyncpg") is None:
             yield None
             return
@@ -79,7 +88,7 @@ class Session:
     @asynccontextmanager
     async def nats(self) -> AsyncGenerator["NatsConnection"]:
         """A connection to NATS; raises `ServerUnavailable`, or `ConfigError` if it refuses the login."""
-        from turnstile.transport.connection import connect  # noqa: PLC0415 -- a third of the start of commands that only read
+        from turnstile.transport.connection import connect  # noqa: PLC0415 -- a third of the start time of commands that only read
 
         patience = self.settings.nats.patience_seconds
         url = addresses.nats_url(self.settings, self.options.data)
@@ -103,19 +112,30 @@ class Session:
         async with self.nats() as conn:
             yield BridgeClient(conn, project, channel)
 
+    async def await_bridge(self, client: "BridgeClient") -> None:
+        """Wait until a bridge answers; raises `NoBridge` as `patiently` does."""
+        await self.patiently(lambda: client.request("describe", {}))
+
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a request until a bridge answers; raises `NoBridge` after `[nats].patience_seconds`."""
+        try:
+            return await patiently(attempt, self.settings.nats.patience_seconds, self.out.remark)
+        except ServerUnavailable as error:
+            raise NoBridge(str(error)) from None
+
 
 async def patiently(attempt: Callable[[], Awaitable[T]], patience: float, on_wait: Callable[[str], None]) -> T:
-    """What `attempt` returns once the server is there; raises its `ServerUnavailable` after `patience` seconds."""
+    """Repeat `attempt` until the server answers; raises its `ServerUnavailable` after `patience` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
-    told = False
+    printed = False
     while True:
         try:
             return await attempt()
         except ServerUnavailable as error:
             if loop.time() >= deadline:
                 raise
-            if not told:
+            if not printed:
                 on_wait(f"waiting up to {patience:g} s: {error}")
-                told = True
+                printed = True
         await asyncio.sleep(0.5)

@@ -21,14 +21,21 @@ class Check(Strict):
 
 
 async def looked(
-    name: str, look: Callable[[], Awaitable[list[Check]]], hint: str = "see that it runs and that its address is right"
+    name: str,
+    look: Callable[[], Awaitable[list[Check]]],
+    hint: str = "see that it runs and that its address is right",
+    *,
+    at: str = "",
 ) -> list[Check]:
-    """The lines that `look` returns; if it raises or takes longer than `SECONDS`, one failed line called `name`."""
+    """The lines that `look` returns; if it raises or takes longer than `SECONDS`, one failed line called `name`.
+
+    `at` is the address of the server that is asked, for the line of one that is silent.
+    """
     try:
         async with asyncio.timeout(SECONDS):
             return await look()
     except TimeoutError:
-        says = f"no answer in {SECONDS:g} s"
+        says = f"no answer{at and f' from {at}'} in {SECONDS:g} s"
     except Exception as error:  # noqa: BLE001 -- any exception of a client becomes a failed line
         says = str(error) if isinstance(error, TurnstileError) else type(error).__name__
     return [Check(name=name, status="fail", says=says, hint=hint)]

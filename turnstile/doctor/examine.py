@@ -7,10 +7,12 @@ answer.
 import asyncio
 import stat
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 
@@ -19,8 +21,9 @@ from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.bridge.engine import are_known, ensure_readable
 from turnstile.doctor.checks import SECONDS, Check, looked
 from turnstile.doctor.serving import check_serving
-from turnstile.embedded import Endpoints, find_data, read_endpoints
+from turnstile.embedded import Endpoints, ServerName, find_data, read_endpoints
 from turnstile.embedded.server import log_path
+from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import pending
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unserved
@@ -35,11 +38,17 @@ from turnstile.schema.pump.listeners import BadListener
 from turnstile.settings import Settings
 from turnstile.temporal.connect import connect_engine
 from turnstile.temporal.versions import list_builds
+from turnstile.transport.address import parse_address
 from turnstile.transport.connection import connect
 
 COMPROMISED = {"litellm": frozenset({"1.82.7", "1.82.8", "1.107.0"})}
 """Released versions that sent API keys to an attacker; pip does not warn of them."""
 _SHOWN_PACKAGES = ("temporalio", "nats-py", "pydantic")
+
+
+class _Shown(Protocol):
+    @property
+    def shown(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,63 +63,85 @@ class _Doctor:
         except ConfigError as error:
             return [Check(name="servers", status="warn", says=str(error), hint="`turnstile up` starts all of them")]
         looks = [
-            looked("PostgreSQL", lambda: _postgres(endpoints.database_url)),
-            looked("NATS", lambda: _nats(endpoints.nats_url)),
-            looked("Temporal", lambda: _temporal(self.settings, endpoints)),
+            looked(
+                "PostgreSQL",
+                lambda: _postgres(endpoints.database_url),
+                self._hint("postgres", endpoints),
+                at=_shown(read_address, endpoints.database_url),
+            ),
+            looked(
+                "NATS",
+                lambda: _nats(endpoints.nats_url),
+                self._hint("nats", endpoints),
+                at=_shown(parse_address, endpoints.nats_url),
+            ),
+            looked(
+                "Temporal",
+                lambda: _temporal(self.settings, endpoints),
+                self._hint("temporal", endpoints),
+                at=endpoints.temporal_address,
+            ),
         ]
         if self.settings.worker.deployment_name:
             looks.append(looked("worker version", lambda: _version(self.settings, endpoints)))
-        looks.append(check_serving(self.settings, endpoints, self._nats_log(endpoints)))
+        looks.append(check_serving(self.settings, endpoints, self._log("nats", endpoints)))
         return [check for found in await asyncio.gather(*looks) for check in found]
 
-    def _nats_log(self, endpoints: Endpoints) -> Path | None:
-        """The log of the NATS of a `turnstile up` here, if that is the one in use."""
+    def _log(self, name: ServerName, endpoints: Endpoints) -> Path | None:
+        """The log of this server of a `turnstile up` here, if that is the one in use."""
         data = find_data(self.data)
         found = read_endpoints(data) if data is not None else None
-        own = data is not None and found is not None and found.nats_url == endpoints.nats_url
-        return log_path(data, "nats") if data is not None and own else None
+        if data is None or found is None or _address(name, found) != _address(name, endpoints):
+            return None
+        return log_path(data, name)
+
+    def _hint(self, name: ServerName, endpoints: Endpoints) -> str:
+        """What to do about a server that does not answer."""
+        if (log := self._log(name, endpoints)) is None:
+            return "see that it runs and that its address is right"
+        return f"it is the one of `turnstile up`, which starts it again if it ended; its log is {log}"
 
     async def listeners(self) -> list[Check]:
         """Whether a worker serves the listeners that `[pump]` names and those that messages wait for."""
         target, names = self.settings.pump.worker_target, self.settings.pump.listeners
         try:
             wanted = sorted(load_registry(names).listeners) if names else []
-            pool = Pool(
-                addresses.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
-            )
         except BadListener as error:
             return [Check(name="listeners", status="fail", says=str(error), hint="no worker starts with them")]
-        except ConfigError:
-            return []
         try:
-            async with asyncio.timeout(SECONDS):
+            async with self._ledger() as pool:
                 served = await pool.run(lambda conn: list_served(conn, target))
                 waited = await pool.run(lambda conn: list_unserved(conn, [target], older_seconds=0, row_limit=20))
+        except ConfigError:
+            return []
         except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
             says = f"the database could not be queried for them ({type(error).__name__})"
             return [Check(name="listeners", status="warn", says=says)] if names else []
-        finally:
-            await pool.close()
         return _served(target, wanted, served, waited)
 
     async def named_models(self) -> tuple[list[str], list[Check]]:
-        """The models of all profiles and those given on the command line."""
-        wanted = dict.fromkeys(self.models)
+        """The models of all profiles and those given on the command line; a line if profiles cannot be read."""
         try:
-            pool = Pool(
-                addresses.database_url(self.settings, self.data), size=1, name="turnstile doctor", patience=SECONDS
-            )
+            async with self._ledger() as pool:
+                found = await pool.run(list_profile_models)
         except ConfigError:
-            return list(wanted), []
+            return list(dict.fromkeys(self.models)), []
+        except Exception:  # noqa: BLE001 -- the PostgreSQL check reports the cause
+            says = "profiles could not be read, so their models are not looked at"
+            check = Check(name="models", status="warn", says=says, hint="see the line of PostgreSQL")
+            return list(dict.fromkeys(self.models)), [check]
+        return list(dict.fromkeys((*self.models, *(each.model for each in found)))), []
+
+    @asynccontextmanager
+    async def _ledger(self) -> AsyncGenerator[Pool]:
+        """The ledger for at most `SECONDS`; raises `ConfigError` if its address is not known."""
+        url = addresses.database_url(self.settings, self.data)
+        pool = Pool(url, size=1, name="turnstile doctor", patience=SECONDS)
         try:
             async with asyncio.timeout(SECONDS):
-                found = await pool.run(list_profile_models)
-        except Exception as error:  # noqa: BLE001 -- the PostgreSQL check reports the cause
-            says = f"profiles could not be read ({type(error).__name__})"
-            return list(wanted), [Check(name="profiles", status="warn", says=says)]
+                yield pool
         finally:
             await pool.close()
-        return list(wanted | dict.fromkeys(each.model for each in found)), []
 
 
 async def examine(settings: Settings, data: Path | None, models: Sequence[str]) -> list[Check]:
@@ -119,7 +150,8 @@ async def examine(settings: Settings, data: Path | None, models: Sequence[str]) 
     servers, listeners, (named, problems) = await asyncio.gather(
         doctor.servers(), doctor.listeners(), doctor.named_models()
     )
-    checks = [*versions(), *servers, *listeners, *problems, *key_files(settings), *await check_models(settings, named)]
+    found = await check_models(settings, named) if named or not problems else []
+    checks = [*versions(), *servers, *listeners, *problems, *key_files(settings), *found]
     return [*checks, verdict(checks)]
 
 
@@ -186,7 +218,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
             try:
                 await router.check(model)
             except TurnstileError as error:
-                hint = "docs/models.md lists providers and their variables"
+                hint = "looked for where doctor runs; docs/models.md lists providers and their variables"
                 found.append(Check(name=model, status="fail", says=f"{error} ({error.code})", hint=hint))
             else:
                 found.append(Check(name=model, status="ok", says="can be asked"))
@@ -198,7 +230,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
 def _served(target: str, wanted: Collection[str], served: Mapping[str, int], waited: Sequence[Unserved]) -> list[Check]:
     """One line for the served or missing listeners, and one for each unserved listener that messages wait for."""
     hint = "start `turnstile worker` with these [pump].listeners"
-    found = [Check(name="listeners", status="fail", says=each.told(), hint=hint) for each in waited]
+    found = [Check(name="listeners", status="fail", says=each.sentence(), hint=hint) for each in waited]
     missing = sorted(set(wanted) - set(served))
     if missing:
         says = f"no worker of {target!r} has {', '.join(missing)}"
@@ -208,6 +240,24 @@ def _served(target: str, wanted: Collection[str], served: Mapping[str, int], wai
         names = ", ".join(name if n == most else f"{name} (by {n} of {most} workers)" for name, n in served.items())
         found.append(Check(name="listeners", status="ok", says=f"{target!r} has {names}"))
     return found
+
+
+def _address(name: ServerName, endpoints: Endpoints) -> str:
+    match name:
+        case "postgres":
+            return endpoints.database_url
+        case "nats":
+            return endpoints.nats_url
+        case "temporal":
+            return endpoints.temporal_address
+
+
+def _shown(read: Callable[[str], _Shown], url: str) -> str:
+    """The address without its password; empty if it cannot be read, which the check itself reports."""
+    try:
+        return read(url).shown
+    except ConfigError:
+        return ""
 
 
 async def _postgres(url: str) -> list[Check]:
@@ -226,7 +276,7 @@ async def _postgres(url: str) -> list[Check]:
 
 
 async def _nats(url: str) -> list[Check]:
-    conn = await connect(url, name="turnstile doctor")
+    conn = await connect(url, name="turnstile doctor", on_wait=lambda _: None)
     try:
         await conn.send("$JS.API.INFO", b"")
         await conn.verify()

@@ -32,6 +32,7 @@ from turnstile.settings import Settings
 from turnstile.transport.connection import NatsConnection, connect
 from turnstile.transport.stream_probe import (
     Consumer,
+    NoStream,
     answers,
     list_consumers,
     named_consumers,
@@ -39,6 +40,7 @@ from turnstile.transport.stream_probe import (
 )
 from turnstile.transport.streams import wakeup_consumer
 
+_SIGNS_ON = "one that runs signs on every 10 s while the database and Temporal answer it"
 _LATE_SECONDS = 15.0
 """A worker whose row is older than this is late; it writes the row every ten seconds."""
 _TRIES = 4
@@ -59,19 +61,14 @@ class _Roster:
 
 async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path | None) -> list[Check]:
     """Lines about streams, bridge, workers, targets and tools. `nats_log` is the log of an embedded NATS, if any."""
-    rosters: list[_Roster] = []
-
-    async def read() -> list[Check]:
-        rosters.append(await _read_roster(endpoints.database_url))
-        return []
-
-    unread = await looked("agents and tools", read, "see the line of PostgreSQL")
-    roster = rosters[0] if rosters else None
+    roster = await _roster_or_none(endpoints.database_url)
+    says = "who should be served could not be read, so workers, targets and tools are not looked at"
+    unread = [Check(name="agents and tools", status="warn", says=says, hint="see the line of PostgreSQL")]
     try:
         async with asyncio.timeout(SECONDS):
             conn = await connect(endpoints.nats_url, name="turnstile doctor", on_wait=lambda _: None)
     except (TimeoutError, ConfigError):  # the NATS check reports the cause
-        return [*unread, *(_workers(roster) if roster else [])]
+        return unread if roster is None else _workers(roster)
     try:
         streams = await looked("streams", lambda: check_streams(conn, nats_log))
         bridge = await looked("bridge", lambda: _bridge(settings, conn))
@@ -81,6 +78,18 @@ async def check_serving(settings: Settings, endpoints: Endpoints, nats_log: Path
     finally:
         await conn.close()
     return [*streams, *bridge, *_workers(roster), *_targets(settings, roster, found), *_tools(roster, found)]
+
+
+async def _roster_or_none(url: str) -> _Roster | None:
+    """The roster; None if it cannot be read, of which the check of PostgreSQL reports the cause."""
+    rosters: list[_Roster] = []
+
+    async def read() -> list[Check]:
+        rosters.append(await _read_roster(url))
+        return []
+
+    await looked("agents and tools", read)
+    return rosters[0] if rosters else None
 
 
 async def _read_roster(url: str) -> _Roster:
@@ -103,11 +112,14 @@ async def check_streams(conn: NatsConnection, log: Path | None) -> list[Check]:
         elif isinstance(error, ConfigError):
             hint = "ask with the settings of a bridge or a worker"
             found.append(Check(name=name, status="warn", says=str(error), hint=hint))
+        elif isinstance(error, NoStream):
+            hint = "`turnstile migrate` makes it; bridges and workers make one that is gone"
+            found.append(Check(name=name, status="fail", says=str(error), hint=hint))
         else:
             logged = last_error(log) if log is not None else ""
             says = f"{error}; the log of NATS says: {logged}" if logged else str(error)
-            hint = "no event comes while it refuses: see its disk and its log, then start NATS again"
-            hint = f"{hint}; `turnstile up` does that by itself" if log is not None else hint
+            hint = "no event comes while it refuses: make room on its disk, see its log, then start NATS again"
+            hint = f"{hint}, which `turnstile up` does by itself" if log is not None else hint
             found.append(Check(name=name, status="fail", says=says, hint=hint))
     return found
 
@@ -165,7 +177,7 @@ async def _ask_or_none(ask: Callable[[], Awaitable[list[Consumer] | None]]) -> l
 def _workers(roster: _Roster) -> list[Check]:
     """One line for each worker that has a recent row in the ledger."""
     if not roster.workers:
-        hint = "start `turnstile worker`, or `turnstile up`"
+        hint = f"start `turnstile worker`, or `turnstile up`; {_SIGNS_ON}"
         return [Check(name="workers", status="fail", says="none has signed on in the last 30 s", hint=hint)]
     instances: dict[str, list[LiveWorker]] = {}
     for each in roster.workers:
@@ -180,7 +192,7 @@ def _worker(name: str, targets: Iterable[str], seen_seconds: float) -> Check:
     says = f"serves {', '.join(targets)}, signed on {seen_seconds:.0f} s ago"
     if seen_seconds <= _LATE_SECONDS:
         return Check(name=f"worker {name}", status="ok", says=says)
-    hint = "it signs on every 10 s: it has ended, or does not reach the database"
+    hint = f"it has ended, or cannot: {_SIGNS_ON}"
     return Check(name=f"worker {name}", status="warn", says=says, hint=hint)
 
 
@@ -196,7 +208,8 @@ def _target(
     use: TargetUse, workers: Sequence[LiveWorker], found: list[Consumer] | None, served: Sequence[str]
 ) -> Check:
     name = f"target {use.worker_target}"
-    here = sum(each.worker_target == use.worker_target for each in workers)
+    own = [each for each in workers if each.worker_target == use.worker_target]
+    here = sum(each.seen_seconds <= _LATE_SECONDS for each in own)
     rings = (
         None
         if found is None
@@ -204,14 +217,21 @@ def _target(
     )
     named = _count(use.agents, "agent", "agents"), _count(use.profiles, "profile", "profiles")
     who = f"named by {' and '.join(named)}, such as {use.example}"
-    missing = [*([] if here else ["no worker serves it"]), *(["no bridge rings for it"] if rings is False else [])]
+    nobody = (
+        f"no worker has signed on for {min(each.seen_seconds for each in own):.0f} s" if own else "no worker serves it"
+    )
+    missing = [*([] if here else [nobody]), *(["no bridge rings for it"] if rings is False else [])]
     if not missing:
         rung = "" if rings else "; this user may not ask whether a bridge rings for it"
         return Check(name=name, status="ok", says=f"{_count(here, 'worker serves', 'workers serve')} it{rung}")
-    others = [each for each in served if each != use.worker_target]
-    close = difflib.get_close_matches(use.worker_target, others, n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else ""
-    hint = f"name it in [worker].worker_targets of a worker and a bridge, and start them{meant}"
+    if use.worker_target in served:
+        command = "worker" if rings else "bridge" if here else "up"
+        hint = f"start `turnstile {command}`" if command == "up" else f"start `turnstile {command}`, or `turnstile up`"
+        hint = f"{hint}; {_SIGNS_ON}" if own and not here else hint
+    else:
+        close = difflib.get_close_matches(use.worker_target, served, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"name it in [worker].worker_targets of a worker and a bridge, and start them{meant}"
     status = "fail" if use.agents else "warn"
     return Check(name=name, status=status, says=f"{' and '.join(missing)}: {who}", hint=hint)
 

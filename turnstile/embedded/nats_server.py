@@ -9,7 +9,7 @@ from pathlib import Path
 from turnstile.embedded.files import private_directory, write_private
 from turnstile.embedded.ports import LOOPBACK
 from turnstile.embedded.protocol import StartProcess
-from turnstile.embedded.server import ServerName, clean_environment, close_stream, find_program, log_path
+from turnstile.embedded.server import EmbeddedServer, ServerName, clean_environment, close_stream, find_program
 from turnstile.embedded.supervisor import Supervisor
 
 CONFIG = "max_payload: 4MB\n"
@@ -19,20 +19,12 @@ GREETING_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True)
-class NatsServer:
+class NatsServer(EmbeddedServer):
     """The NATS server; its streams are in `data/nats`."""
 
     data: Path
     port: int
     name: ServerName = "nats"
-
-    @property
-    def home(self) -> Path:
-        return self.data / "nats"
-
-    @property
-    def log(self) -> Path:
-        return log_path(self.data, self.name)
 
     @property
     def _config(self) -> Path:

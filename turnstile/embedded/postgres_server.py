@@ -13,7 +13,7 @@ from turnstile.embedded.account import Account
 from turnstile.embedded.files import tail, write_private
 from turnstile.embedded.ports import LOOPBACK
 from turnstile.embedded.protocol import StartProcess
-from turnstile.embedded.server import ServerName, clean_environment, is_listening, log_path
+from turnstile.embedded.server import EmbeddedServer, ServerName, clean_environment, is_listening
 from turnstile.embedded.server_errors import BinaryMissing, DataDirectoryUnusable, ServerStartFailed
 from turnstile.embedded.supervisor import Supervisor
 
@@ -41,21 +41,13 @@ GRACE = 15.0
 
 
 @dataclass(frozen=True)
-class PostgresServer:
+class PostgresServer(EmbeddedServer):
     """The cluster in `data/postgres`, run as `account` if that is not None."""
 
     data: Path
     port: int
     account: Account | None
     name: ServerName = "postgres"
-
-    @property
-    def home(self) -> Path:
-        return self.data / "postgres"
-
-    @property
-    def log(self) -> Path:
-        return log_path(self.data, self.name)
 
     @property
     def _password_file(self) -> Path:

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from turnstile.embedded.files import tail, turn_over
 from turnstile.embedded.protocol import StartProcess
@@ -21,30 +22,34 @@ POLL = 0.025
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC")
 
 
-class EmbeddedServer(Protocol):
+class EmbeddedServer(ABC):
     """One server on one data directory; holds ports and paths, no state."""
 
+    data: Path
+    name: ServerName
+    """The name in logs, errors and messages to the warden."""
+
     @property
-    def name(self) -> ServerName:
-        """The name in logs, errors and messages to the warden."""
-        ...
+    def home(self) -> Path:
+        """The directory of its data."""
+        return self.data / self.name
 
     @property
     def log(self) -> Path:
         """The file for its output."""
-        ...
+        return log_path(self.data, self.name)
 
+    @abstractmethod
     async def prepare(self, supervisor: Supervisor) -> None:
         """Creates the server's part of the data directory if it does not exist."""
-        ...
 
+    @abstractmethod
     def command(self) -> StartProcess:
         """The message to the warden that starts it."""
-        ...
 
+    @abstractmethod
     async def answers(self) -> bool:
         """Whether it serves requests."""
-        ...
 
 
 def log_path(data: Path, name: ServerName) -> Path:

@@ -15,12 +15,12 @@ from turnstile.embedded.files import private_directory
 from turnstile.embedded.ports import LOOPBACK, Ports
 from turnstile.embedded.protocol import StartProcess
 from turnstile.embedded.server import (
+    EmbeddedServer,
     ServerName,
     clean_environment,
     close_stream,
     find_program,
     is_listening,
-    log_path,
 )
 from turnstile.embedded.supervisor import Supervisor
 
@@ -38,7 +38,7 @@ ANSWER_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
-class TemporalServer:
+class TemporalServer(EmbeddedServer):
     """Temporal with its data in `data/temporal`, which may be removed while it is stopped.
 
     Then the safety net starts all live turns again from the ledger.
@@ -48,14 +48,6 @@ class TemporalServer:
     ports: Ports
     namespace: str
     name: ServerName = "temporal"
-
-    @property
-    def home(self) -> Path:
-        return self.data / "temporal"
-
-    @property
-    def log(self) -> Path:
-        return log_path(self.data, self.name)
 
     def address(self) -> str:
         return f"{LOOPBACK}:{self.ports.temporal}"

@@ -1,4 +1,4 @@
-"""Which servers a command talks to: the addresses in the settings, else those a running `turnstile up` announces."""
+"""Finds the servers' addresses: in the settings, else those that a running `turnstile up` announces."""
 
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -13,7 +13,7 @@ NAMESPACE = "default"
 
 
 def resolve_endpoints(settings: Settings, data: Path | None) -> Endpoints:
-    """All three addresses; raises `ConfigError` saying what to start or set if one is known nowhere."""
+    """All three addresses; raises `ConfigError`, which says what to start or set, if one is not known."""
     found = announced(data)
     given = {
         "[database].url": settings.database.url or (found.database_url if found else ""),
@@ -33,7 +33,7 @@ def resolve_endpoints(settings: Settings, data: Path | None) -> Endpoints:
 
 
 def database_url(settings: Settings, data: Path | None) -> str:
-    """Where the ledger is, for commands that need nothing else; raises `ConfigError` as `resolve_endpoints` does."""
+    """The ledger's address; raises `ConfigError` as `resolve_endpoints` does."""
     if settings.database.url:
         return settings.database.url
     if (found := announced(data)) is None:
@@ -42,7 +42,7 @@ def database_url(settings: Settings, data: Path | None) -> str:
 
 
 def nats_url(settings: Settings, data: Path | None) -> str:
-    """Where NATS is, for commands that need nothing of Temporal; raises `ConfigError` as `resolve_endpoints` does."""
+    """The address of NATS; raises `ConfigError` as `resolve_endpoints` does."""
     if settings.nats.url:
         return settings.nats.url
     if (found := announced(data)) is None:
@@ -51,7 +51,7 @@ def nats_url(settings: Settings, data: Path | None) -> str:
 
 
 def announced(data: Path | None) -> Endpoints | None:
-    """What a running `turnstile up` announces; raises `ConfigError` if this user may not read it."""
+    """The addresses that a running `turnstile up` announces; raises `ConfigError` if this user may not read them."""
     try:
         return find_endpoints(data)
     except OSError as error:
@@ -62,7 +62,7 @@ def announced(data: Path | None) -> Endpoints | None:
 
 
 def web_ui_url(settings: Settings, found: Endpoints | None) -> str | None:
-    """The Web UI of the Temporal that is used: a configured service's, or the embedded one's."""
+    """The address of Temporal's Web UI: the configured one, or the embedded one."""
     if settings.temporal.web_ui_url or settings.temporal.address:
         return settings.temporal.web_ui_url or None
     return found.web_ui_url if found else None
@@ -79,7 +79,7 @@ def list_link(web_ui: str, namespace: str, query: str) -> str:
 
 
 def nothing_runs(data: Path | None, missing: list[str]) -> ConfigError:
-    """The error for addresses that are known nowhere."""
+    """The error for addresses that are not known."""
     where = f"in {data}" if data is not None else f"here (no {DEFAULT_DATA} with servers in this directory or above)"
     keys = " and ".join(missing)
     return ConfigError(f"nothing is running {where}: start `turnstile up`, pass --data DIR of one, or set {keys}")

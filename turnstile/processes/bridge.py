@@ -1,6 +1,6 @@
-"""What a bridge is made of: doorbells and claims, verbs, the safety net.
+"""A bridge: doorbells and claims, verbs, the safety net.
 
-The verbs begin when NATS is there. Turns need it less than they need the bridge: claims and safety net do not wait.
+It serves the verbs once NATS is there. Claims and the safety net do not wait for NATS, because turns run without it.
 """
 
 import asyncio
@@ -23,17 +23,19 @@ from turnstile.bridge.safety.rules import Rules
 from turnstile.bridge.safety.watchdog import Watchdog
 from turnstile.bridge.verbs.durable_commands import DurableCommands
 from turnstile.bridge.verbs.handlers import Verbs
-from turnstile.bridge.verbs.instrumented import observed
+from turnstile.bridge.verbs.instrumented import instrumented
 from turnstile.bridge.verbs.micro_service import VerbService
 from turnstile.bridge.verbs.rate_limits import Throttle, throttled
+from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.processes.connections import Servers, open_servers, watchdog_times
 from turnstile.processes.exclusive_targets import ExclusiveTarget
+from turnstile.processes.presence import sign_on_bridge
 from turnstile.processes.pump import thread_limits, thread_starter
 from turnstile.runtime.ports import Publisher
-from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets
 from turnstile.settings import Settings
@@ -41,12 +43,12 @@ from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import declare_commands, declare_streams
 
 _LISTENS_SECONDS = 10.0
-"""How long a bridge that reached NATS waits until its verbs are answered before it goes on."""
+"""Seconds that a bridge with a connection to NATS waits for the subscriptions of its verbs before it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Serves its targets: shared ones always, those that belong to one process while they are ours."""
+    """Serves its shared targets, and exclusive targets while this process holds their locks."""
 
     servers: Servers
     exclusive: ExclusiveTarget
@@ -54,18 +56,19 @@ class Bridge:
     claims: ClaimQueue
 
     async def start(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Run in tasks of the group until `stop`; returns when NATS hears the verbs, or is away."""
+        """Run in tasks of the group until `stop`; returns when the verbs are subscribed, or NATS is away."""
         settings, pool, conn, client, telemetry = self.servers
-        # What a rule cannot publish now, it publishes at a later tick: none waits for a NATS that is away.
+        # A rule that cannot publish now does so at a later tick, so no rule waits for NATS.
         rules = safety_rules(self.servers, self.served, NatsPublisher(conn, give_up_seconds=0), self.claims)
         publisher = LocalDoorbells(NatsPublisher(conn), self.claims, self.served)
         depth, limits = settings.protocol.max_recursion_depth, settings.limits
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
         handlers = {
             **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
+            **RosterVerbs(pool, publisher).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
-        verbs = observed(throttled(handlers, throttle), telemetry)
+        verbs = instrumented(throttled(handlers, throttle), telemetry)
         service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
         commands = DurableCommands(
             conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
@@ -84,6 +87,7 @@ class Bridge:
             commands.run(stop),
             self.claims.run(rules.starter, stop),
             Watchdog(pool, rules).run(stop),
+            sign_on_bridge(pool, client.identity, stop),
             ThreadTurns(conn, pool, threads).run(stop),
             *([actions.run(stop)] if settings.bridge.ui_actions else []),
             *(Doorbells(conn, self.claims, each).run(stop) for each in shared),
@@ -103,7 +107,7 @@ class Bridge:
 
 
 async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Event, stop: asyncio.Event) -> None:
-    """Answer the verbs from when NATS is there until `stop`; `listens` is set once they and the streams are there."""
+    """Serve the verbs once NATS is there, until `stop`; sets `listens` once they and the streams are ready."""
 
     async def listen() -> None:
         await conn.opened()
@@ -112,7 +116,7 @@ async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Ev
         await await_server(f"JetStream at {conn.shown}", partial(declare_streams, conn))
         listens.set()
 
-    await unless_told(stop, listen())
+    await unless_stopped(stop, listen())
     await stop.wait()
     await service.stop(timeout=20)
 
@@ -120,7 +124,7 @@ async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Ev
 def safety_rules(
     servers: Servers, served: ServedTargets, publisher: Publisher, queue: ClaimQueue | None = None
 ) -> Rules:
-    """The rules of the safety net, as they are set. With a queue they leave claims to it, else they wait for each."""
+    """The safety net's rules with their settings. With a queue they leave claims to it, else wait for each."""
     settings, pool, _, client, telemetry = servers
     starter = Starter(
         *(pool, client, publisher, served),
@@ -147,9 +151,9 @@ def safety_rules(
 
 @asynccontextmanager
 async def open_rules(settings: Settings, endpoints: Endpoints) -> AsyncGenerator[tuple[Pool, Rules]]:
-    """The rules on connections of their own, for a command that runs them; raises as `open_servers` does.
+    """The rules on connections of their own, for a command; raises as `open_servers` does.
 
-    They leave targets that belong to one process to that process (protocol §8).
+    They skip exclusive targets (protocol §8).
     """
     shared, _ = split_targets(settings.worker.worker_targets)
     async with open_servers(settings, endpoints, "turnstile-watchdog") as (pool, conn, client):

@@ -1,4 +1,4 @@
-"""The three servers as a process of ours uses them: each waited for, checked when it answers, closed at the end."""
+"""Opens connections to the three servers: waits for each, checks it, and closes it at the end."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ from turnstile.ledger.migrate import MigrationError, pending
 from turnstile.ledger.pool import Pool
 from turnstile.processes.pump import served_targets
 from turnstile.runtime.telemetry import SILENT, Telemetry
-from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.settings import BridgeSettings, Settings
 from turnstile.temporal.connect import connect_engine
@@ -26,11 +26,11 @@ from turnstile.temporal.plugin import turnstile_plugin, turnstile_runtime
 from turnstile.transport.connection import NatsConnection, start_connecting
 
 _NATS_SECONDS = 2.0
-"""How long a process that can do without NATS waits for it before it goes on."""
+"""Seconds that a process which does not need NATS waits for it."""
 
 
 class Servers(NamedTuple):
-    """The three servers as one process is connected to them, its settings, and where it records telemetry."""
+    """A process's settings, its connections to the three servers, and its telemetry."""
 
     settings: Settings
     pool: Pool
@@ -43,7 +43,7 @@ class Servers(NamedTuple):
 async def open_pool(
     settings: Settings, url: str, size: int, name: str, *, migrated: bool = True
 ) -> AsyncGenerator[Pool]:
-    """A pool on a server that answers, takes writes, is new enough and, unless this is `migrate`, has our tables."""
+    """A pool on a writable server of a supported version; with `migrated` its tables must be up to date."""
     pool = Pool(url, size=size, name=name, patience=settings.database.patience_seconds)
 
     async def look() -> None:
@@ -62,7 +62,7 @@ async def open_pool(
 async def open_nats(url: str, name: str, *, needed: bool = True) -> AsyncGenerator[NatsConnection]:
     """A connection that is drained at the end.
 
-    One that is not `needed` is waited for a moment only, and made in the background: `opened` hears of it.
+    If it is not `needed`, this waits a moment only; the connection is then opened in the background.
     """
     conn = start_connecting(url, name=name)
     try:
@@ -75,13 +75,13 @@ async def open_nats(url: str, name: str, *, needed: bool = True) -> AsyncGenerat
 
 
 async def watch_nats(conn: NatsConnection, stop: asyncio.Event) -> None:
-    """Until `stop`; raises `ConfigError` if NATS refuses us, `ServerUnavailable` once it is closed for good."""
+    """Wait until `stop`; raises `ConfigError` if NATS refuses the login, `ServerUnavailable` once it is closed."""
 
     async def until_closed() -> None:
         await conn.opened()
         await conn.closed.wait()
 
-    await unless_told(stop, until_closed())
+    await unless_stopped(stop, until_closed())
     if not stop.is_set():
         raise ServerUnavailable(f"the connection to NATS at {conn.shown} was closed for good: start this process again")
 
@@ -94,15 +94,15 @@ async def open_client(
     metrics_address: str | None = None,
     check: Callable[[Client], Awaitable[object]] | None = None,
 ) -> Client:
-    """A client with a runtime of its own, once the server answers and `check` has had its answers.
+    """A client with a runtime of its own, once the server answers and `check` has passed.
 
-    Raises `ConfigError` if the SDK's metrics cannot be served there, and what `check` raises.
+    Raises `ConfigError` if the SDK's metrics cannot be served at `metrics_address`, and what `check` raises.
     """
     try:
         runtime = turnstile_runtime(metrics_address)
     except ValueError as error:
-        told = f"[observability].temporal_metrics_port: {metrics_address} cannot be served ({error})"
-        raise ConfigError(told) from None
+        message = f"[observability].temporal_metrics_port: {metrics_address} cannot be served ({error})"
+        raise ConfigError(message) from None
 
     async def connect_client() -> Client:
         identity = instance_name("")
@@ -112,7 +112,7 @@ async def open_client(
 
 
 async def check_engine(settings: Settings, client: Client) -> None:
-    """Declare our search attributes; raises `ConfigError` for turns that this process cannot read."""
+    """Declare the search attributes; raises `ConfigError` if Temporal holds turns that this process cannot read."""
     await declare_search_attributes(client)
     await ensure_readable(client, served_targets(settings))
 
@@ -139,12 +139,12 @@ async def open_servers(
 
 
 def instance_name(role: str) -> str:
-    """What a process calls itself: its role, its host, and a part of its own."""
+    """The name of a process: its role, its host, and a random part."""
     return f"turnstile{role and '-'}{role}@{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
 
 def watchdog_times(bridge: BridgeSettings) -> WatchdogTimes:
-    """The ages of the safety net's rules as they are set."""
+    """The time limits of the safety net's rules from the settings."""
     return WatchdogTimes(
         poll_interval=bridge.poll_interval_seconds,
         inbox_processing_timeout=bridge.inbox_processing_timeout_seconds,

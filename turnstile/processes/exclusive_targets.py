@@ -1,7 +1,7 @@
-"""Targets that belong to one process (protocol §8): taken when they are free, watched, given up when the lock is lost.
+"""Exclusive targets (protocol §8): taken when they are free, served while the lock is held, given up when it is lost.
 
 Bridges and workers hold locks of their own, so that a target's bridge and its worker may be different processes. The
-lock keeps work from going to two processes; that each turn ends once, the CAS gate keeps, lock or no lock.
+lock keeps two processes from serving one target; the CAS gate ensures that each turn ends once, with or without it.
 """
 
 import asyncio
@@ -15,44 +15,44 @@ from turnstile.schema.errors import ServerUnavailable, TargetHeld
 
 log = logging.getLogger(__name__)
 Serve = Callable[[asyncio.Event], Awaitable[None]]
-"""Serves a target until the event is set, and has let go of it when it returns."""
+"""Serves a target until the event is set; when it returns, it has stopped serving."""
 _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveTarget:
-    """How this process takes targets that belong to one: where the locks are, and what it calls itself."""
+    """How this process takes exclusive targets: the database that holds the locks, and the name of this process."""
 
     database_url: str
     instance: str
     standby: bool = True
-    """Wait while another process has the target; else that ends this one."""
+    """Wait while another process has the target; if False, raise `TargetHeld`."""
 
     async def serve(
         self, role: Literal["bridge", "worker"], worker_target: str, stop: asyncio.Event, serve: Serve
     ) -> None:
-        """Run `serve` whenever the target is ours, until `stop`.
+        """Run `serve` while this process holds the target's lock, until `stop`.
 
-        Raises `TargetHeld` if it is another's and this is no standby, `ConfigError` behind a pooler that keeps no
-        session, and what `serve` raises.
+        Raises `TargetHeld` if another process has it and this is no standby, `ConfigError` behind a pooler that keeps
+        no session, and what `serve` raises.
         """
         lock, who = f"turnstile.{role}/{worker_target}", f"{role} of {worker_target}"
-        told = ""
+        logged = ""
         while not stop.is_set():
             try:
                 async with try_hold(self.database_url, lock, self.instance) as hold:
                     log.info("%s: taken, to be served in %g s", who, LOCK_TIMES.settle)
                     await _while_held(hold, stop, serve, who)
-                told = ""
+                logged = ""
             except Held as held:
                 if not self.standby:
                     raise TargetHeld(f"{worker_target} belongs to one {role}, and {held.holder} has it") from None
-                if told != held.holder:
-                    told = held.holder
-                    log.warning("%s: %s has it: standing by", who, told)
+                if logged != held.holder:
+                    logged = held.holder
+                    log.warning("%s: %s has it: standing by", who, logged)
             except ServerUnavailable as error:
-                if told != str(error):
-                    told = str(error)
+                if logged != str(error):
+                    logged = str(error)
                     log.warning("%s: waiting for its lock: %s", who, error)
             await _first(stop, seconds=_LOOK_SECONDS)
 
@@ -67,7 +67,7 @@ async def _while_held(hold: Hold, stop: asyncio.Event, serve: Serve, who: str) -
 
 
 async def _serve(hold: Hold, stop: asyncio.Event, serve: Serve) -> None:
-    """Until `stop`, the lock is lost, or `serve` ends by itself; the lock is kept until it has let go."""
+    """Run `serve` until `stop`, the loss of the lock, or its own end; the lock is kept until it has returned."""
     ending = asyncio.Event()
     serving = asyncio.ensure_future(serve(ending))
     waiting = asyncio.create_task(_first(stop, hold.lost))
@@ -82,7 +82,7 @@ async def _serve(hold: Hold, stop: asyncio.Event, serve: Serve) -> None:
 
 
 async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Returns when one of the events is set, or the time is over."""
+    """Wait until one of the events is set, or the time is over."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
 """Loads the listeners that `[pump].listeners` names: Python modules, and YAML files (docs/pump.md).
 
-What is wrong with one is a `ConfigError` that names it, and the module or file it is of.
+A faulty one raises a `ConfigError` that names it and its module or file.
 """
 
 import importlib
@@ -75,7 +75,7 @@ def _payload(path: str, where: str) -> type[Payload]:
 
 
 def _object(path: str, where: str) -> object:
-    """What `package.module:name` names."""
+    """The object at `package.module:name`."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise BadListener(f"{where}: {path!r} must be of the form package.module:name")
@@ -88,12 +88,12 @@ def _object(path: str, where: str) -> object:
 def _module(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 -- whatever a stranger's module does when it is imported
+    except Exception as error:  # noqa: BLE001 -- a module of others may raise anything
         raise BadListener(f"{where}: cannot import {name}: {type(error).__name__}: {error}{_place(error)}") from None
 
 
 def _place(error: Exception) -> str:
-    """Where in a stranger's module it happened; nothing if there is no such module."""
+    """The file and line of the error in the imported module; empty if the module was not found."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen ")]
     return (
         "" if frames[-1].filename in {__file__, importlib.__file__} else f" ({frames[-1].filename}:{frames[-1].lineno})"

@@ -1,4 +1,4 @@
-"""`turnstile migrate`: what worker and bridge need to exist in the three servers. Repeating it is harmless."""
+"""`turnstile migrate`: creates what worker and bridge need in the three servers. It may be repeated."""
 
 import logging
 from contextlib import AsyncExitStack
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What `migrate` found or made: names only."""
+    """The names of what `migrate` applied or declared."""
 
     migrations: list[str]
     streams: list[str]
@@ -46,7 +46,7 @@ class MigrationReport:
 async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: bool = True) -> MigrationReport:
     """Bring database and roles up to date and declare streams, consumers and search attributes.
 
-    Waits for servers that are away; without `needs_nats` not for NATS, whose streams a bridge declares when it comes.
+    Waits for servers that are away; without `needs_nats` not for NATS, whose streams a bridge declares later.
     """
     named = settings.database
     async with AsyncExitStack() as stack:

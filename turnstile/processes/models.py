@@ -1,4 +1,4 @@
-"""The models a process asks, composed from the settings: scripted ones by their prefix, litellm for every other id."""
+"""Composes the models of a process from the settings: scripted ones by their prefix, litellm for every other id."""
 
 import logging
 
@@ -18,12 +18,12 @@ def real_model(settings: ModelSettings) -> LitellmModel:
 
 
 def route_models(settings: ModelSettings, real: LitellmModel) -> ModelRouter:
-    """All models; raises `ConfigError` for a script that cannot be read."""
+    """The router of all models; raises `ConfigError` for a script that cannot be read."""
     return ModelRouter({PREFIX: ScriptedModel(load_scripts(settings.scripts))}, default=real)
 
 
 async def warm_up(pool: Pool, real: LitellmModel) -> None:
-    """Load litellm now if any profile names a real model, so that no turn waits for it, and else never."""
+    """Load litellm now if any profile names a real model, so that no turn waits for it."""
     try:
         named = await pool.run(list_profile_models)
         if any(not each.model.startswith(f"{PREFIX}/") for each in named):

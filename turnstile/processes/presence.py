@@ -1,7 +1,8 @@
-"""Who serves what: workers, and services of their own, sign on in `state.workers` (protocol §4, §8).
+"""Records in `state.workers` which workers and services serve which targets, and the bridges (protocol §4, §8).
 
-A worker signs on while the engine answers it, since without the engine nobody can ring it. After a time in which it
-could not, it counts as new: no turn is late for what its worker could not hear of.
+A worker signs on only while Temporal answers, since Temporal gives it its work. After a gap it counts as present from
+then on, so that the safety net does not end turns that no worker could have begun. A bridge signs on to say which
+version of the protocol it speaks; nothing waits for that.
 """
 
 import asyncio
@@ -9,9 +10,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.operations.sweep import touch_bridge, touch_worker
 from turnstile.ledger.pool import Pool
-from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.pump.threads import Serves
 
@@ -28,24 +29,27 @@ async def sign_on(
     serves: Serves | None = None,
     signed: asyncio.Event | None = None,
     reach: Callable[[], Awaitable[None]] | None = None,
+    declare: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Say in `state.workers`, now and then, that this worker serves its targets, and listeners; `signed` once it is.
+    """Record periodically in `state.workers` that this worker serves its targets and listeners.
 
-    `reach` raises `ServerUnavailable` while the server by which it is rung is away. What is to begin once it has signed
-    on is not kept waiting: at first both servers are waited for, as at any start.
+    Waits for both servers first, then runs `declare` once and sets `signed`. `reach` raises `ServerUnavailable` while
+    the server that wakes the worker is away: then nothing is recorded.
     """
 
-    async def say(*, anew: bool = False) -> None:
-        await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, serves, anew=anew))
+    async def record(*, restarted: bool = False) -> None:
+        await pool.run(lambda conn: touch_worker(conn, instance, worker_targets, serves, restarted=restarted))
 
     async def begin() -> None:
         if reach is not None:
             await await_server("Temporal", reach)
-        await await_server("PostgreSQL", say)
+        await await_server("PostgreSQL", record)
+        if declare is not None:
+            await await_server("PostgreSQL", declare)
         if signed is not None:
             signed.set()
 
-    await unless_told(stop, begin())
+    await unless_stopped(stop, begin())
     away = False
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
@@ -54,9 +58,20 @@ async def sign_on(
         try:
             if reach is not None:
                 await reach()
-            await say(anew=away)
+            await record(restarted=away)
         except ServerUnavailable as error:
             log.warning("not signed on: %s", error)
             away = True
         else:
             away = False
+
+
+async def sign_on_bridge(pool: Pool, instance: str, stop: asyncio.Event) -> None:
+    """Say in `state.workers`, now and then until `stop`, that this bridge runs and what it speaks."""
+    while not stop.is_set():
+        try:
+            await pool.run(lambda conn: touch_bridge(conn, instance))
+        except ServerUnavailable as error:
+            log.warning("not signed on: %s", error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SIGN_ON_SECONDS)

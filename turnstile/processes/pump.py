@@ -1,4 +1,4 @@
-"""The message pump, composed from the settings (`[pump]`): what worker and bridge need of it."""
+"""Composes the message pump's parts of worker and bridge from the settings (`[pump]`)."""
 
 from temporalio.client import Client
 
@@ -14,7 +14,7 @@ from turnstile.settings import Settings
 
 
 def pump_registry(settings: Settings) -> Registry | None:
-    """The listeners of a worker that has some; raises `ConfigError` where they do not fit together."""
+    """The worker's listeners, or None if the settings name none; raises `ConfigError` for invalid ones."""
     return load_registry(settings.pump.listeners) if settings.pump.listeners else None
 
 
@@ -27,7 +27,7 @@ def pump_activities(
 
 
 def thread_limits(settings: Settings) -> ThreadLimits:
-    """What one thread may come to."""
+    """The limits of threads."""
     pump = settings.pump
     return ThreadLimits(
         max_messages=pump.max_messages,
@@ -39,13 +39,13 @@ def thread_limits(settings: Settings) -> ThreadLimits:
 
 
 def thread_starter(settings: Settings, client: Client) -> ThreadStarter:
-    """What wakes threads."""
+    """The starter of threads' workflows."""
     heartbeat = settings.worker.activity_heartbeat_timeout_seconds
     return ThreadStarter(client, heartbeat_timeout_seconds=heartbeat)
 
 
 def served_targets(settings: Settings) -> list[str]:
-    """The worker targets of a worker: its own, and the pump's if it has listeners."""
+    """The worker targets that a worker serves: those of the settings, and the pump's if it has listeners."""
     targets = list(settings.worker.worker_targets)
     if settings.pump.listeners and settings.pump.worker_target not in targets:
         targets.append(settings.pump.worker_target)

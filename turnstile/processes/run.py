@@ -1,7 +1,7 @@
 """The long-running processes: worker and bridge, alone or together.
 
-Both are stateless and replicable. A server that is away is waited for, and both run turns without NATS, which is only
-the bell; a process ends when it is told to, or when something it cannot mend has happened, never half.
+Both are stateless and replicable. They wait for servers that are away, except for NATS, without which turns run, too. A
+process ends as a whole: at `stop`, or after an error that it cannot handle.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from turnstile.processes.connections import (
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.pump import pump_registry
 from turnstile.processes.worker import NotBegun, Worker, open_activities
-from turnstile.runtime.waiting import unless_told
+from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.ids import split_targets
 from turnstile.schema.pump.listeners import Registry
 from turnstile.settings import Settings
@@ -42,66 +42,48 @@ log = logging.getLogger(__name__)
 Ready = Callable[[], None]
 
 
-async def run_worker(
+async def _run(
     settings: Settings,
     endpoints: Endpoints,
     stop: asyncio.Event,
     *,
+    worker: bool,
+    bridge: bool,
     ready: Ready | None = None,
     standby: bool = True,
     health: Health | None = None,
 ) -> None:
-    """Run turns of `[worker].worker_targets` until `stop`.
-
-    Raises `TargetHeld` if one that belongs to one process is another's and this is no `standby` (protocol §8).
-    """
-    process = _Process(settings, endpoints, health or Health(), ready, standby, worker=True, bridge=False)
+    process = _Process(settings, endpoints, health or Health(), ready, standby, worker=worker, bridge=bridge)
     await process.run(stop)
 
 
-async def run_bridge(
-    settings: Settings,
-    endpoints: Endpoints,
-    stop: asyncio.Event,
-    *,
-    ready: Ready | None = None,
-    standby: bool = True,
-    health: Health | None = None,
-) -> None:
-    """Serve doorbells, verbs and the safety net until `stop`; raises `TargetHeld` as `run_worker` does."""
-    process = _Process(settings, endpoints, health or Health(), ready, standby, worker=False, bridge=True)
-    await process.run(stop)
+run_worker = partial(_run, worker=True, bridge=False)
+"""Run turns of `[worker].worker_targets` until `stop`; `ready` is called once it serves.
 
-
-async def run_both(
-    settings: Settings,
-    endpoints: Endpoints,
-    stop: asyncio.Event,
-    *,
-    ready: Ready | None = None,
-    health: Health | None = None,
-) -> None:
-    """Worker and bridge in one process on one Temporal client, so that turns start eagerly here."""
-    process = _Process(settings, endpoints, health or Health(), ready, standby=True, worker=True, bridge=True)
-    await process.run(stop)
+Raises `TargetHeld` if another process serves one of its exclusive targets and this is no `standby` (protocol §8).
+"""
+run_bridge = partial(_run, worker=False, bridge=True)
+"""Serve doorbells, verbs and the safety net until `stop`; raises `TargetHeld` as `run_worker` does."""
+run_both = partial(_run, worker=True, bridge=True)
+"""Worker and bridge in one process on one Temporal client, so that turns start eagerly here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A worker, a bridge, or both, before anything is opened."""
+    """A worker, a bridge, or both; it opens its servers when it runs."""
 
     settings: Settings
     endpoints: Endpoints
     health: Health
     ready: Ready | None
-    """Called once it serves."""
+    """Called once the process serves."""
     standby: bool
     worker: bool
     bridge: bool
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Open all servers and serve until `stop`; once more, if Temporal went away as a worker began."""
-        # Listeners that do not fit together are an error before any server is waited for.
+        """Open all servers and serve until `stop`; starts again if Temporal went away while a worker began."""
+        # Raises an error of the listeners before it waits for any server.
         registry = pump_registry(self.settings) if self.worker else None
         while not stop.is_set():
             try:
@@ -115,12 +97,12 @@ class _Process:
         shared, _ = split_targets(self.settings.worker.worker_targets)
         served, claims = ServedTargets(shared), ClaimQueue()
         async with AsyncExitStack() as stack:
-            servers = await unless_told(stop, self._open(stack, registry, served, claims))
+            servers = await unless_stopped(stop, self._open(stack, registry, served, claims))
             if servers is None:
                 return
             exclusive = ExclusiveTarget(self.endpoints.database_url, servers.client.identity, self.standby)
             async with asyncio.TaskGroup() as group:
-                # First: making workers holds the loop for seconds on a busy machine, and NATS would seem silent.
+                # First, since creating workers may block the loop for seconds, and NATS would seem silent.
                 if self.bridge:
                     await Bridge(servers, exclusive, served, claims).start(group, stop)
                 if self.worker:
@@ -134,14 +116,14 @@ class _Process:
     async def _open(
         self, stack: AsyncExitStack, registry: Registry | None, served: ServedTargets, claims: ClaimQueue
     ) -> Servers:
-        """The three servers, each waited for; `stack` closes what is open."""
+        """Wait for the three servers and open them; `stack` closes them."""
         settings, worker, bridge = self.settings, self.worker, self.bridge
         name = instance_name("" if worker and bridge else "worker" if worker else "bridge")
         size = settings.worker.database_pool_size * worker + settings.bridge.database_pool_size * bridge
         pool = await stack.enter_async_context(open_pool(settings, self.endpoints.database_url, size, name))
         conn = await stack.enter_async_context(open_nats(self.endpoints.nats_url, name, needed=False))
         if not conn.connected.is_set():
-            log.warning("going on without NATS at %s: turns run, and what they publish waits for it", conn.shown)
+            log.warning("going on without NATS at %s: turns run, and their messages wait for it", conn.shown)
         telemetry = await stack.enter_async_context(
             open_telemetry(settings, pool, conn, self.health, worker=worker, bridge=bridge)
         )

@@ -1,8 +1,8 @@
-"""Stateful services of one's own (docs/services.md): a target that belongs to one process, and a handler of its turns.
+"""Runs a stateful service (docs/services.md): an exclusive target, and a handler of its turns.
 
-`run_service` is a whole program; `serve_inbox` is the same inside another one. Both hold the target's lock, wake by
-doorbells and by looking, and need PostgreSQL and NATS. `turnstile.bridge.inbox.inbox_service` says what a handler may
-count on.
+`run_service` is a whole program; `serve_inbox` runs inside another one. Both hold the target's lock, find work by
+doorbells and by polling, and need PostgreSQL and NATS. `turnstile.bridge.inbox.inbox_service` says what a handler may
+rely on.
 """
 
 import argparse
@@ -23,8 +23,9 @@ from turnstile.processes.connections import instance_name, open_nats, open_pool,
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on
 from turnstile.runtime.program import Program
-from turnstile.schema.errors import ConfigError, Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, ConfigError, Refused, TurnstileError
 from turnstile.schema.ids import EXCLUSIVE_PREFIX, is_exclusive
+from turnstile.schema.ids import worker_target as checked_target
 from turnstile.settings import Settings, load_settings
 
 GRACE_SECONDS = 5.0
@@ -43,13 +44,17 @@ async def serve_inbox(
     concurrency: int = 1,
     deadline_seconds: float = 300.0,
 ) -> None:
-    """Run the turns of this target's agents until `stop`, `concurrency` at a time; handlers in hand then get 5 s.
+    """Run the turns of this target's agents until `stop`, `concurrency` at a time; running handlers then get 5 s.
 
-    Raises `ConfigError` for a target that is not one process's (`svc1_…`) or servers that are known nowhere,
+    Raises `ConfigError` for a target that is not exclusive (`svc1_…`) or servers whose addresses are not known,
     `TargetHeld` if another process has it and this is no `standby`.
     """
     if not is_exclusive(worker_target):
         raise ConfigError(f"{worker_target}: the target of a service begins with {EXCLUSIVE_PREFIX}")
+    try:
+        checked_target(worker_target, "the target of a service")
+    except BadRequest as error:
+        raise ConfigError(str(error)) from None
     database, instance = addresses.database_url(settings, data), instance_name("service")
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, database, 4 + concurrency, instance))
@@ -88,7 +93,7 @@ async def serve_inbox(
 
 
 def run_service(worker_target: str, handler: Handler, argv: Sequence[str] | None = None) -> None:
-    """The program of a service: serves until SIGTERM or Ctrl-C; ends with exit code 1 where it cannot."""
+    """The program of a service: serves until SIGTERM or Ctrl-C; ends with exit code 1 after an error."""
     parser = argparse.ArgumentParser(description=f"Runs the turns of {worker_target}.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, instead of ./config.toml")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data directory of a `turnstile up`")

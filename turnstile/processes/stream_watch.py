@@ -1,9 +1,9 @@
-"""Watches the streams of the embedded NATS for `turnstile up`, and starts that server again where they go on refusing.
+"""Watches the streams of the embedded NATS for `turnstile up`, and restarts that server if they keep refusing messages.
 
-After a full disk nats-server goes on refusing a stream that it could once not write, also when there is space again: it
-answers nothing, or `insufficient resources`, until it is started again. So a message is stored in each stream every few
-seconds and removed again, while its disk has space. What refuses is told with the server's own words. It is restarted
-not more often than the pauses say. Costs three small requests a stream and probe; never ends `up`.
+After a full disk nats-server keeps refusing a stream that it could not write once, even when there is space again,
+until it is restarted. So, while the disk has space, a message is stored in each stream every few seconds and removed
+again. A refusal is printed in the server's own words. Restarts are at least `pause` apart. Costs three small requests
+per stream and probe; never ends `up`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ NEEDED_MB = 16
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """In seconds. `failures` probes in a row must fail; after a restart the pause doubles up to `longest_pause`."""
+    """In seconds. `failures` consecutive probes must fail; a restart doubles the pause up to `longest_pause`."""
 
     every: float = 5.0
     timeout: float = 5.0
@@ -34,43 +34,36 @@ class WatchTimes:
     longest_pause: float = 600.0
 
 
+@dataclass
 class StreamWatch:
     """One NATS server: `home` is where its streams are, `log` its log, `restart` stops and starts it."""
 
-    def __init__(
-        self,
-        url: str,
-        home: Path,
-        log: Path,
-        *,
-        restart: Callable[[], Awaitable[None]],
-        say: Callable[[str], None],
-        times: WatchTimes,
-    ) -> None:
-        self._url = url
-        self._home = home
-        self._log = log
-        self._restart = restart
-        self._say = say
-        self._times = times
-        self._failed = 0
-        """Probes in a row."""
-        self._told = ""
-        """What was said last of a refusal that goes on."""
-        self._pause = times.pause
-        self._not_before = 0.0
+    url: str
+    home: Path
+    log: Path
+    restart: Callable[[], Awaitable[None]]
+    say: Callable[[str], None]
+    times: WatchTimes
+    _failed: int = 0
+    """Consecutive failed probes."""
+    _last_refusal: str = ""
+    """The kind of refusal that was printed last and still lasts."""
+    _not_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._pause = self.times.pause
 
     async def run(self) -> None:
         """Probe until cancelled."""
-        conn = await connect(self._url, name="turnstile-up", on_wait=lambda _: None)
+        conn = await connect(self.url, name="turnstile-up", on_wait=lambda _: None)
         try:
             while True:
-                await asyncio.sleep(self._times.every)
-                free = shutil.disk_usage(self._home).free // 1_000_000
-                if not conn.connected.is_set():  # it died, or is being started: the guard of `up` sees to that
+                await asyncio.sleep(self.times.every)
+                free = shutil.disk_usage(self.home).free // 1_000_000
+                if not conn.connected.is_set():  # it died or is starting: `up` restarts it
                     self._failed = 0
                 elif free < NEEDED_MB:  # a probe that cannot be written would itself make the stream refuse
-                    self._tell_full(free)
+                    self._print_full(free)
                 elif why := await self._trouble(conn):
                     await self._mend(why)
                 else:
@@ -78,44 +71,44 @@ class StreamWatch:
         finally:
             await conn.close()
 
-    def _tell_full(self, free: int) -> None:
-        logged = last_error(self._log)
+    def _print_full(self, free: int) -> None:
+        logged = last_error(self.log)
         said = f" Its log says: {logged}." if logged else ""
-        make_room = f"{free} MB are free at {self._home}: make room, it needs {NEEDED_MB}"
-        self._tell("full", f"the disk of NATS is full, so events are not stored; no turn is lost. {make_room}.{said}")
+        make_room = f"{free} MB are free at {self.home}: make room, it needs {NEEDED_MB}"
+        self._print("full", f"the disk of NATS is full, so events are not stored; no turn is lost. {make_room}.{said}")
 
     def _recovered(self) -> None:
-        if self._told:
-            self._say("the streams of NATS take messages again")
+        if self._last_refusal:
+            self.say("the streams of NATS take messages again")
         if asyncio.get_running_loop().time() > self._not_before:
-            self._pause = self._times.pause
-        self._failed, self._told = 0, ""
+            self._pause = self.times.pause
+        self._failed, self._last_refusal = 0, ""
 
     async def _mend(self, why: str) -> None:
-        """Start the server again if that can help now."""
+        """Restart the server if enough probes have failed and the pause is over."""
         self._failed += 1
-        if self._failed < self._times.failures:
+        if self._failed < self.times.failures:
             return
         refuses, now = f"NATS refuses messages: {why}", asyncio.get_running_loop().time()
         if now < self._not_before:
-            self._tell("later", f"{refuses}. It was started again {self._pause / 2:g} s ago or less; soon once more.")
+            self._print("later", f"{refuses}. It was started again {self._pause / 2:g} s ago or less; soon once more.")
         else:
-            self._tell("restart", f"{refuses}. Starting it again on the same data; no turn is lost.")
-            self._not_before, self._pause = now + self._pause, min(2 * self._pause, self._times.longest_pause)
+            self._print("restart", f"{refuses}. Starting it again on the same data; no turn is lost.")
+            self._not_before, self._pause = now + self._pause, min(2 * self._pause, self.times.longest_pause)
             self._failed = 0
             try:
-                await self._restart()
+                await self.restart()
             except EmbeddedError as error:
-                self._say(str(error))
+                self.say(str(error))
 
-    def _tell(self, kind: str, text: str) -> None:
-        if self._told != kind:
-            self._say(text)
-            self._told = kind
+    def _print(self, kind: str, text: str) -> None:
+        if self._last_refusal != kind:
+            self.say(text)
+            self._last_refusal = kind
 
     async def _trouble(self, conn: NatsConnection) -> str:
-        """What is wrong, in the server's own words; empty if nothing is."""
-        found = await probe_streams(conn, timeout=self._times.timeout, remove=True)
+        """The streams' errors in the server's own words; empty if there are none."""
+        found = await probe_streams(conn, timeout=self.times.timeout, remove=True)
         wrong = {stream: error for stream, error in found.items() if error is not None}
         if not wrong or not conn.connected.is_set():
             return ""
@@ -125,6 +118,6 @@ class StreamWatch:
             except TurnstileError as error:
                 return str(error)
             return ""
-        told = "; ".join(f"{stream}: {error}" for stream, error in wrong.items())
-        logged = last_error(self._log)
-        return f"{told}; its log says: {logged}" if logged else told
+        refused = "; ".join(f"{stream}: {error}" for stream, error in wrong.items())
+        logged = last_error(self.log)
+        return f"{refused}; its log says: {logged}" if logged else refused

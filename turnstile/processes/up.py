@@ -1,8 +1,8 @@
-"""`turnstile up`: the embedded servers, the migrations, worker and bridge, in one process, until it is told to stop.
+"""`turnstile up`: runs the embedded servers, the migrations, worker and bridge in one process until `stop`.
 
-A server that dies is started again once, on the same data and port: worker and bridge wait for it and go on, and no
-turn is lost. When the same one dies again, something is wrong that a restart does not mend, so everything stops with
-an error that shows its log. Whichever way this process ends, the servers end with it.
+A server that dies is restarted once, on the same data and port: worker and bridge wait for it, and no turn is lost. If
+the same server dies again, everything stops with an error that shows its log. However this process ends, the servers
+end with it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from turnstile.processes.stream_watch import StreamWatch, WatchTimes
 from turnstile.schema.errors import TurnstileError
 from turnstile.settings import Settings
 from turnstile.telemetry.health import Health
-from turnstile.telemetry.health_file import health_told
+from turnstile.telemetry.health_file import serving_health
 
 T = TypeVar("T")
 
@@ -32,12 +32,12 @@ class ServerDied(TurnstileError):
 
 
 class Stopped(Exception):
-    """Told to stop before everything was up."""
+    """`stop` was set before everything was up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What is up, and where."""
+    """The running servers, their addresses, and what was migrated."""
 
     endpoints: Endpoints
     embedded: tuple[str, ...]
@@ -53,7 +53,7 @@ async def run_up(
     ready: Callable[[Running], None],
     watch: WatchTimes | None = None,
 ) -> None:
-    """Run until `stop` is set, then drain; `ready` is called once all serve.
+    """Run until `stop` is set, then drain; calls `ready` once everything serves.
 
     Raises `EmbeddedError` (another `up` holds the data, a server does not start), `ServerDied`, and what
     `turnstile.processes.run` raises.
@@ -67,7 +67,7 @@ async def run_up(
     )
     try:
         async with AsyncExitStack() as resources:
-            health = await resources.enter_async_context(health_told(data, "up"))
+            health = await resources.enter_async_context(serving_health(data, "up"))
             endpoints = await unless(stop, servers.start())
             resources.push_async_callback(servers.stop)
             for moved in servers.moved:
@@ -83,7 +83,7 @@ async def run_up(
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; cancels it and raises `Stopped` if `stop` is set first."""
+    """Await `work` and return its result; cancels it and raises `Stopped` if `stop` is set first."""
     task = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -123,7 +123,7 @@ async def _serve(
 
 
 async def _guard(servers: EmbeddedServers, say: Callable[[str], None], watch: WatchTimes) -> None:
-    """Start what dies or refuses again; raises `ServerDied` when the same server dies a second time."""
+    """Restart servers that die or refuse messages; raises `ServerDied` if the same server dies a second time."""
     starting = asyncio.Lock()
 
     async def restart(name: ServerName) -> None:
@@ -149,7 +149,7 @@ async def _watch(
 async def _revive(
     servers: EmbeddedServers, say: Callable[[str], None], restart: Callable[[ServerName], Awaitable[None]]
 ) -> None:
-    """Start each server that dies again, once."""
+    """Restart each server that dies, once."""
     restarted: set[str] = set()
     while True:
         failure = await servers.wait_failed()

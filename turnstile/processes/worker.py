@@ -1,7 +1,7 @@
-"""What a worker is made of: its activities, and one Temporal worker for each of its targets.
+"""A worker: its activities, and one Temporal worker for each of its targets.
 
-The SDK asks for the namespace when a worker begins, and gives up after 30 s; what a worker that has begun needs, it
-asks for as long as it takes. One that could not begin cannot be used again, nor another one on its client.
+The SDK gives up after 30 s if Temporal is away when a worker starts; a running worker retries for ever. After such a
+failure neither this worker nor another one on the same client can start.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import ensure_engine
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import declare_listeners
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.processes.connections import Servers
 from turnstile.processes.exclusive_targets import ExclusiveTarget
@@ -29,9 +30,10 @@ from turnstile.processes.presence import sign_on
 from turnstile.processes.pump import pump_activities, served_targets
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import Telemetry
-from turnstile.runtime.waiting import await_server, unless_told
+from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets
+from turnstile.schema.pump.declared import declared
 from turnstile.schema.pump.listeners import Registry
 from turnstile.settings import Settings
 from turnstile.temporal.plugin import turn_workers, turnstile_plugin
@@ -42,14 +44,14 @@ _NOT_BEGUN = "Worker validation failed"
 
 
 class NotBegun(ServerUnavailable):
-    """Temporal went away as a worker began: on a new client another one can."""
+    """Temporal went away while a worker started: a worker on a new client can start."""
 
 
 @asynccontextmanager
 async def open_activities(
     settings: Settings, pool: Pool, publisher: Publisher, registry: Registry | None, telemetry: Telemetry
 ) -> AsyncGenerator[SimplePlugin]:
-    """The Temporal plugin with a worker's activities; the models that they ask are closed at the end."""
+    """The Temporal plugin with a worker's activities; closes their models at the end."""
     real = real_model(settings.model)
     model = route_models(settings.model, real)
     warming = asyncio.create_task(warm_up(pool, real), name="warm-up")
@@ -76,12 +78,12 @@ async def open_activities(
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Runs the turns of its targets: of shared ones always, of those that belong to one process while they are ours."""
+    """Runs the turns of its shared targets, and of exclusive targets while this process holds their locks."""
 
     servers: Servers
     exclusive: ExclusiveTarget
     registry: Registry | None
-    """The listeners of the message pump that this worker has."""
+    """The worker's listeners, if it has any."""
 
     def start(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Run in tasks of the group until `stop`."""
@@ -94,7 +96,7 @@ class Worker:
     async def _serve(self, targets: Sequence[str], stop: asyncio.Event) -> None:
         """Run a Temporal worker for each target until `stop`.
 
-        Signs on before it takes its first message: others then know which listeners it has.
+        It first records its listeners in the ledger, so that other workers know which ones it has.
         """
         settings, client = self.servers.settings, self.servers.client
         serves = None if self.registry is None else self.registry.serves(settings.pump.worker_target)
@@ -110,18 +112,29 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             reach = partial(ensure_engine, client)
             pool = self.servers.pool
-            group.create_task(sign_on(pool, client.identity, targets, stop, serves=serves, signed=signed, reach=reach))
-            await unless_told(stop, signed.wait())
+            declare = self._declare if serves is not None and serves.worker_target in targets else None
+            group.create_task(
+                sign_on(
+                    *(pool, client.identity, targets, stop), serves=serves, signed=signed, reach=reach, declare=declare
+                )
+            )
+            await unless_stopped(stop, signed.wait())
             if serves is not None and serves.worker_target in targets:
                 log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
             for each in workers:
                 group.create_task(_work(client, each, stop))
 
+    async def _declare(self) -> None:
+        """Say in `state.listeners` which listeners this worker has, for operators to list."""
+        assert self.registry is not None  # noqa: S101 -- only a worker with listeners declares them
+        listeners, target = declared(self.registry), self.servers.settings.pump.worker_target
+        await self.servers.pool.run(lambda conn: declare_listeners(conn, target, listeners))
+
 
 async def _work(client: Client, worker: TemporalWorker, stop: asyncio.Event) -> None:
-    """Run the worker until `stop`, whose activities then have the worker's graceful timeout.
+    """Run the worker until `stop`; its activities then have the worker's graceful timeout.
 
-    Raises `NotBegun`, or what ends a worker that has begun.
+    Raises `NotBegun`, or what a running worker raises.
     """
 
     async def begin() -> None:
@@ -129,8 +142,8 @@ async def _work(client: Client, worker: TemporalWorker, stop: asyncio.Event) -> 
         await worker.run()
 
     try:
-        # A worker that is cancelled shuts down like one that is told to, and one that has not begun ends at once.
-        await unless_told(stop, begin())
+        # A cancelled worker shuts down gracefully; one that has not started ends at once.
+        await unless_stopped(stop, begin())
     except RuntimeError as error:
         if not str(error).startswith(_NOT_BEGUN):
             raise

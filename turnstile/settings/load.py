@@ -34,8 +34,8 @@ def load_settings(path: Path | None = None) -> Settings:
         settings = Settings(**values)
     except ValidationError as error:
         # `_unknown_variables` reports a variable that sets a whole section.
-        told = [each for each in error.errors(include_url=False) if not _is_variable(each["loc"])]
-        problems.extend(_problem(each, file) for each in told)
+        faults = [each for each in error.errors(include_url=False) if not _is_variable(each["loc"])]
+        problems.extend(_problem(each, file) for each in faults)
         settings = None
     if settings is None or problems:
         raise ConfigError("\n".join(problems))

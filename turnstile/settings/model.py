@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from turnstile.schema.base import Strict
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import worker_target
 from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
 from turnstile.schema.wire.limits import Admission
 
@@ -53,6 +55,15 @@ def _address(value: str) -> str:
 def _distinct(values: list[str]) -> list[str]:
     if len(set(values)) != len(values):
         raise ValueError("names the same thing twice")
+    return values
+
+
+def _well_named(values: list[str]) -> list[str]:
+    for value in values:
+        try:
+            worker_target(value, "a worker target")
+        except BadRequest as error:
+            raise ValueError(str(error)) from None
     return values
 
 
@@ -135,9 +146,9 @@ class TemporalSettings(Strict):
 class WorkerSettings(Strict):
     """`[worker]`: the process that runs turns."""
 
-    worker_targets: Annotated[list[Token], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
-        default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256
-    )
+    worker_targets: Annotated[
+        list[Token], BeforeValidator(_listed), AfterValidator(_distinct), AfterValidator(_well_named)
+    ] = Field(default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256)
     max_concurrency: int = Field(default=100, ge=1, le=10_000)
     max_cached_turns: int = Field(default=500, ge=10, le=100_000)
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)
@@ -200,7 +211,7 @@ class ToolsSettings(Strict):
 
 
 class PumpSettings(Strict):
-    """`[pump]`: conversations of listeners (protocol §9)."""
+    """`[pump]`: threads of listeners (protocol §9)."""
 
     listeners: Annotated[list[str], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
         default_factory=list[str], max_length=256
@@ -220,11 +231,22 @@ class LimitsSettings(Strict):
     max_queued_turns: int = Field(default=1000, ge=0, le=1_000_000)
     max_live_turns: int = Field(default=10_000, ge=0, le=1_000_000)
     max_open_threads: int = Field(default=10_000, ge=0, le=1_000_000)
+    max_instances: int = Field(default=10_000, ge=0, le=1_000_000)
 
     @property
     def admission(self) -> Admission:
         """The limits that an enqueue checks."""
-        return Admission(max_queued_turns=self.max_queued_turns, max_live_turns=self.max_live_turns)
+        return Admission(
+            max_queued_turns=self.max_queued_turns,
+            max_live_turns=self.max_live_turns,
+            max_instances=self.max_instances,
+        )
+
+
+class RetentionSettings(Strict):
+    """`[retention]`: what `turnstile prune` does beside removing what is old (docs/operations.md)."""
+
+    instances_after_days: float = Field(default=30.0, gt=0, le=36_500, allow_inf_nan=False)
 
 
 class ObservabilitySettings(Strict):
@@ -269,6 +291,7 @@ class Settings(BaseSettings):
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
     limits: LimitsSettings = LimitsSettings()
+    retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod

@@ -37,7 +37,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 @asynccontextmanager
-async def health_told(data: Path | None, role: str) -> AsyncGenerator[Health]:
+async def serving_health(data: Path | None, role: str) -> AsyncGenerator[Health]:
     """Serve the health of this process, and write its file into the data directory, until the block ends.
 
     Without a data directory nothing is served.

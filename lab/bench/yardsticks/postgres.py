@@ -59,14 +59,14 @@ async def scratch_database(url: str) -> AsyncGenerator[str]:
     statements = _read("scratch.sql")
     async with _connected(url) as conn:
         try:
-            await conn.execute(statements["make_database"].sql.format(name=name))
+            await conn.execute(statements["make_database"].sql.format(NAME=name))
         except asyncpg.InsufficientPrivilegeError:
             problem = "[database].url: this user may not create databases, which measurements need"
             raise ConfigError(problem) from None
         try:
             yield read_address(url).with_database(name)
         finally:
-            await conn.execute(statements["drop_database"].sql.format(name=name))
+            await conn.execute(statements["drop_database"].sql.format(NAME=name))
 
 
 class TpcB:

@@ -136,6 +136,7 @@ async def wakes_late(one: TurnstileProcess, crowd: Crowd, turns: Sequence[AgentT
     assert [events[turn] for turn in turns] == [1] * len(turns)
 
 
+@pytest.mark.long
 async def test_steps_that_were_taken_over_are_not_done_twice(crowd: Crowd, workers: list[TurnstileProcess]) -> None:
     one, two = workers
     turns = await crowd.in_mid_step(POLLS)

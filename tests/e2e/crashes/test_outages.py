@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from tests.support.tenants import CHANNEL, Tenant, new_tenant, turn_of
 from turnstile.bridge import engine
 from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox import workflow_starter
+from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety.reconciler import Workflow
 from turnstile.embedded import EmbeddedServers, ServerName
 from turnstile.ledger.pool import Pool
@@ -269,6 +270,7 @@ async def suffer(load: Load, processes: Processes, outage: Callable[[], Awaitabl
         await assert_invariants(conn)
 
 
+@pytest.mark.long
 async def test_nats_may_be_away_under_load(
     own_servers: EmbeddedServers, processes: Processes, stack: Stack, request: pytest.FixtureRequest
 ) -> None:
@@ -282,6 +284,7 @@ async def test_nats_may_be_away_under_load(
     await suffer(Load(new_tenant(stack)), processes, away, "NATS")
 
 
+@pytest.mark.long
 async def test_postgres_may_be_restarted_under_load(
     own_servers: EmbeddedServers, processes: Processes, stack: Stack
 ) -> None:
@@ -307,6 +310,41 @@ async def test_rules_that_need_the_engine_leave_the_others_running_while_it_is_a
     assert failed == dict.fromkeys(("engine", "engine_over"), "Temporal: tcp connect error")
     assert swept["unannounced"].mended == 1
     assert await tenant.task_events() == {turn: 1}
+
+
+async def test_ends_that_nats_does_not_take_are_told_once_and_published_when_it_does(
+    own_servers: EmbeddedServers, stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The net looks every few seconds, and an outage may take hours."""
+    tenant = new_tenant(stack)
+    await tenant.agent("plain")
+    turn = await unheard(tenant)
+    [claimed] = await claim(tenant)
+    await agents.begin(tenant.pool, claimed.turn())
+    await agents.finish(tenant.pool, claimed.turn())
+    net = net_of(stack)
+    once = NatsPublisher(stack.conn, give_up_seconds=0)
+    watchdog = replace(net, rules=replace(net.rules, publisher=once)).watchdog("unannounced")
+    await own_servers.kill("nats")
+    try:
+        await until(lambda: is_away(stack), 10, "the connection to NATS is lost")
+        for _ in range(3):
+            [swept] = await watchdog.once(dry_run=False)
+            assert (swept.mended, swept.failed is None) == (0, False)
+    finally:
+        await own_servers.restart("nats")
+        await asyncio.wait_for(stack.conn.connected.wait(), 10)
+    told = [each.getMessage() for each in caplog.records if "acknowledged no message" in each.getMessage()]
+    assert len(told) == 1, told
+    assert told[0].startswith("safety net: rule unannounced failed and is tried again at each tick: NATS at ")
+    [swept] = await watchdog.once(dry_run=False)
+    assert swept.mended == 1
+    assert await tenant.task_events() == {turn: 1}
+
+
+async def is_away(stack: Stack) -> bool:
+    """Whether the test's own connection to NATS is lost."""
+    return not stack.conn.connected.is_set()
 
 
 @contextmanager
@@ -369,6 +407,7 @@ async def test_a_start_that_the_engine_does_not_answer_ends_no_turn(
     assert (await in_hand(tenant, turn)).status == "dispatched"
 
 
+@pytest.mark.long
 async def test_an_engine_that_hangs_ends_no_turn(
     own_servers: EmbeddedServers, stack: Stack, request: pytest.FixtureRequest, hatching: Hatchery, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ async def test_none_is_tried_where_they_are_turned_off(stack: Stack) -> None:
         assert await shape(tenant, turn) == ["run_step"]
 
 
+@pytest.mark.long
 async def test_a_worker_may_die_in_one(stack: Stack, hatching: Hatchery, tmp_path: Path) -> None:
     """The workflow's task is lost with it, which the engine notices after 3 s; then all goes on."""
     async with running_here(stack), player_of(stack, "answered") as player:

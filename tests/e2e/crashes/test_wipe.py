@@ -253,6 +253,7 @@ async def stack_of(home: Path) -> AsyncGenerator[Stack]:
         yield opened
 
 
+@pytest.mark.long
 async def test_live_turns_come_back_when_an_up_finds_temporals_data_deleted(tmp_path: Path) -> None:
     process = await up(tmp_path)
     async with stack_of(tmp_path) as before, hand_of(new_tenant(before)) as hand:

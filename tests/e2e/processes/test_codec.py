@@ -86,6 +86,13 @@ def notes_of_the_sdk(event: HistoryEvent) -> list[Payload]:
     return list(details["data"].payloads) if "data" in details else []
 
 
+async def all_closed(stack: Stack) -> bool:
+    """Whether Temporal lists no open workflow of the stack."""
+    [target] = stack.settings.worker.worker_targets
+    open_ones = f"WorkerTarget = '{target}' AND ExecutionStatus = 'Running'"
+    return (await stack.temporal.count_workflows(open_ones)).count == 0
+
+
 async def test_histories_hold_no_plain_id_and_turns_run_wake_and_stop(stack: Stack) -> None:
     tenant, agent = new_tenant(stack), AgentId("zebra-agent")
     async with running_here(stack), hand_of(tenant, agent=agent) as hand:
@@ -125,7 +132,7 @@ async def test_a_new_key_encrypts_and_the_old_one_still_opens(stack: Stack) -> N
             await hand.report(hand.commands[0].call)
             assert (await hand.ended(turn)).view.status == "success"
             handle = stack.temporal.get_workflow_handle(f"turn-{turn}")
-            await handle.result()  # workers with the old key alone could not close it
+            await until(lambda: all_closed(stack), 20, "the turn is closed: the old key alone could not close it")
             assert sealed_by(await handle.fetch_history()) >= {"k1", "k2"}
 
 
@@ -159,14 +166,8 @@ async def test_a_worker_with_a_wrong_key_says_so_and_no_turn_is_held_up(
     """It can be stopped, and what is not stopped is run by a worker that has the key."""
     tenant = new_tenant(stack)
     agents = await tenant.agents("plain", 2)
-
-    async def all_closed() -> bool:
-        [target] = stack.settings.worker.worker_targets
-        open_ones = f"WorkerTarget = '{target}' AND ExecutionStatus = 'Running'"
-        return (await stack.temporal.count_workflows(open_ones)).count == 0
-
     async with running_here(stack):  # a worker that could not read a turn of before would not start
-        await until(all_closed, 20, "Temporal lists no open turn")
+        await until(lambda: all_closed(stack), 20, "Temporal lists no open turn")
     async with running_here(stack, run_bridge):
         async with running_here(rekeyed(stack, WRONG), run_worker):
             turns = [turn_of(await tenant.enqueue(agent)) for agent in agents]

@@ -88,6 +88,7 @@ async def test_every_turn_ends_once(apart: Tenant) -> None:
     assert bell.reason == "next_turn", "the worker's, which is no bridge: a bridge rings at its own claims"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["bridge", "worker"])
 async def test_every_turn_ends_once_though_a_process_is_killed(
     apart: Tenant, processes: Processes, victim: str

@@ -25,6 +25,7 @@ from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.processes import exclusive_targets
 from turnstile.processes.run import run_bridge
 from turnstile.processes.services import Handler, Refused, ServiceTurn, serve_inbox
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ConfigError
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile
@@ -182,6 +183,24 @@ async def test_a_turn_in_the_middle_is_done_again_and_stops_are_obeyed(
     assert await tenant.rows("SELECT error FROM state.turn_outcomes WHERE agent_turn_id = $1", bug) == [
         {"error": "RuntimeError"}
     ]
+
+
+async def test_a_handler_that_leaves_wanted_fields_out_delivers_in_part(
+    tenant: Tenant, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exclusive_targets, "LOCK_TIMES", replace(exclusive_targets.LOCK_TIMES, settle=0.1))
+    whole: JsonObject = {"fields": [{"name": "sum", "value": 12}]}
+
+    async def handle(turn: ServiceTurn) -> str | JsonObject:
+        return whole if turn.instruction == "whole" else "12"
+
+    async with serving(stack, handle):
+        wanted = [{"name": "sum"}]
+        part, full = [await tenant.turn(SUM, text, result_fields=wanted) for text in ("part", "whole")]
+    assert (part.view.status, part.view.error_code, part.deliverable()) == ("partial", "result_fields_missing", "12")
+    assert part.cards[-1].metadata.partial
+    assert (full.view.status, full.view.error_code, full.deliverable()) == ("success", None, whole)
+    assert full.cards[-1].metadata.partial is None
 
 
 async def test_a_service_has_a_target_of_one_process(stack: Stack) -> None:

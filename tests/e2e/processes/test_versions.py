@@ -94,6 +94,7 @@ async def doctors_word(stack: Stack, deployment: str, build: str) -> tuple[str, 
     return check.status, check.says
 
 
+@pytest.mark.long
 async def test_turns_move_on_to_the_next_build(stack: Stack, workers: list[TurnstileProcess]) -> None:
     tenant = new_tenant(stack)
     deployment = workers[1].env["TURNSTILE__WORKER__DEPLOYMENT_NAME"]

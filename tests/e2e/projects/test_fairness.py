@@ -45,6 +45,7 @@ async def begun_first(loud: Tenant, quiet: Tenant, turn: AgentTurnId) -> int:
     return row["n"]
 
 
+@pytest.mark.long
 async def test_one_turn_and_one_stop_pass_a_flood(small: Stack) -> None:
     loud, quiet = new_tenant(small), new_tenant(small)
     agents, agent = await loud.agents("labours", FLOOD), await quiet.agent("plain")

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.support.ledger.agents import ALICE, BOB, rows
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.stack import Stack
@@ -34,6 +36,7 @@ async def digest(stack: Stack, project: ProjectId) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 async def test_nothing_is_left_of_a_removed_project_and_all_of_another(here: Stack) -> None:
     gone, kept = new_tenant(here), new_tenant(here)
     await kept.turn(await kept.agent("plain"))

@@ -78,6 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(1, int(str(metafunc.config.getoption("--talk-seeds"))) + 1))
 
 
+@pytest.mark.long
 async def test_a_conversation_outlives_its_processes(stack: Stack, processes: Processes, seed: int) -> None:
     began = time.monotonic()
     async with calling_in(stack) as caller:

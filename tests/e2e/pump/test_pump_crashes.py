@@ -29,7 +29,7 @@ from turnstile.schema.wire.inbox import SendReply
 
 log = logging.getLogger(__name__)
 HOPS = 10
-SETTLED, TOLD, BEGUN = Fault.MESSAGE_SETTLED, Fault.MESSAGE_TOLD, Fault.MESSAGE_BEGUN
+SETTLED, TOLD, BEGUN = Fault.MESSAGE_SETTLED, Fault.MESSAGE_PUBLISHED, Fault.MESSAGE_BEGUN
 FATES = [
     *(SETTLED, TOLD, f"{SETTLED}+{BEGUN}", "", "at once", SETTLED, TOLD),
     *(f"{SETTLED}+{BEGUN}", "", "at once", Fault.REPLY_ANNOUNCED),
@@ -143,6 +143,7 @@ async def test_what_a_bridge_had_taken_when_it_died_is_answered_once(
     assert (await caller.heard(reply)).payload == "<shouted><text>HI</text></shouted>"
 
 
+@pytest.mark.long
 async def test_a_thread_of_ten_hops_survives_a_kill_at_every_hop(
     caller: Caller, workers: list[Mortal], directory: Path
 ) -> None:

@@ -59,6 +59,7 @@ async def begun(*gates: Path) -> None:
     await until(wait, 10, "handlers wait")
 
 
+@pytest.mark.long
 async def test_conversations_go_on_though_the_engine_forgets_them(
     caller: Caller, own_servers: EmbeddedServers, data: Path, tmp_path: Path
 ) -> None:

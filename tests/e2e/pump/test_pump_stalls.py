@@ -44,7 +44,7 @@ async def worker_beside(stack: Stack) -> AsyncGenerator[None]:
         told.append((asyncio.get_running_loop(), stop))
         await run_worker(stack.settings, stack.endpoints, stop, ready=is_ready)
 
-    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
     thread.start()
     try:
         await ready.wait()
@@ -52,7 +52,8 @@ async def worker_beside(stack: Stack) -> AsyncGenerator[None]:
     finally:
         [(loop, stop)] = told
         loop.call_soon_threadsafe(stop.set)
-        await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(thread.join, 30)
+        assert not thread.is_alive(), "the worker does not end"
 
 
 async def test_what_a_handler_returns_that_held_up_its_worker_is_its_answer(
@@ -66,8 +67,10 @@ async def test_what_a_handler_returns_that_held_up_its_worker_is_its_answer(
         async def is_told() -> bool:
             return any("event loop" in each.getMessage() for each in caplog.records)
 
-        await until(is_told, 20, "the log tells of it, after more than two heartbeat timeouts")
-        release.touch()
+        try:
+            await until(is_told, 20, "the log tells of it, after more than two heartbeat timeouts")
+        finally:
+            release.touch()
         assert (await caller.heard(sent)).said == 'clerk said {"said":"too late"}'
         assert [each.attempt for each in await caller.messages(sent)] == [1, 1, 1]
         async with stack.pool.connection() as conn:

@@ -64,6 +64,8 @@ async def test_an_action_is_one_call_whose_result_is_the_deliverable(tenant: Ten
         [command] = hand.commands
     assert ended.deliverable() == {"hits": 2}
     assert ended.types() == ["tool.call", "tool.result", "task.deliverable"]
+    forms = [card.content["__type__"] for card in ended.cards if isinstance(card.content, dict)]
+    assert forms == ["ToolCallContent", "ToolResultContent", "JsonContent"]
     assert command.payload["after_execution"] == "terminate"
     assert (ended.view.status, ended.view.correlation_id) == ("success", "m-1")
     assert last.model_dump(exclude_none=True) == {
@@ -78,6 +80,7 @@ async def test_an_action_is_one_call_whose_result_is_the_deliverable(tenant: Ten
     first, second = await acks(tenant)
     assert (first.payload["status"], second.payload["status"]) == ("accepted", "done")
     for ack in (first, second):
+        assert ack.subject.endswith(".evt.sys.ui.action_ack")
         assert (ack.headers[headers.TURN_ID], ack.headers[headers.AGENT_ID]) == (turn, hand.agent)
         assert headers.trace_id(ack.headers[headers.TRACEPARENT]) == headers.trace_id(trace)
     [edge] = await tenant.rows("SELECT * FROM state.execution_edges WHERE edge_id = $1", f"enqueue-{turn}")

@@ -12,7 +12,7 @@ import pytest
 from tests.support.conditions import until
 from tests.support.tenants import ALICE, CHANNEL, Ended, StoredEvent, Tenant, turn_of
 from turnstile.schema.base import JsonObject
-from turnstile.schema.ids import AgentTurnId, BoxId, new_box_id, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, new_box_id, uuid7
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueReply
@@ -51,7 +51,19 @@ async def test_a_plain_turn(tenant: Tenant) -> None:
     ended = await tenant.run("plain")
     assert outcome(ended) == ("success", None)
     assert ended.deliverable() == "It is done."
-    assert ended.types() == ["agent.thought", "task.deliverable"]
+    [asked] = await tenant.rows(
+        "SELECT metadata ->> 'type' AS type, content ->> '__type__' AS form FROM cards JOIN box_cards USING (card_id)"
+        " WHERE box_id = $1::text::uuid",
+        ended.view.context_box_id,
+    )
+    assert asked == {"type": "task.instruction", "form": "TextContent"}
+    forms = [card.content["__type__"] for card in ended.cards if isinstance(card.content, dict)]
+    assert list(zip([card.type for card in ended.cards], forms, strict=True)) == [
+        ("sys.rendered_prompt", "TextContent"),
+        ("sys.tools", "ToolContent"),
+        ("agent.thought", "TextContent"),
+        ("task.deliverable", "TextContent"),
+    ]
     assert [step.status for step in ended.steps] == ["completed"]
     assert ended.view.inbox_status == "consumed"
 
@@ -93,7 +105,7 @@ async def test_exactly_one_task_event_with_all_headers(tenant: Tenant) -> None:
 
 async def test_events_of_a_turn_come_in_order(tenant: Tenant) -> None:
     ended = await tenant.run("reminded", must_end_with=["submit_result"])
-    events = await tenant.events()
+    events = [event for event in await tenant.events() if event.suffix != "inbox_progress"]
     turn, [first, second] = ended.view.agent_turn_id, ended.steps
     assert all(event.payload["agent_turn_id"] == turn for event in events)
     told = [(event.suffix, event.payload.get("status") or event.payload.get("phase")) for event in events]
@@ -101,14 +113,16 @@ async def test_events_of_a_turn_come_in_order(tenant: Tenant) -> None:
     assert told == [
         ("state", "running"),
         ("step", "started"),
+        ("step", "planning"),
         ("step", "completed"),
         ("step", "started"),
+        ("step", "planning"),
         ("state", "idle"),
         ("step", "completed"),
         ("task", "success"),
     ]
     steps = [event for event in events if event.suffix == "step"]
-    assert [event.headers[headers.STEP_ID] for event in steps] == [first.step_id] * 2 + [second.step_id] * 2
+    assert [event.headers[headers.STEP_ID] for event in steps] == [first.step_id] * 3 + [second.step_id] * 3
     made = [card for event in steps for card in card_ids(event)]
     assert sorted(made) == sorted(card.card_id for card in ended.cards)
 
@@ -186,6 +200,48 @@ async def test_a_missing_and_a_repeated_field_are_refused_and_corrected(tenant: 
     assert (repeated[:2], "repeated are unit" in repeated[2]) == (("failed", "invalid_submission"), True)
     assert accepted[:2] == ("success", None)
     assert len(ended.steps) == 3
+
+
+ANSWER: list[JsonObject] = [{"name": "answer", "description": "a number"}]
+
+
+@pytest.mark.parametrize("profile", [{}, {"must_end_with": ["submit_result"]}])
+async def test_a_text_without_the_wanted_fields_is_reminded_of_them(tenant: Tenant, profile: dict[str, Any]) -> None:
+    agent = await tenant.agent("reminded", **profile)
+    ended = await tenant.turn(agent, result_fields=ANSWER)
+    assert outcome(ended) == ("success", None)
+    assert ended.types()[:2] == ["agent.thought", "sys.must_end_with_required"]
+    assert ended.deliverable() == {"fields": [{"name": "answer", "value": 42}]}
+    [reminder] = [card.content for card in ended.cards if card.type == "sys.must_end_with_required"]
+    assert isinstance(reminder, dict)
+    assert str(reminder["text"]).endswith("submit_result must have each of these fields once: answer.")
+
+
+@pytest.mark.parametrize(
+    ("model", "profile", "delivered"),
+    [
+        ("talker", {}, "Talk."),
+        ("talker", {"must_end_with": ["submit_result"]}, "Talk."),
+        ("incomplete", {}, "I only know the number."),
+    ],
+)
+async def test_the_step_limit_without_the_wanted_fields_is_partial(
+    tenant: Tenant, model: str, profile: dict[str, Any], delivered: str
+) -> None:
+    agent = await tenant.agent(model, max_steps=2, **profile)
+    ended = await tenant.turn(agent, result_fields=FIELDS)
+    assert outcome(ended) == ("partial", "result_fields_missing")
+    assert (ended.deliverable(), len(ended.steps)) == (delivered, 2)
+    [card] = [card for card in ended.cards if card.type == "task.deliverable"]
+    assert card.metadata.partial
+
+
+async def test_the_step_limit_without_text_or_the_wanted_fields_is_a_fallback(tenant: Tenant) -> None:
+    ended = await tenant.turn(await tenant.agent("caller", max_steps=1), result_fields=FIELDS)
+    assert outcome(ended) == ("partial", "result_fields_missing")
+    fallback = ended.deliverable()
+    assert isinstance(fallback, dict)
+    assert fallback["terminal_status"] == "partial"
 
 
 async def test_malformed_arguments_are_refused_and_corrected(tenant: Tenant) -> None:
@@ -331,6 +387,8 @@ async def test_unreadable_result_fields_are_not_checked(tenant: Tenant, caplog: 
         ended = await tenant.turn(agent, None, context_box_id=box)
     assert outcome(ended) == ("success", None)
     assert any("does not parse: not checked" in record.getMessage() for record in caplog.records)
+    plain = await tenant.turn(await tenant.agent("plain", AgentId("bob")), None, context_box_id=box)
+    assert (outcome(plain), plain.deliverable()) == (("success", None), "It is done.")
 
 
 async def test_a_context_box_and_an_instruction_are_both_read(tenant: Tenant) -> None:

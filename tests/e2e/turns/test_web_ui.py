@@ -122,6 +122,7 @@ async def test_a_suspended_turn_shows_whom_it_waits_for_and_until_when(ui: WebUi
         await hand.ended(turn)
 
 
+@pytest.mark.long
 async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         turn = await hand.start({"text": "never mind", "delay_seconds": 60})
@@ -157,6 +158,7 @@ async def test_a_turn_that_is_over_shows_its_outcome(
         await ui.picture(f"{ended.view.status}-turn")
 
 
+@pytest.mark.long
 async def test_the_list_finds_turns_by_what_they_are(ui: WebUi, tenant: Tenant) -> None:
     [target] = tenant.stack.settings.worker.worker_targets
     async with hand_of(tenant) as hand:

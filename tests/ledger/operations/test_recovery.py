@@ -5,7 +5,6 @@ Every statement touches only served worker targets and what is old enough, and s
 
 import asyncio
 from datetime import datetime, timedelta
-from typing import Protocol
 
 import pytest
 
@@ -50,7 +49,7 @@ from turnstile.ledger.operations.recovery import (
     restart_turn,
     take_duty,
 )
-from turnstile.ledger.operations.sweep import touch_worker
+from turnstile.ledger.operations.sweep import RuleStatement, touch_worker
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.ends import fence
@@ -62,14 +61,6 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import TurnRef
 
 OLD = timedelta(hours=1)
-
-
-class Listing(Protocol):
-    """`list_undispatched` or `list_silent`."""
-
-    async def __call__(
-        self, conn: Connection, worker_targets: list[str], *, older_seconds: float, row_limit: int
-    ) -> list[LiveTurn]: ...
 
 
 async def age(pool: Pool, by: timedelta = OLD) -> None:
@@ -261,7 +252,9 @@ async def test_a_restart_makes_due_what_the_lost_workflow_had_in_hand_and_nothin
 
 
 @pytest.mark.parametrize("late", [list_undispatched, list_silent])
-async def test_a_late_turn_is_listed_only_while_a_worker_was_there_all_the_time(agents: Pool, late: Listing) -> None:
+async def test_a_late_turn_is_listed_only_while_a_worker_was_there_all_the_time(
+    agents: Pool, late: RuleStatement[LiveTurn]
+) -> None:
     turn = await lease(agents)
     if late is list_silent:
         await begin(agents, turn)
@@ -473,7 +466,7 @@ async def test_a_worker_that_says_so_starts_its_service_anew(agents: Pool) -> No
         await serve(agents, instance)
     await pass_shift(agents, on_since=3600, last_seen=1)
     before = await services(agents)
-    await agents.run(lambda conn: touch_worker(conn, "w1", [TARGET], anew=True))
+    await agents.run(lambda conn: touch_worker(conn, "w1", [TARGET], restarted=True))
     after = await services(agents)
     assert after[("w1", TARGET)] - before[("w1", TARGET)] >= OLD
     assert {key for key, since in after.items() if since != before[key]} == {("w1", TARGET)}

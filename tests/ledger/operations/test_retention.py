@@ -19,11 +19,13 @@ from tests.support.ledger.agents import (
     announce,
     ask,
     begin,
+    command,
     finish,
     lease,
     play,
     profile,
     rows,
+    send,
     value,
 )
 from tests.support.ledger.healthy import make_healthy
@@ -390,7 +392,10 @@ ROWS = 40 * PAGE
 @pytest.mark.parametrize(
     ("name", "extra"),
     [
-        ("list_prunable_turns", {}),
+        ("list_prunable_turns", {"planned": False}),
+        ("list_prunable_turns", {"planned": True}),
+        ("list_unused_instances", {"asleep_before": datetime.now(UTC)}),
+        ("list_prunable_conversations", {}),
         ("list_prunable_boxes", {"planned": False}),
         ("list_prunable_boxes", {"planned": True}),
         ("list_loose_rows", {}),
@@ -403,7 +408,7 @@ ROWS = 40 * PAGE
 async def test_a_batch_reads_its_page_and_not_the_past(past: Pool, name: str, extra: dict[str, Any]) -> None:
     wanted = query(name)
     ids = [row[0] for row in await rows_of(past, extra["of"])] if "of" in extra else []
-    nil = "00000000-0000-0000-0000-000000000000" if "boxes" in name else ""
+    nil = "00000000-0000-0000-0000-000000000000" if "boxes" in name or "conversations" in name else ""
     before = datetime.now(UTC) - timedelta(days=30)
     values = {"after": nil, "until": None, "row_limit": PAGE, "before": before, "project_id": None, "ids": ids, **extra}
     given = ", ".join(literal(values[each]) for each in wanted.parameters)
@@ -432,3 +437,95 @@ async def test_a_long_past_is_pruned_and_the_rest_is_sound(past: Pool) -> None:
     assert removed(done) == removed(planned)
     assert 2_600 < done.turns < 2_700
     assert (await audit(past, Scope(), Bounds(), row_limit=10)).violations == []
+
+
+CREW: dict[str, Any] = {"agent": None, "profile_name": "Crew"}
+
+
+async def crew_turn(pool: Pool, **fields: Any) -> TurnRef:
+    """A turn of an instance that is over and announced."""
+    await put_profile(pool, PROJECT, profile("Crew", instances=True))
+    asked = await ask(pool, **CREW, **fields)
+    assert asked.reply.agent_id is not None
+    turn = await play(pool, asked.reply.agent_id)
+    await announce(pool, [turn.agent_turn_id])
+    return turn
+
+
+async def statuses(pool: Pool) -> list[str]:
+    """The statuses of instances."""
+    found = await rows(
+        pool, "SELECT status FROM resource.project_agents WHERE metadata ? 'instance_of' ORDER BY status"
+    )
+    return [row["status"] for row in found]
+
+
+async def test_an_instance_of_one_request_goes_whole(pool: Pool) -> None:
+    turn = await crew_turn(pool, correlation_id="k")
+    done = await pruned(pool)
+    assert (done.instances, done.asleep, done.turns, done.boxes) == (1, 0, 1, 2)
+    for table in ("resource.project_agents", "state.agent_state_head", "state.agent_state_pointers"):
+        assert await value(pool, f"SELECT count(*) FROM {table}") == 0  # noqa: S608 -- constants
+    again = await ask(pool, **CREW, correlation_id="k")
+    assert (again.reply.agent_id, again.reply.duplicate) == (turn.agent_id, False)
+
+
+async def test_an_instance_of_a_conversation_sleeps_and_wakes(pool: Pool) -> None:
+    turn = await crew_turn(pool, conversation_id="c1")
+    assert (await pruned(pool, Limits(datetime.now(UTC) + LATER, asleep_before=datetime.now(UTC) - LATER))).asleep == 0
+    done = await pruned(pool)
+    assert (done.instances, done.asleep, done.turns, done.conversations) == (0, 1, 0, 0)
+    assert await statuses(pool) == ["dormant"]
+    again = await ask(pool, **CREW, conversation_id="c1")
+    assert (again.reply.agent_id, again.reply.output_box_id) == (turn.agent_id, turn.output_box_id)
+    assert await statuses(pool) == ["active"]
+
+
+async def test_instances_with_a_turn_are_awake_and_stay(pool: Pool) -> None:
+    await crew_turn(pool, conversation_id="c1")
+    await ask(pool, **CREW, conversation_id="c1")
+    await ask(pool, **CREW)
+    done = await pruned(pool)
+    assert (done.instances, done.asleep, await statuses(pool)) == (0, 0, ["active", "active"])
+
+
+async def test_an_enqueue_and_a_retention_at_once_leave_no_sleeper_with_a_turn(pool: Pool) -> None:
+    turn = await crew_turn(pool, conversation_id="c1")
+    async with in_flight(pool, lambda conn: send(conn, command(**CREW, conversation_id="c1"))):
+        done = await prune(pool, everything())
+    assert (done.asleep, await statuses(pool)) == (0, ["active"])
+    assert (await play(pool, turn.agent_id)).output_box_id == turn.output_box_id
+
+
+async def test_a_conversation_goes_once_no_turn_of_it_is_left(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    first = await ended(pool, conversation_id="c1")
+    assert (await pruned(pool)).conversations == 0  # the agent's last turn stays
+    await ended(pool)
+    done = await pruned(pool)
+    assert (done.turns, done.conversations) == (1, 1)
+    assert not await has_box(pool, first.output_box_id)
+    await ended(pool, conversation_id="c1")
+
+
+async def test_a_conversation_that_is_used_keeps_what_was_said(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    first = await ended(pool, conversation_id="c1")
+    await ask(pool, conversation_id="c1")
+    done = await pruned(pool)
+    assert (done.turns, done.conversations, done.boxes) == (0, 0, 0)
+    second = await play(pool)
+    await announce(pool, [second.agent_turn_id])
+    assert (await pruned(pool)).turns == 1
+    assert await known(pool, first, second) == [False, True]
+    assert await value(pool, "SELECT count(*) FROM box_cards WHERE box_id = $1::text::uuid", first.output_box_id) == 4
+
+
+async def test_an_enqueue_that_goes_on_keeps_its_conversation(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    first = await ended(pool, conversation_id="c1")
+    await ended(pool)
+    async with in_flight(pool, lambda conn: send(conn, command(conversation_id="c1"))):
+        assert (await prune(pool, everything())).conversations == 0
+    assert (await play(pool)).output_box_id == first.output_box_id
+    await sound(pool)

@@ -48,6 +48,8 @@ async def test_a_message_opens_a_thread(pool: Pool) -> None:
     look = await made.look()
     assert [(each.message_id, each.status, each.listener) for each in look.open] == [(made.first, "pending", "a")]
     assert (look.open_count, look.chains) == (1, ("user.anna.a",))
+    kept = "SELECT c.metadata ->> 'type' FROM cards c JOIN state.thread_messages m ON m.payload_card_id = c.card_id"
+    assert await value(pool, f"{kept} WHERE m.message_id = $1", made.first) == "pump.message"
     begun = await made.begun(made.first)
     assert begun.model_dump(include={"payload", "from_id", "kind", "hop", "depth", "requester", "listener"}) == {
         "payload": "<a>hello</a>",

@@ -16,11 +16,10 @@ from turnstile.ledger.turns.intake import (
     QueuedStop,
     _cards,
     enqueue,
-    enqueue_action,
     enqueue_turn,
     stop_queued_turn,
 )
-from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, claim_inbox, dispatch_next
+from turnstile.ledger.turns.lease import AgentKey, Claim, Lease, LiveTurn, NewLease, claim_inbox, dispatch_next
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.ledger.turns.steps import BegunStep, CommittedStep, StepRecord, begin_step, commit_step
 from turnstile.ledger.turns.views import locate_turn
@@ -110,7 +109,7 @@ async def act(pool: Pool, agent: AgentId = ALICE, *, action_id: str = "a-1", **f
     """Enqueue a UI action of `search`; `fields` are more of it."""
     given: dict[str, Any] = {"action_id": action_id, "agent_id": agent, "tool_name": "search", "args": {"q": "it"}}
     action = UiAction.model_validate(given | fields)
-    return await enqueue_action(pool, PROJECT, CHANNEL, action, {}, depth_limit=20, sender="user.test")
+    return await enqueue(pool, PROJECT, CHANNEL, action, {}, depth_limit=20, sender="user.test")
 
 
 async def send(conn: Connection, sent: Enqueue) -> Enqueued:
@@ -168,7 +167,7 @@ def last_record(turn: TurnRef, step: int) -> StepRecord:
     return StepRecord(step, EndMetadata(), cards, [], STARTED)
 
 
-async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[Lease]:
+async def dispatch(pool: Pool, keys: Sequence[AgentKey]) -> list[NewLease]:
     """dispatch_next."""
     return await pool.run(lambda conn: dispatch_next(conn, keys))
 

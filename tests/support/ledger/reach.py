@@ -18,6 +18,8 @@ PROCESSES = tuple(
 )
 SHARED = {
     "touch_worker": "worker",
+    "declare_listeners": "worker",
+    "touch_bridge": "bridge",
     "pending": "both",
     "Pool": "both",
     "Hold": "both",
@@ -84,11 +86,22 @@ def _ledger() -> dict[str, tuple[set[str], set[str]]]:
 
     for path in _files(["ledger"]):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names, queries = found.setdefault(named(node.name, path), (set(), set()))
+            if (name := _defined(node)) is not None:
+                names, queries = found.setdefault(named(name, path), (set(), set()))
                 for each in ast.walk(node):
                     if isinstance(each, ast.Name):
                         names.add(named(each.id, path))
                     elif isinstance(each, ast.Constant) and each.value in known:
                         queries.add(str(each.value))
     return found
+
+
+def _defined(node: ast.stmt) -> str | None:
+    """The name of a function or class, or of what a call made."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return node.name
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
+            return name
+        case _:
+            return None

@@ -15,14 +15,14 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from tests.support.paths import ROOT
 
-_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.processes.run")
+_EVERYTHING = ("turnstile.cli.app", "turnstile.cli.run", "turnstile.cli.session", "turnstile.processes.run")
 
 
 class Hatched:
@@ -64,12 +64,25 @@ class Hatchery:
         self._living: dict[int, Hatched] = {}
         self._listener = asyncio.create_task(self._listen())
 
-    async def spawn(self, words: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> Hatched:
-        """Fork `turnstile` with these arguments; its output is appended to the log."""
+    async def spawn(
+        self,
+        words: Sequence[str | Path],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        errors: Path | None = None,
+        cwd: Path | None = None,
+    ) -> Hatched:
+        """Fork `turnstile` with these arguments; what it prints is appended to the log, errors to their own."""
         assert self._process.stdin is not None
         asked: asyncio.Future[Hatched] = asyncio.Future()
         self._asked.append(asked)
-        command = {"words": [str(word) for word in words], "environment": dict(environment), "log": str(log)}
+        command = {
+            "words": [str(word) for word in words],
+            "environment": dict(environment),
+            "streams": [str(log), str(errors or log)],
+            "cwd": str(cwd or Path.cwd()),
+        }
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         return await asked
 
@@ -103,6 +116,29 @@ async def hatchery() -> AsyncGenerator[Hatchery]:
         yield opened
     finally:
         await opened.close()
+
+
+class SharedHatchery:
+    """One parent process for all commands of the session, started by the first."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._starting = asyncio.Lock()
+        self._opened: Hatchery | None = None
+
+    async def get(self) -> Hatchery:
+        """The session's parent process."""
+        async with self._starting:
+            if self._opened is None:
+                self._opened = await self._stack.enter_async_context(hatchery())
+            return self._opened
+
+    async def close(self) -> None:
+        """End it, if it was started."""
+        await self._stack.aclose()
+
+
+shared_hatchery = SharedHatchery()
 
 
 def _serve() -> None:
@@ -163,13 +199,14 @@ def _run_child(command: dict[str, Any], awake: int, waker: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(awake)
         os.close(waker)
-        log = os.open(command["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for descriptor in (1, 2):
-            os.dup2(log, descriptor)
+        for descriptor, path in enumerate(command["streams"], 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), descriptor)
+        os.chdir(command["cwd"])
         os.environ.clear()
         os.environ.update(command["environment"])
         sys.argv = ["turnstile", *command["words"]]
+        sys.modules["__main__"].__package__ = None  # it is run as a program, not by `python -m`
         main()
     except SystemExit as ended:
         code = ended.code

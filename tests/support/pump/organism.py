@@ -176,11 +176,12 @@ async def thread(what: str, _: HandlerMetadata) -> object:
 
 
 async def block(what: str, _: HandlerMetadata) -> object:
-    """Holds its whole process up until there is a file."""
+    """Holds its whole process up until there is a file, and goes on while the engine offers its message again."""
     note("block")
     while not os.access(what, os.F_OK):
         time.sleep(0.01)  # noqa: ASYNC251 -- what must not be done
     note("unblocked")
+    await asyncio.sleep(2)
     return said("too late")
 
 

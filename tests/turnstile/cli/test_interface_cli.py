@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.turnstile.support import turnstile
-from turnstile.cli.interface_files import differences, write
+from turnstile.cli.interface_files import differences, files, write
 
 
 async def test_what_is_not_up_to_date_is_told_and_left_alone(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ async def test_the_command_writes_the_documents(tmp_path: Path) -> None:
     wrote = await turnstile("schema", "export", "--out", "there", "--json", cwd=tmp_path)
     assert wrote.code == 0, wrote.err
     assert {"asyncapi.yaml", "schemas/TaskEvent.json"} < set(wrote.json()["changed"])
-    assert differences(tmp_path / "there") == []
+    assert differences(tmp_path / "there", files()) == []
 
 
 def test_only_what_differs_is_written_and_what_nobody_made_is_removed(tmp_path: Path) -> None:

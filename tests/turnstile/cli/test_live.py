@@ -61,3 +61,15 @@ def test_events_of_other_turns_are_left_out(capsys: pytest.CaptureFixture[str]) 
     assert LiveView(Output(as_json=False), TURN).take(
         WatchEvent("s", "task", AgentId("a"), {"agent_turn_id": TURN}, {})
     )
+
+
+def test_the_text_that_was_shown_last_is_known() -> None:
+    """Of the last attempt at the last step: the deliverable is not printed again if it is that."""
+    view = LiveView(Output(as_json=False), TURN)
+    for event in [chunk("", 0, kind="start"), chunk("half", 1), chunk("", 0, attempt=2, kind="start")]:
+        view.take(event)
+    view.take(chunk("whole", 1, attempt=2))
+    assert view.last_text == "whole"
+    for event in [chunk("", 0, step=2, kind="start"), chunk("the ", 1, step=2), chunk("end", 2, step=2)]:
+        view.take(event)
+    assert view.last_text == "the end"

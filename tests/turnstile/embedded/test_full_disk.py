@@ -94,6 +94,10 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     assert said[0].startswith("the disk of NATS is full, so events are not stored; no turn is lost. 0 MB are free at ")
     assert "Its log says: " in said[0]
     assert "no space left on device" in said[0]
+    refused = {each.name: each for each in await check_streams(conn, log)}[f"stream {STREAM}"]
+    assert refused.status == "fail"
+    assert refused.hint.startswith("no event comes while it refuses: make room on its disk")
+    assert all(isinstance(each, ServerUnavailable) for each in (await probe_streams(conn, remove=True)).values())
     before = nats.pid("nats")
     (disk / "nats" / "fill").unlink()
     found = await probe_streams(conn, timeout=0.5)
@@ -106,7 +110,8 @@ async def test_streams_that_refuse_after_a_full_disk_are_started_again(
     watching.cancel()
     assert nats.pid("nats") != before
     [refusal] = said[1:-1]
-    assert refusal.startswith("NATS refuses messages: cg_evt_v1r4: it did not acknowledge a message: no answer in time")
+    assert refusal.startswith("NATS refuses messages: ")
+    assert "cg_evt_v1r4: it did not acknowledge a message: no answer in time" in refusal
     assert refusal.endswith("Starting it again on the same data; no turn is lost.")
     await NatsPublisher(conn).publish([message()])
 

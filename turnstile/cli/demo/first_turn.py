@@ -11,13 +11,7 @@ from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, ask_and_follow, request_of
-from turnstile.cli.turns.turn_report import (
-    document_of,
-    link_of,
-    print_deliverable,
-    print_timeline,
-    read_report,
-)
+from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, print_timeline, read_report
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.processes.addresses import nats_url
@@ -81,12 +75,12 @@ async def _play(session: Session, model: str, *, keep: bool) -> None:
         if not out.as_json:
             out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
-        first = await ask_and_follow(session, pool, request_of(Question("guide", QUESTION)))
+        first, _ = await ask_and_follow(session, pool, request_of(Question("guide", QUESTION)))
         output_box = (await read_report(pool, session, first)).turn.output_box_id
         if not out.as_json:
             out.line("\nenqueue echo, with guide's output box as its context", style="bold")
         question = Question("echo", "Thank you, guide.", context_box_id=output_box)
-        second = await ask_and_follow(session, pool, request_of(question))
+        second, _ = await ask_and_follow(session, pool, request_of(question))
         await _print_reports(session, pool, [first, second], keep=keep)
 
 

@@ -1,6 +1,6 @@
-"""`turnstile demo-pump`: conversations of listeners on a fresh machine, without a key or a network.
+"""`turnstile demo-pump`: threads of listeners on a fresh machine, without a key or a network.
 
-For each conversation it prints every message when it is handled, then the real chain. At the end nothing runs any more.
+For each thread it prints every message when it is handled, then the real chain. At the end nothing runs any more.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A conversation of the demo: its title, and its first message."""
+    """A thread of the demo: its title, and its first message."""
 
     title: str
     to: str
@@ -123,7 +123,7 @@ def _print_result(session: Session, reply: ReplyEvent) -> None:
 
 
 async def _print_reports(session: Session, pool: Pool, threads: Sequence[ThreadId]) -> None:
-    """Print the chain of each conversation and its page in the Web UI."""
+    """Print the chain of each thread and its page in the Web UI."""
     out = session.out
     reports = [await read_thread(session, pool, thread, payloads=out.as_json) for thread in threads]
     if any(reply.kind is not ReplyKind.REPLY for report in reports for reply in report.replies):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.moments import moment
 
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
 
     from turnstile.cli.session import Session
     from turnstile.ledger.operations.audit import Audit, Scope
-
-
-def register(root: typer.Typer) -> None:
-    """Add the command to the top level."""
-    command(root, "audit")(audit)
 
 
 async def audit(
@@ -58,11 +52,10 @@ async def _engine(session: "Session", scope: "Scope", limit: int) -> "Audit":
 
     from turnstile.bridge.engine import await_client
     from turnstile.bridge.safety.engine_audit import EngineBounds, audit_engine
-    from turnstile.processes import addresses
     from turnstile.schema.errors import ServerUnavailable
     from turnstile.temporal.connect import connect_engine
 
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    endpoints = session.endpoints()
     patience, address = session.settings.database.patience_seconds, endpoints.temporal_address
     try:
         async with asyncio.timeout(patience):

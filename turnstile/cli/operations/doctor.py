@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
 from turnstile.cli.errors import REFUSED
 
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-
-
-def register(root: typer.Typer) -> None:
-    """Add the command to the top level."""
-    command(root, "doctor")(doctor)
 
 
 async def doctor(

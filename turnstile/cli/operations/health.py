@@ -4,9 +4,6 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from turnstile.cli.command import command
 from turnstile.cli.errors import REFUSED
 
 if TYPE_CHECKING:
@@ -15,13 +12,8 @@ if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 
-def register(root: typer.Typer) -> None:
-    """Add the command to the top level."""
-    command(root, "health")(health)
-
-
 async def health(session: "Session") -> None:
-    """Ask the processes of the data directory, or the one at [observability].metrics_port, whether they serve.
+    """Ask the processes of the data directory, or the one at the settings' metrics_port, whether they serve.
 
     Exit code 1 if one does not serve, 3 if there is none.
     """
@@ -39,10 +31,7 @@ async def health(session: "Session") -> None:
     status = await _fetch_status(host, section.metrics_port)
     if status is None:
         raise ServerUnavailable(f"no answer from a worker or bridge at {host}:{section.metrics_port}")
-    if session.out.as_json:
-        session.out.document({"standing": status})
-    else:
-        session.out.line(status)
+    session.out.result({"standing": status}, status)
     if status != "serving":
         session.exit_code = REFUSED
 

@@ -28,7 +28,6 @@ async def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove all data of a project: rows, stored messages, workflows. It cannot be undone; `export` keeps a copy."""
-    from turnstile.processes import addresses
     from turnstile.processes.connections import open_servers
     from turnstile.schema.errors import BadRequest
     from turnstile.schema.ids import ProjectId, token
@@ -36,7 +35,7 @@ async def remove(
     named = ProjectId(token(project, "PROJECT"))
     if not (yes or dry_run or session.out.confirm(f"Remove all data of project {named}, for good?")):
         raise BadRequest("nothing was removed: --yes confirms it")
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    endpoints = session.endpoints()
     async with open_servers(session.settings, endpoints, "turnstile-remove") as servers:
         report = await (
             _count(named, *servers) if dry_run else _remove(session, named, *servers, stop_turns=stop_turns)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
 from turnstile.cli.moments import moment
 
 if TYPE_CHECKING:
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
 
     from turnstile.cli.session import Session
     from turnstile.ledger.operations.retention import Limits, Pruned
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands to the top level."""
-    command(root, "prune")(prune)
-    command(root, "export")(export)
 
 
 async def prune(
@@ -34,13 +27,15 @@ async def prune(
 ) -> None:
     """Remove turns and threads that ended long ago, and cards and boxes that nothing refers to any more."""
     import time
+    from datetime import UTC, datetime, timedelta
 
     from turnstile.ledger.operations.retention import Limits
     from turnstile.ledger.operations.retention import prune as run
     from turnstile.schema.ids import ProjectId, token
 
     named = None if project is None else ProjectId(token(project, "--project"))
-    limits = Limits(_parse_age(older_than), named, batch, pause)
+    unused = datetime.now(UTC) - timedelta(days=session.settings.retention.instances_after_days)
+    limits = Limits(_parse_age(older_than), named, batch, pause, unused)
     began = time.monotonic()
     async with session.ledger() as pool:
         with session.out.progress("counting" if dry_run else "pruning") as show:

@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
-
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 _SHOWN = 20
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands to the top level."""
-    command(root, "watchdog")(watchdog)
-    command(root, "rebuild-engine")(rebuild_engine)
 
 
 async def watchdog(
@@ -51,10 +43,9 @@ async def _print_repairs(session: "Session") -> None:
 async def _run_once(session: "Session", *, dry_run: bool) -> None:
     from turnstile.bridge.safety.watchdog import Watchdog
     from turnstile.ledger.operations.recovery import list_repairs
-    from turnstile.processes import addresses
     from turnstile.processes.bridge import open_rules
 
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    endpoints = session.endpoints()
     async with open_rules(session.settings, endpoints) as (pool, rules):
         reports = await Watchdog(pool, rules).once(dry_run=dry_run)
         total = {each.rule: each.repaired for each in await pool.run(list_repairs)}
@@ -77,18 +68,16 @@ async def _run_once(session: "Session", *, dry_run: bool) -> None:
 
 
 async def rebuild_engine(
-    session: "Session",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the turns; start none.")] = False,
+    session: "Session", dry_run: Annotated[bool, typer.Option("--dry-run", help="List the turns; start none.")] = False
 ) -> None:
     """Start a new workflow for every live turn that has none, from the ledger; for a Temporal that lost its data.
 
-    Bridges do the same within [bridge].engine_interval_seconds, but at most 3 times for a turn. Restarts by this
+    Bridges do the same within the settings' engine_interval_seconds, but at most 3 times for a turn. Restarts by this
     command are not counted.
     """
-    from turnstile.processes import addresses
     from turnstile.processes.bridge import open_rules
 
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    endpoints = session.endpoints()
     async with open_rules(session.settings, endpoints) as (pool, rules):
         lost = await rules.reconciler.list_lost(pool.run, fresh_seconds=0)
         started = 0 if dry_run else await rules.reconciler.bring_back(lost, counted=False)

@@ -25,7 +25,7 @@ async def export(
     from turnstile.cli import interface_files
     from turnstile.cli.errors import CommandFailed
 
-    changed = interface_files.differences(out) if check else interface_files.write(out)
+    changed = interface_files.differences(out, interface_files.files()) if check else interface_files.write(out)
     if check and changed:
         raise CommandFailed("interface_outdated", f"{out} differs from the models: {', '.join(changed)}")
     if session.out.as_json:

@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
-
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
-
-
-def register(root: typer.Typer) -> None:
-    """Add the command to the top level."""
-    command(root, "top")(top)
 
 
 async def top(

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
-
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
@@ -19,11 +17,6 @@ class By(StrEnum):
     AGENT = "agent"
     MODEL = "model"
     DAY = "day"
-
-
-def register(root: typer.Typer) -> None:
-    """Add the command to the top level."""
-    command(root, "usage", project=True)(usage)
 
 
 async def usage(

@@ -64,13 +64,12 @@ async def set_current_version(
 async def _temporal(session: "Session") -> "AsyncGenerator[Client]":
     import asyncio
 
-    from turnstile.processes import addresses
     from turnstile.processes.connections import open_client
     from turnstile.schema.errors import ServerUnavailable
     from turnstile.temporal.plugin import turnstile_plugin
 
     patience = session.settings.database.patience_seconds
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
+    endpoints = session.endpoints()
     try:
         async with asyncio.timeout(patience):
             client = await open_client(session.settings, endpoints, turnstile_plugin())

@@ -1,5 +1,6 @@
 """Prints the addresses of a running `turnstile up`, and the report of `migrate`. Passwords are left out."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -38,15 +39,7 @@ def print_addresses(out: Output, settings: Settings, data: Path, running: Runnin
 def print_migration(out: Output, report: MigrationReport) -> None:
     """Print the applied migrations and what was declared."""
     if out.as_json:
-        out.document(
-            {
-                "migrations": [*report.migrations],
-                "streams": [*report.streams],
-                "consumers": [*report.consumers],
-                "search_attributes": [*report.search_attributes],
-                "roles": [*report.roles],
-            }
-        )
+        out.document(asdict(report))
         return
     facts = {
         "migrations applied": ", ".join(report.migrations) or "none were missing",

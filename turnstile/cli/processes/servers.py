@@ -2,29 +2,21 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnstile.cli.command import command
 from turnstile.schema.ids import split_targets
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from turnstile.cli.session import Session
 
 _NoStandby = Annotated[
     bool, typer.Option("--no-standby", help="Exit if another process serves a svc1_ target, instead of waiting for it.")
 ]
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands to the top level."""
-    command(root, "up", serves=True)(up)
-    command(root, "demo", serves=True, quiet=True)(demo)
-    command(root, "demo-pump", serves=True, quiet=True)(demo_pump)
-    command(root, "migrate")(migrate)
-    command(root, "worker", serves=True)(worker)
-    command(root, "bridge", serves=True)(bridge)
 
 
 async def up(session: "Session") -> None:
@@ -78,52 +70,35 @@ async def demo_pump(
 async def migrate(session: "Session") -> None:
     """Bring the database, the NATS streams and Temporal's search attributes up to date; may be repeated."""
     from turnstile.cli.processes.server_reports import print_migration
-    from turnstile.processes import addresses
     from turnstile.processes.migration import migrate_all
 
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
-    report = await migrate_all(session.settings, endpoints)
-    print_migration(session.out, report)
+    print_migration(session.out, await migrate_all(session.settings, session.endpoints()))
 
 
 async def worker(session: "Session", no_standby: _NoStandby = False) -> None:
     """Run turns: a Temporal worker for the settings' worker_targets."""
-    from turnstile.embedded import find_data
-    from turnstile.processes import addresses
     from turnstile.processes.run import run_worker
-    from turnstile.telemetry.health_file import health_told
 
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
-    targets = _serves(session.settings.worker.worker_targets)
-    async with health_told(find_data(session.options.data), "worker") as health:
-        await run_worker(
-            session.settings,
-            endpoints,
-            session.stop,
-            ready=lambda: session.out.remark(f"worker serves {targets}"),
-            standby=not no_standby,
-            health=health,
-        )
+    await _serve(session, "worker", partial(run_worker, standby=not no_standby))
 
 
 async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
     """Answer requests, start turns and run the safety net."""
-    from turnstile.embedded import find_data
-    from turnstile.processes import addresses
     from turnstile.processes.run import run_bridge
-    from turnstile.telemetry.health_file import health_told
 
-    endpoints = addresses.resolve_endpoints(session.settings, session.options.data)
-    targets = _serves(session.settings.worker.worker_targets)
-    async with health_told(find_data(session.options.data), "bridge") as health:
-        await run_bridge(
-            session.settings,
-            endpoints,
-            session.stop,
-            ready=lambda: session.out.remark(f"bridge serves {targets}"),
-            standby=not no_standby,
-            health=health,
-        )
+    await _serve(session, "bridge", partial(run_bridge, standby=not no_standby))
+
+
+async def _serve(session: "Session", role: str, run: "Callable[..., Awaitable[None]]") -> None:
+    from turnstile.embedded import find_data
+    from turnstile.telemetry.health_file import serving_health
+
+    def ready() -> None:
+        session.out.remark(f"{role} serves {targets}")
+
+    endpoints, targets = session.endpoints(), _serves(session.settings.worker.worker_targets)
+    async with serving_health(find_data(session.options.data), role) as health:
+        await run(session.settings, endpoints, session.stop, ready=ready, health=health)
 
 
 def _serves(worker_targets: list[str]) -> str:

@@ -59,10 +59,7 @@ async def show_one(
 
     async with session.ledger() as pool:
         found = await get_profile(pool, session.project, profile)
-    if session.out.as_json:
-        session.out.document(found)
-    else:
-        session.out.line(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=1000).rstrip())
+    session.out.result(found, yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=1000).rstrip())
 
 
 @command(app, "list", project=True)

@@ -67,7 +67,4 @@ async def remove(
 
     async with session.ledger() as pool:
         await remove_tool(pool, session.project, tool)
-    if session.out.as_json:
-        session.out.document({"tool_name": tool, "removed": True})
-    else:
-        session.out.line(f"tool {tool} removed from {session.project}")
+    session.out.result({"tool_name": tool, "removed": True}, f"tool {tool} removed from {session.project}")

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
-from turnstile.cli.session import Session, patiently
-from turnstile.cli.turns.follow import printing_outages, telling_interrupt
+from turnstile.cli.errors import REFUSED, CommandFailed
+from turnstile.cli.session import HEADERS, Session
+from turnstile.cli.turns.follow import explaining_interrupt, printing_outages
 from turnstile.cli.turns.texts import given_text, read_text
 from turnstile.ledger.pump.thread_views import list_thread_replies
 from turnstile.schema.base import JsonObject
@@ -19,10 +19,9 @@ from turnstile.schema.errors import ServerUnavailable, TurnstileError
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.schema.wire.events import ReplyEvent
 from turnstile.schema.wire.inbox import SendReply, SendRequest
-from turnstile.sdk.client import BridgeClient, ReplyInbox, raise_unless_accepted
+from turnstile.sdk.client import BridgeClient, ReplyInbox, accepted
 from turnstile.sdk.requests import parse_request
 
-_SENDER = "turnstile.cli"
 _CHECK_SECONDS = 2.0
 """How long to wait for a reply before checking whether a worker with listeners runs."""
 _ROWS = 10_000
@@ -69,15 +68,12 @@ async def send_message(session: Session, options: MessageOptions, *, wait: bool,
         if not wait:
             sent = await _send(session, client, arguments)
             again = ", as before" if sent.duplicate else ""
-            if session.out.as_json:
-                session.out.document(sent)
-            else:
-                session.out.line(f"message {sent.message_id} is on its way in thread {sent.thread_id}{again}")
+            session.out.result(sent, f"message {sent.message_id} is on its way in thread {sent.thread_id}{again}")
             return
         async with client.reply_inbox() as inbox:
             sent = await _send(session, client, {**arguments, "reply_to": inbox.subject})
             session.out.remark(f"thread {sent.thread_id}")
-            interrupt = telling_interrupt(
+            interrupt = explaining_interrupt(
                 session, f"message {sent.message_id}", {f"thread show {sent.thread_id}": "shows it"}
             )
             with printing_outages(session, conn), interrupt:
@@ -87,21 +83,15 @@ async def send_message(session: Session, options: MessageOptions, *, wait: bool,
 
 async def _send(session: Session, client: BridgeClient, arguments: JsonObject) -> SendReply:
     """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
+    await session.await_bridge(client)
     try:
-        patience = session.settings.nats.patience_seconds
-        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
-    except ServerUnavailable as error:
-        raise NoBridge(str(error)) from None
-    try:
-        answer = await client.request("send", arguments, headers={"CG-Sender": _SENDER})
+        answer = await client.request("send", arguments, headers=HEADERS)
     except ServerUnavailable as error:
         raise ServerUnavailable(
             f"{error}; the message may have been accepted: see `turnstile thread list`. "
             "With a --correlation-id a message can be repeated safely"
         ) from None
-    reply = SendReply.model_validate(answer)
-    raise_unless_accepted(reply)
-    return reply
+    return accepted(SendReply, answer)
 
 
 async def _wait_for_reply(session: Session, inbox: ReplyInbox, sent: SendReply, timeout: float) -> ReplyEvent:

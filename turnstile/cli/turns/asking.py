@@ -1,7 +1,7 @@
-"""`enqueue`: over NATS, where a bridge answers, or straight into the ledger; and what became of it, with `--wait`.
+"""Enqueues a turn, over NATS or directly into the ledger, and with `--wait` follows it to its end.
 
-A bridge is waited for before anything is sent, so that the request itself is sent once. Subscribed before it, so that
-no event of the turn is missed.
+It waits for a bridge before it sends the request, so that the request is sent once, and subscribes before that, so that
+it misses no event of the turn.
 """
 
 from collections.abc import Generator
@@ -11,38 +11,40 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from turnstile.cli.errors import REFUSED, CommandFailed, NoBridge
-from turnstile.cli.session import Session, patiently
-from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages, telling_interrupt, wait_turn, ways_of
+from turnstile.cli.errors import REFUSED, CommandFailed
+from turnstile.cli.session import HEADERS, SENDER, Session
+from turnstile.cli.turns.follow import explaining_interrupt, follow_turn, look_at, printing_outages, wait_turn, ways_of
 from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_end
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
-from turnstile.sdk.client import BridgeClient, raise_unless_accepted
+from turnstile.sdk.client import BridgeClient, accepted
 from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turns import turn_of
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
 
-_SENDER = "turnstile.cli"
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What `enqueue` was given."""
+    """The arguments of `enqueue`."""
 
-    agent: str
+    agent: str | None
+    """None where the profile's instances are asked."""
     text: str | None
-    """None where a context box says it all."""
+    """None if the turn reads only a context box."""
     correlation_id: str | None = None
     fields: str | None = None
     profile: str | None = None
     model: str | None = None
     context_box_id: str | None = None
+    conversation: str | None = None
+    output_box_id: str | None = None
+    remember: bool = False
 
 
 async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
@@ -54,14 +56,14 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
             _print_reply(session, reply, wait=wait)
             if wait:
                 turn = turn_of(reply)
-                with telling_interrupt(session, f"turn {turn}", ways_of(turn)):
+                with explaining_interrupt(session, f"turn {turn}", ways_of(turn)):
                     await wait_turn(session, pool, turn)
                 await print_end(session, pool, turn_of(reply))
     elif wait:
         async with session.ledger_if_installed() as pool:
             with _naming_direct():
-                turn = await ask_and_follow(session, pool, request, goes_on=True)
-            await print_end(session, pool, turn)
+                turn, shown = await ask_and_follow(session, pool, request, goes_on=True)
+            await print_end(session, pool, turn, shown)
     else:
         with _naming_direct():
             async with session.bridge() as client:
@@ -70,7 +72,7 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
 
 @contextmanager
 def _naming_direct() -> Generator[None]:
-    """What an enqueue can do without a bridge or NATS."""
+    """Add to an error that `--direct` needs neither bridge nor NATS."""
     try:
         yield
     except ServerUnavailable as error:
@@ -80,67 +82,57 @@ def _naming_direct() -> Generator[None]:
 
 async def ask_and_follow(
     session: Session, pool: "Pool | None", request: EnqueueRequest, *, goes_on: bool = False
-) -> AgentTurnId:
-    """Enqueue over NATS and show the turn live until it has ended; returns its id.
+) -> tuple[AgentTurnId, str]:
+    """Enqueue over NATS and show the turn live until it has ended; returns its id and the text that was shown last.
 
-    One that `goes_on` without this process is named when Ctrl-C ends the waiting.
+    With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
     """
     async with session.nats() as conn:
         client = BridgeClient(conn, session.project, session.channel)
-        async with client.watching(request.agent_id, include_chunks=True) as events:
+        async with client.watching(client.agent_of(request), include_chunks=True) as events:
             reply = await enqueue(session, client, request)
             _print_reply(session, reply, wait=True)
             turn = turn_of(reply)
-            # one document with --json, so what streams is not shown there
+            # with --json one document is printed, so nothing is streamed
             view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
-            interrupt = telling_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
+            interrupt = explaining_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
             with printing_outages(session, conn), interrupt:
                 await follow_turn(session, look_at(session, pool, client, turn), events, view)
-            return turn
+            return turn, view.last_text
 
 
 async def enqueue(session: Session, client: BridgeClient, request: EnqueueRequest) -> EnqueueReply:
     """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
+    await session.await_bridge(client)
     try:
-        patience = session.settings.nats.patience_seconds
-        await patiently(lambda: client.request("describe", {}), patience, session.out.remark)
-    except ServerUnavailable as error:
-        raise NoBridge(str(error)) from None
-    try:
-        answer = await client.request("enqueue", request, headers={"CG-Sender": _SENDER})
+        answer = await client.request("enqueue", request, headers=HEADERS)
     except ServerUnavailable as error:
         raise ServerUnavailable(
             f"{error}; it may have been accepted: look at `turnstile turn list`. "
             "With a --correlation-id a request can be repeated safely"
         ) from None
-    reply = EnqueueReply.model_validate(answer)
-    raise_unless_accepted(reply)
-    return reply
+    return accepted(EnqueueReply, answer)
 
 
 async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
     """Ask the bridge to end the turn; raises `Refused` with its code, or `NoBridge`."""
+    request: JsonObject = {"agent_turn_id": turn, "reason": reason}
     async with session.bridge() as client:
-        try:
-            patience = session.settings.nats.patience_seconds
-            request: JsonObject = {"agent_turn_id": turn, "reason": reason}
-            answer = await patiently(lambda: client.request("stop", request), patience, session.out.remark)
-        except ServerUnavailable as error:
-            raise NoBridge(str(error)) from None
-    reply = StopReply.model_validate(answer)
-    raise_unless_accepted(reply)
-    return reply
+        return accepted(StopReply, await session.patiently(lambda: client.request("stop", request)))
 
 
-async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) -> None:
-    """Print the deliverable of a turn that has ended; raises `CommandFailed` unless it succeeded."""
+async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId, shown: str = "") -> None:
+    """Print the deliverable of a turn that has ended, if it is not the text just `shown`.
+
+    Raises `CommandFailed` unless the turn succeeded.
+    """
     report = await read_end(pool, session, turn)
     view = report.turn
     if session.out.as_json:
         session.out.document(document_of(report, link_of(session, turn)))
         session.exit_code = 0 if view.status == TurnStatus.SUCCESS else REFUSED
         return
-    print_deliverable(session.out, report)
+    print_deliverable(session.out, report, shown)
     if view.status != TurnStatus.SUCCESS:
         why = f": {view.error}" if view.error else ""
         raise CommandFailed(view.error_code or "turn_failed", f"turn {turn} ended as {view.status}{why}")
@@ -148,17 +140,21 @@ async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId) ->
 
 def request_of(question: Question) -> EnqueueRequest:
     """The request; raises `BadRequest` naming the option that is wrong."""
-    given: dict[str, JsonValue] = {"agent_id": question.agent}
-    if question.text is not None:
-        given["instruction"] = question.text
-    if question.correlation_id is not None:
-        given["correlation_id"] = question.correlation_id
-    if question.profile is not None:
-        given["profile_name"] = question.profile
-    if question.context_box_id is not None:
-        given["context_box_id"] = question.context_box_id
-    if question.model is not None:
-        given["runtime_config"] = {"model": question.model}
+    config: dict[str, JsonValue] = {"model": question.model, "remember": question.remember or None}
+    chosen: JsonObject = {name: value for name, value in config.items() if value is not None}
+    named: dict[str, JsonValue] = {
+        "agent_id": question.agent,
+        "instruction": question.text,
+        "correlation_id": question.correlation_id,
+        "profile_name": question.profile,
+        "conversation_id": question.conversation,
+        "context_box_id": question.context_box_id,
+        "output_box_id": question.output_box_id,
+        "runtime_config": chosen or None,
+    }
+    given: JsonObject = {name: value for name, value in named.items() if value is not None}
+    if question.agent is None and not (question.correlation_id or question.conversation):
+        given["correlation_id"] = uuid7()  # the instance that runs the turn has a known id
     if question.fields is not None:
         given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
     return parse_request(EnqueueRequest, given)
@@ -175,7 +171,7 @@ async def _enqueue_directly(session: Session, pool: "Pool", request: EnqueueRequ
         request,
         {},
         depth_limit=settings.protocol.max_recursion_depth,
-        sender=_SENDER,
+        sender=SENDER,
         admission=settings.limits.admission,
     )
     return done.reply

@@ -26,11 +26,11 @@ _LINGER_SECONDS = 0.1
 
 
 Look = Callable[[], Awaitable[TurnView]]
-"""Where the turn stands; raises `ServerUnavailable`."""
+"""Reads the turn's state; raises `ServerUnavailable`."""
 
 
 def look_into_ledger(session: Session, pool: "Pool", turn: AgentTurnId, *, gives_up: bool = False) -> Look:
-    """A look that also prints what the turn waits for if it does not begin; one that `gives_up` raises `NoBridge`."""
+    """Reads the turn from the ledger, and prints why it does not begin; with `gives_up` it may raise `NoBridge`."""
     missing = Missing(session, pool, gives_up=gives_up)
 
     async def look() -> TurnView:
@@ -42,7 +42,7 @@ def look_into_ledger(session: Session, pool: "Pool", turn: AgentTurnId, *, gives
 
 
 def look_at(session: Session, pool: "Pool | None", client: BridgeClient, turn: AgentTurnId) -> Look:
-    """A look into the ledger, or by the bridge where the ledger's driver is not installed."""
+    """Reads the turn from the ledger, or from the bridge if the ledger's driver is not installed."""
     if pool is not None:
         return look_into_ledger(session, pool, turn)
 
@@ -68,9 +68,9 @@ async def follow_turn(session: Session, look: Look, events: AsyncIterator[WatchE
 
 
 async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
-    """Return once the turn has its outcome, asking the ledger alone; raises `NoBridge` if none begins it.
+    """Poll the ledger until the turn has its outcome; raises `NoBridge` if no bridge answers for long.
 
-    If the turn does not begin, print what it waits for.
+    If the turn does not begin, print the reason.
     """
     never, look = asyncio.Event(), look_into_ledger(session, pool, turn, gives_up=True)
     while not await _has_ended(session, look):
@@ -93,7 +93,7 @@ def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
 
 
 @contextmanager
-def telling_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
+def explaining_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
     """If Ctrl-C ends the block, print that `what` goes on; `ways` maps each command to what it does with it."""
     try:
         yield
@@ -116,7 +116,7 @@ async def _has_ended(session: Session, look: Look) -> bool:
         view = await look()
     except NoBridge:
         raise
-    except ServerUnavailable as error:  # we wait on: the turn goes on without us
+    except ServerUnavailable as error:  # keep waiting: the turn goes on
         session.out.remark(f"waiting: {error}")
         return False
     return view.ended_at is not None

@@ -29,8 +29,7 @@ async def show(
 
     wanted = AgentId(agent) if agent else None
     async with session.ledger() as pool:
-        if wanted:
-            await require_agent(pool, session.project, wanted)
+        await require_agent(pool, session.project, wanted)
         rows = await pool.run(lambda conn: list_inbox(conn, session.project, wanted, status, row_limit=limit))
     session.out.records(
         f"inbox rows of {agent or session.project}",

@@ -1,7 +1,7 @@
-"""A turn as it happens, for people: streamed text, and events as dim lines between.
+"""Prints a turn live, for people: streamed text, and events as dim lines between.
 
 Chunks are lossy and come from every attempt of a step. A higher attempt replaces what the lower ones printed, which a
-separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are told. Decides nothing.
+separator says; late chunks of a lower attempt or an earlier step are left out; missing ones are marked.
 """
 
 from typing import assert_never
@@ -31,6 +31,8 @@ class LiveView:
         self._kind: ChunkType | None = None
         self.streamed = False
         """Whether any text of the answer was printed."""
+        self.last_text = ""
+        """The text of the last answer, as far as it was printed."""
 
     def take(self, event: WatchEvent) -> bool:
         """Print the event, if it is of the turn that is watched; True if it is a `task` event."""
@@ -67,6 +69,8 @@ class LiveView:
         advance = self._order.take(chunk)
         if advance is None:
             return
+        if chunk.chunk_type is ChunkType.START:
+            self.last_text = ""
         if advance.restarted:
             self.close()
             self._out.line(f"— attempt {chunk.attempt}, starting over —", style="yellow")
@@ -79,6 +83,7 @@ class LiveView:
             case ChunkType.CONTENT:
                 self._text(chunk, "")
                 self.streamed = True
+                self.last_text += chunk.content
             case ChunkType.REASONING:
                 self._text(chunk, "dim italic")
             case ChunkType.TOOL_CALL:
@@ -124,5 +129,5 @@ def _activity(payload: JsonObject) -> str:
     metadata = payload.get("metadata")
     if not isinstance(metadata, dict):
         return ""
-    told = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
-    return "".join(f", {each}" for each in told)
+    shown = [str(metadata[name]) for name in ("activity", "current_tool") if metadata.get(name)]
+    return "".join(f", {each}" for each in shown)

@@ -25,9 +25,9 @@ async def has_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> bool:
     return any(row.agent_id == agent for row in await list_agents(pool, project))
 
 
-async def require_agent(pool: "Pool", project: ProjectId, agent: AgentId) -> None:
-    """Raise `Refused` (`unknown_agent`) if the project has no such agent."""
-    if not await has_agent(pool, project, agent):
+async def require_agent(pool: "Pool", project: ProjectId, agent: AgentId | None) -> None:
+    """Raise `Refused` (`unknown_agent`) if an agent is given that the project does not have."""
+    if agent is not None and not await has_agent(pool, project, agent):
         raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
 
 
@@ -55,7 +55,7 @@ async def require_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView:
 
 
 async def described_turn(session: Session, turn: str) -> TurnView | None:
-    """The turn of this whole id, as a bridge describes it to a client without the ledger's driver."""
+    """The turn with this full id, from the bridge; None if the id is shortened or unknown."""
     if not _WHOLE.fullmatch(turn):
         return None
     async with session.bridge() as client:

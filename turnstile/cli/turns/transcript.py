@@ -12,14 +12,7 @@ from pydantic import Field, JsonValue
 
 from turnstile.ledger.turns.views import SentCall, StepView
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import (
-    Card,
-    CardType,
-    CardUnreadable,
-    ToolResultContent,
-    content_of,
-    value_of,
-)
+from turnstile.schema.cards import Card, CardType, CardUnreadable, ToolResultContent, content_of, value_of
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.states import TurnStatus
 

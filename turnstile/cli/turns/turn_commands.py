@@ -51,8 +51,7 @@ async def show_all(
 
     wanted = AgentId(agent) if agent else None
     async with session.ledger() as pool:
-        if wanted:
-            await require_agent(pool, session.project, wanted)
+        await require_agent(pool, session.project, wanted)
         rows = await pool.run(lambda conn: list_turns(conn, session.project, wanted, row_limit=limit))
     session.out.records(
         f"turns of {agent or session.project}",
@@ -91,25 +90,28 @@ async def stop(
 
     turn = await whole_id(session, turn)
     reply = await stop_turn(session, turn, reason)
-    if session.out.as_json:
-        session.out.document(reply)
-    else:
-        session.out.line(f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
-
-
-def register(root: typer.Typer) -> None:
-    """Add `enqueue` to the top level."""
-    command(root, "enqueue", project=True, channel=True)(enqueue)
+    session.out.result(reply, f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
 
 
 async def enqueue(
     session: "Session",
-    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    agent: Annotated[
+        str | None, typer.Argument(help="The agent's id; left out with --profile.", show_default=False)
+    ] = None,
     text: Annotated[str | None, typer.Argument(help="The request; `-` reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with the request, instead of TEXT.")] = None,
     context_box: Annotated[
         str | None, typer.Option(help="A box that the turn reads before the request.", metavar="BOX")
     ] = None,
+    conversation: Annotated[
+        str | None, typer.Option(help="A conversation: its turns remember what was said in it.", metavar="ID")
+    ] = None,
+    output_box: Annotated[
+        str | None, typer.Option(help="The box that the turn writes to, instead of a new one.", metavar="BOX")
+    ] = None,
+    remember: Annotated[
+        bool, typer.Option("--remember", help="Keep the request in the output box, for later turns with that box.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Print the answer as it streams, and the deliverable.")] = False,
     correlation_id: Annotated[
         str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
@@ -117,7 +119,9 @@ async def enqueue(
     fields: Annotated[
         str | None, typer.Option(help="Fields that the deliverable must have, separated by commas.", metavar="A,B")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Profile, instead of the agent's.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile, instead of the agent's; without an agent its instances are asked.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
     direct: Annotated[
         bool, typer.Option("--direct", help="Write to the ledger directly, without NATS and bridge.")
@@ -127,6 +131,13 @@ async def enqueue(
     from turnstile.cli.turns.asking import Question, ask
     from turnstile.cli.turns.texts import given_text
 
+    if profile is not None and text is None and file is None:
+        agent, text = None, agent  # the one argument is the text
     asked = None if (text, file) == (None, None) and context_box else given_text(text, file)
-    question = Question(agent, asked, correlation_id, fields, profile, model, context_box)
+    question = Question(
+        *(agent, asked, correlation_id, fields, profile, model, context_box),
+        conversation=conversation,
+        output_box_id=output_box,
+        remember=remember,
+    )
     await ask(session, question, wait=wait, direct=direct)

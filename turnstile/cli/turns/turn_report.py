@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
 
 _TEXT = 2000
+_QUEUED = {
+    "agent_paused": "its agent, which is paused: `turnstile agent resume` goes on",
+    "agent_busy": "its agent, which has another turn",
+    "output_box_busy": "its output box, which a turn of another agent writes",
+}
 _VALUE = 400
 """Without --full this many characters are shown of a text (`_TEXT`), and of a call's arguments or result (`_VALUE`)."""
 
@@ -44,14 +49,14 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class TurnReport(TurnEnd):
-    """What the ledger knows of a turn."""
+    """A turn with its steps and transcript."""
 
     steps: Sequence[StepView]
     transcript: Transcript
 
 
 async def read_end(pool: "Pool | None", session: Session, turn: AgentTurnId) -> TurnEnd:
-    """The report, or what a bridge tells where the ledger's driver is not installed."""
+    """The report from the ledger, or a shorter one from the bridge if the ledger's driver is not installed."""
     if pool is not None:
         return await read_report(pool, session, turn)
     async with session.bridge() as client:
@@ -142,7 +147,7 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
 
 
 def _facts(turn: TurnView, transcript: Transcript) -> dict[str, object]:
-    waits = None
+    waits = _QUEUED.get(turn.queued_because or "")
     if turn.waiting_tool_count:
         until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
         waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"
@@ -251,18 +256,21 @@ def print_timeline(out: Output, report: TurnReport) -> None:
     out.table("timeline", ["after", "what", "took", "detail"], rows)
 
 
-def print_deliverable(out: Output, report: TurnEnd) -> None:
-    """Print the deliverable with its card's id, or that there is none yet."""
+def print_deliverable(out: Output, report: TurnEnd, shown: str = "") -> None:
+    """Print the deliverable with its card's id, or that there is none yet; not again the text that was just `shown`."""
     card = report.deliverable
     if card is None:
         out.line("no deliverable yet", style="dim")
         return
     cut = _truncated(report.turn)
     partial = ", partial" if card.metadata.partial and not cut else ""
-    out.line(f"deliverable (card {card.card_id}{partial})", style="bold")
+    value = value_of(card)
+    above = ": the text above" if shown and value == shown else ""
+    out.line(f"deliverable (card {card.card_id}{partial}){above}", style="bold")
     if cut:
         out.line(f"! cut off ({cut})", style="yellow")
-    value = value_of(card)
+    if above:
+        return
     out.line(value if isinstance(value, str) else JSON.from_data(value).text.plain)
 
 

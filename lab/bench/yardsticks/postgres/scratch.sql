@@ -2,11 +2,11 @@
 
 -- name: make_database :exec
 -- A new, empty one.
-CREATE DATABASE {name} TEMPLATE template0;
+CREATE DATABASE {NAME} TEMPLATE template0;
 
 -- name: drop_database :exec
 -- Gone, whoever is connected.
-DROP DATABASE IF EXISTS {name} WITH (FORCE);
+DROP DATABASE IF EXISTS {NAME} WITH (FORCE);
 
 -- name: tidy :exec
 -- What autovacuum would have done by and by.

@@ -1,0 +1,20 @@
+-- Pieces of SQL that several statements share. `{name(…)}` in a query file stands for the piece, with each argument in its place.
+
+-- fragment: turn_on_head
+-- What a lease sets on the head `h`, which it takes of the queued turn `n`, and begins to count anew.
+updated_at = now(),
+active_agent_turn_id = n.agent_turn_id, active_inbox_id = n.inbox_id, active_channel_id = n.channel_id,
+active_recursion_depth = coalesce(n.recursion_depth, 0), parent_step_id = n.parent_step_id, trace_id = n.trace_id,
+profile_box_id = n.profile_box_id, context_box_id = n.context_box_id, output_box_id = n.output_box_id,
+waiting_tool_count = 0, resume_deadline = NULL, expecting_correlation_id = NULL, restart_count = 0,
+output_position = 0, step_count = 0, step_attempt = 0, model_failures = 0, started_at = NULL
+
+-- fragment: error_result(status, after_execution, code, message)
+-- The content of the result that the kernel writes for a call that no tool answered.
+jsonb_build_object('__type__', 'ToolResultContent', 'status', {status}, 'after_execution', {after_execution}, 'result', NULL,
+    'error', jsonb_build_object('code', {code}, 'message', {message}))
+
+-- fragment: result_metadata(author_id, tool_name, step_id, agent_turn_id, trace_id)
+-- The metadata of a result card that SQL makes.
+jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', {author_id}, 'function_name', {tool_name},
+    'step_id', {step_id}, 'agent_turn_id', {agent_turn_id}, 'trace_id', {trace_id})

@@ -1,0 +1,195 @@
+"""Conversations from the outside: turns remember, in order and apart, whoever dies in between (protocol §6)."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.conditions import until
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.process import Processes
+from tests.support.quick import shape
+from tests.support.tenants import Tenant, turn_of
+from turnstile.runtime.faults import Fault
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardType
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.ids import AgentTurnId, ChannelId
+from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.turns import Client
+
+CHAT = {"conversation_id": "c1"}
+CUT_MEMORY: JsonObject = {"keep": "conversation", "max_context_tokens": 60, "keep_last_turns": 1}
+FULL = 3
+"""So many turns of ten words fit in that; the next one cuts."""
+TEN_WORDS = "one two three four five six seven eight nine ten"
+MANY = 60
+
+
+async def crew(tenant: Tenant, **fields: object) -> None:
+    await tenant.profile("Crew", "chat", instances=True, **fields)
+
+
+async def test_a_turn_remembers_what_was_said_in_its_conversation(tenant: Tenant) -> None:
+    agent = await tenant.agent("chat")
+    for conversation, before in (
+        ("c1", "nothing"),
+        ("c2", "nothing"),
+        ("c1", "hello c1"),
+        ("c1", "hello c1; hello c1"),
+    ):
+        ended = await tenant.turn(agent, f"hello {conversation}", conversation_id=conversation)
+        assert ended.deliverable() == f"You said: hello {conversation} (before that: {before})"
+        assert ended.view.conversation_id == conversation
+    assert (await tenant.turn(agent, "alone")).deliverable() == "You said: alone (before that: nothing)"
+
+
+async def test_a_box_is_read_for_one_turn_of_a_conversation(tenant: Tenant) -> None:
+    agent = await tenant.agent("chat")
+    given = (await tenant.turn(agent, "from a box")).view.context_box_id
+    answers = [
+        (await tenant.turn(agent, "one", **CHAT, context_box_id=given)).deliverable(),
+        (await tenant.turn(agent, "two", **CHAT)).deliverable(),
+    ]
+    assert answers[0] == "You said: from a box\n\none (before that: nothing)"
+    assert answers[1] == "You said: two (before that: one)"
+
+
+async def test_a_profile_keeps_a_conversation_of_its_channel(tenant: Tenant) -> None:
+    agent = await tenant.agent("chat", memory={"keep": "conversation"})
+    await tenant.turn(agent, "one")
+    assert (await tenant.turn(agent, "two")).deliverable() == "You said: two (before that: one)"
+    elsewhere = BridgeClient(tenant.stack.conn, tenant.project, ChannelId("u_eve"))
+    answer = await Client(elsewhere).ask(agent, "three").result()
+    assert answer.value == "You said: three (before that: nothing)"
+
+
+async def test_python_asks_in_a_conversation(tenant: Tenant) -> None:
+    await crew(tenant)
+    client = Client(tenant.client)
+    said: list[str] = []
+    for text in ("one", "two"):
+        turn = client.ask(None, text, profile_name="crew", conversation="c1")
+        said.append("".join([piece async for piece in turn]))
+        assert (await turn.result()).value == said[-1]
+    assert said[1] == "You said: two (before that: one)"
+    fresh = await client.ask(None, "three", profile_name="crew").result()
+    assert fresh.value == "You said: three (before that: nothing)"
+
+
+REFUSED: Sequence[tuple[str, JsonObject]] = [
+    ("bad_request", {"conversation_id": "a.b"}),
+    ("bad_request", {"conversation_id": "x" * 129}),
+    ("bad_request", {"conversation_id": ""}),
+    ("bad_request", {"conversation_id": "c1", "output_box_id": "01a20068-5f33-71eb-a3ad-c6251d3f51a4"}),
+    ("bad_request", {"agent_id": None}),
+    ("unknown_context_box", {"conversation_id": "c1", "context_box_id": "01a20068-5f33-71eb-a3ad-c6251d3f51a4"}),
+    ("no_instances", {"agent_id": None, "profile_name": "alice-profile"}),
+    ("unknown_profile", {"agent_id": None, "profile_name": "nobody"}),
+]
+
+
+async def test_what_is_refused_begins_nothing(tenant: Tenant) -> None:
+    agent = await tenant.agent("chat")
+    for code, fields in REFUSED:
+        asked: JsonObject = {"agent_id": agent, "instruction": "hello", **fields}
+        reply = await tenant.ask({name: value for name, value in asked.items() if value is not None})
+        assert (reply.status, reply.error_code) == ("rejected", code), fields
+    assert await tenant.count("state.conversations") == 0
+    assert await tenant.count("resource.project_agents") == 1
+
+
+async def test_a_conversation_of_another_project_is_another(tenant: Tenant) -> None:
+    other = tenant.named(f"{tenant.project}-b")
+    for each in (tenant, other):
+        agent = await each.agent("chat")
+        assert (await each.turn(agent, "hello", **CHAT)).deliverable() == "You said: hello (before that: nothing)"
+
+
+async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Tenant) -> None:
+    """Two turns each, all at once; each answer names its own conversation's marker, and no other."""
+    await crew(tenant)
+
+    async def one(name: int) -> list[AgentTurnId]:
+        asked: list[JsonObject] = [
+            {"profile_name": "crew", "conversation_id": f"c{name}", "instruction": f"marker-{name}-{turn}"}
+            for turn in (1, 2)
+        ]
+        return [turn_of(await tenant.ask(each, timeout=60)) for each in asked]
+
+    turns = await asyncio.gather(*map(one, range(MANY)))
+    await tenant.all_ended([turn for pair in turns for turn in pair], timeout=60)
+    found = await tenant.rows(
+        "SELECT o.agent_turn_id, c.content ->> 'text' AS said FROM state.turn_outcomes o"
+        " JOIN cards c ON c.card_id = o.deliverable_card_id WHERE o.project_id = $1",
+        tenant.project,
+    )
+    said = {row["agent_turn_id"]: row["said"] for row in found}
+    for name, (first, second) in enumerate(turns):
+        assert said[first] == f"You said: marker-{name}-1 (before that: nothing)"
+        assert said[second] == f"You said: marker-{name}-2 (before that: marker-{name}-1)"
+    assert await tenant.count("resource.project_agents", "metadata ->> 'instance_of' = 'crew'") == MANY
+
+
+async def test_a_conversation_goes_on_after_its_cut(tenant: Tenant) -> None:
+    agent = await tenant.agent("echo", memory=CUT_MEMORY)
+    for _ in range(FULL + 1):
+        ended = await tenant.turn(agent, TEN_WORDS)
+    assert len(ended.steps) == 2
+    assert ended.deliverable() == f"You said: {TEN_WORDS}"
+    assert "run_step" in await shape(tenant, ended.view.agent_turn_id)
+    told = [event.payload["phase"] for event in await tenant.events("agent.*.step")]
+    assert told[-5:] == ["started", "completed", "started", "planning", "completed"]
+
+
+async def test_a_turn_that_is_stopped_while_its_memory_is_summed_up_cuts_nothing(tenant: Tenant) -> None:
+    sums_up = {**CUT_MEMORY, "when_full": "summarize", "summary_model": "scripted/unending"}
+    agent = await tenant.agent("echo", memory=sums_up)
+    for _ in range(FULL):
+        await tenant.turn(agent, TEN_WORDS)
+    turn = turn_of(await tenant.enqueue(agent, TEN_WORDS))
+
+    async def asked() -> bool:
+        events = await tenant.events("agent.*.step")
+        return (events[-1].payload["phase"], events[-1].payload["metadata"]) == (
+            "planning",
+            {"model": "scripted/unending"},
+        )
+
+    await until(asked, 20, "a summary is asked for")
+    await tenant.client.request("stop", {"agent_turn_id": turn})
+    ended = await tenant.ended(turn)
+    assert ended.view.status == "canceled"
+    assert CardType.THOUGHT not in ended.types()
+    assert await tenant.count("state.memory_cuts") == 0
+    assert (await tenant.turn(agent, "short", conversation_id="c2")).deliverable() == "You said: short"
+
+
+async def test_two_turns_remember_though_everything_was_killed_in_between(
+    apart: Tenant, processes: Processes, tmp_path: Path
+) -> None:
+    await crew(apart)
+    asked: JsonObject = {"profile_name": "crew", "instruction": "one", **CHAT, "correlation_id": "k1"}
+    first = await apart.ended(turn_of(await apart.ask(asked)))
+    await asyncio.gather(processes.worker.kill(), processes.bridge.kill())
+    processes.bridge.env = {
+        "TURNSTILE_FAULTS": f"{Fault.ENQUEUE_COMMITTED}=kill",
+        "TURNSTILE_FAULTS_DIR": str(tmp_path),
+    }
+    await processes.ensure()
+    asked |= {"instruction": "two", "correlation_id": "k2"}
+    with pytest.raises(ServerUnavailable):
+        await apart.ask(asked, timeout=5)
+    await processes.bridge.died()
+    await processes.ensure()
+    again = await apart.ask(asked)
+    assert again.duplicate
+    ended = await apart.ended(turn_of(again))
+    assert ended.deliverable() == "You said: two (before that: one)"
+    assert ended.view.output_box_id == first.view.output_box_id
+    assert await apart.rows("SELECT turn_count FROM state.conversations WHERE project_id = $1", apart.project) == [
+        {"turn_count": 2}
+    ]
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)

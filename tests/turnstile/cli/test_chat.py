@@ -1,0 +1,187 @@
+"""`turnstile chat` and `conversation` as programs, against a stack: a conversation goes on, a stop ends a turn only."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.conftest import Databases
+from tests.support.processes.stack import Stack, open_stack, running_here
+from tests.support.tenants import ALICE, Tenant, new_tenant
+from tests.turnstile.support import ENVIRONMENT, PROGRAM, Ran, turnstile
+from turnstile.embedded import Endpoints
+from turnstile.schema.ids import AgentId
+
+
+@pytest.fixture(scope="module")
+async def stack(
+    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    """Worker and bridge in this process."""
+    name = await databases.create(migrated)
+    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
+    async with open_stack(endpoints, tmp_path_factory.mktemp("chat"), scripts=()) as opened, running_here(opened):
+        yield opened
+    await databases.drop(name)
+
+
+@pytest.fixture
+def tenant(stack: Stack) -> Tenant:
+    """A project of this test alone."""
+    return new_tenant(stack)
+
+
+class Terminal:
+    """A chat in a pipe."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{text}\n".encode())
+
+    async def until(self, words: str) -> str:
+        """Read until the words are shown; returns what was shown since the last time."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(30):
+            while words not in self.shown:
+                piece = await self.process.stdout.read(4096)
+                assert piece, f"ended without {words!r}: {self.shown}"
+                self.shown += piece.decode()
+        before, _, self.shown = self.shown.partition(words)
+        return before + words
+
+    async def leave(self) -> int:
+        """The end of the input; returns the exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return await asyncio.wait_for(self.process.wait(), 20)
+
+
+@asynccontextmanager
+async def chatting(tenant: Tenant, *arguments: str) -> AsyncGenerator[Terminal]:
+    """A chat that has begun; remarks are shown with the answers."""
+    stack = tenant.stack
+    process = await asyncio.create_subprocess_exec(
+        *(PROGRAM, "chat", *arguments, "--config", stack.config, "--project", tenant.project),
+        cwd=stack.directory,
+        env=ENVIRONMENT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    terminal = Terminal(process)
+    try:
+        await terminal.until("ends it\n")
+        yield terminal
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def run(tenant: Tenant, *arguments: str) -> Ran:
+    stack = tenant.stack
+    return await turnstile(*arguments, "--config", stack.config, "--project", tenant.project, cwd=stack.directory)
+
+
+async def test_a_chat_goes_on_where_it_was(tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    async with chatting(tenant, ALICE) as first:
+        first.type("one")
+        await first.until("You said: one (before that: nothing)")
+        first.type("two")
+        assert "You said: two (before that: one)" in await first.until("one)")
+        assert await first.leave() == 0
+    async with chatting(tenant, ALICE) as second:
+        second.type("three")
+        await second.until("You said: three (before that: one; two)")
+        second.type("/new")
+        await second.until("conversation chat-")
+        second.type("four")
+        await second.until("You said: four (before that: nothing)")
+        assert await second.leave() == 0
+    async with chatting(tenant, ALICE) as third:
+        third.type("five")
+        await third.until("You said: five (before that: four)")
+    shown = await run(tenant, "conversation", "show", "chat")
+    for part in ("alice in channel public", "    two", "    You said: two (before that: one)"):
+        assert part in shown.out
+    listed = (await run(tenant, "conversation", "list", "--json")).json()
+    assert [(each["turn_count"], each["agent_id"]) for each in listed] == [(2, ALICE), (3, ALICE)]
+
+
+@pytest.mark.parametrize("way", ["typed", "interrupt"])
+async def test_a_stop_ends_the_turn_and_not_the_chat(tenant: Tenant, way: str) -> None:
+    await tenant.agent("slow")
+    async with chatting(tenant, ALICE) as terminal:
+        terminal.type("count")
+        await terminal.until("You said")
+        if way == "typed":
+            terminal.type("/stop")
+        else:
+            terminal.process.send_signal(signal.SIGINT)
+        await terminal.until("canceled (stopped)")
+        terminal.type("again")
+        await terminal.until("You said: again")
+        assert terminal.process.returncode is None
+    assert await tenant.count("state.turn_outcomes", "error_code = 'stopped'") == 1
+
+
+async def test_ctrl_c_ends_a_chat_that_waits_for_a_line(tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    async with chatting(tenant, ALICE) as terminal:
+        terminal.type("one")
+        await terminal.until("nothing)")
+        await asyncio.sleep(0.3)
+        terminal.process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(terminal.process.wait(), 20) == 130
+
+
+async def test_a_chat_with_a_profile_has_an_instance(tenant: Tenant) -> None:
+    await tenant.profile("Crew", "chat", instances=True)
+    async with chatting(tenant, "--profile", "Crew", "--conversation", "mine") as terminal:
+        for text in ("one", "two"):
+            terminal.type(text)
+        await terminal.until("You said: two (before that: one)")
+    asked = await run(tenant, "enqueue", "--profile", "crew", "three", "--conversation", "mine", "--wait")
+    assert "You said: three (before that: one; two)" in asked.out
+    alone = await run(tenant, "enqueue", "--profile", "crew", "four", "--wait")
+    assert "You said: four (before that: nothing)" in alone.out
+    assert await tenant.count("resource.project_agents") == 2
+
+
+async def test_what_goes_wrong_is_told_and_the_chat_goes_on(tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    async with chatting(tenant, "nobody") as terminal:
+        terminal.type("one")
+        await terminal.until("unknown_agent")
+        await tenant.agent("chat", AgentId("nobody"))
+        terminal.type("two")
+        await terminal.until("You said: two")
+    for arguments in ([], [ALICE, "--conversation", "a.b"]):
+        ran = await run(tenant, "chat", *arguments, "--json")
+        assert (ran.code, ran.json()["error"]["code"]) == (2, "bad_request")
+    missing = await run(tenant, "conversation", "show", "nothing", "--json")
+    assert missing.json()["error"]["code"] == "unknown_conversation"
+
+
+async def test_a_file_can_be_said_line_by_line(tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    script = tenant.stack.directory / "lines.txt"
+    script.write_text("one\n\ntwo")
+    with script.open("rb") as lines:
+        process = await asyncio.create_subprocess_exec(
+            *(PROGRAM, "chat", ALICE, "--config", tenant.stack.config, "--project", tenant.project),
+            cwd=tenant.stack.directory,
+            env=dict(os.environ) | ENVIRONMENT,
+            stdin=lines,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert out.decode() == "You said: one (before that: nothing)\nYou said: two (before that: one)\n"

@@ -1,0 +1,186 @@
+"""`turnstile chat`: one turn for each line of input, all in one conversation.
+
+What is typed while a turn is answered waits for its end, but for `/stop`. Leaving the chat stops no turn; the next chat
+goes on in the conversation that was used last.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from turnstile.cli.conversations.conversation_report import said_in
+from turnstile.cli.conversations.input_lines import InputLines
+from turnstile.cli.errors import failure_of
+from turnstile.cli.session import Session
+from turnstile.cli.turns.asking import Question, enqueue, request_of
+from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages
+from turnstile.cli.turns.live import LiveView
+from turnstile.ledger.turns.views import list_conversations
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, TurnstileError
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId, token, uuid7
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.inbox import EnqueueRequest, StopReply
+from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.turns import describe, turn_in, turn_of
+from turnstile.transport.connection import NatsConnection
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
+
+CHAT = "chat"
+"""The first conversation of a chat with an agent; those of `/new` are called `chat-…`."""
+STOP, NEW = "/stop", "/new"
+_SEARCHED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """Who is talked to: an agent, or the instances of a profile."""
+
+    agent: str | None
+    profile: str | None
+    model: str | None = None
+
+    def ask(self, text: str, conversation: ConversationId) -> EnqueueRequest:
+        """The request for one line; raises `BadRequest` naming what is wrong."""
+        question = Question(
+            self.agent, text, uuid7(), profile=self.profile, model=self.model, conversation=conversation
+        )
+        return request_of(question)
+
+    @property
+    def name(self) -> str:
+        """The agent, or the profile."""
+        return self.agent or self.profile or ""
+
+
+class Chat:
+    """A chat at the terminal, or over a pipe."""
+
+    def __init__(self, session: Session, partner: Partner) -> None:
+        self._session = session
+        self._partner = partner
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._stop = asyncio.Event()
+        """Set by `/stop` and Ctrl-C while a turn is answered."""
+        self._answering = False
+
+    async def run(self, conversation: str | None) -> None:
+        """Talk until the input ends; raises `BadRequest`, `Refused` or `ServerUnavailable` before the first line."""
+        if self._partner.name == "":
+            raise BadRequest("name an agent, or a profile with --profile")
+        given = None if conversation is None else ConversationId(token(conversation, "--conversation"))
+        session = self._session
+        async with session.ledger_if_installed() as pool, session.nats() as conn:
+            current = given or await self._last(pool)
+            session.out.remark(f"conversation {current} with {self._partner.name}: {STOP}, {NEW}, Ctrl-D ends it")
+            async with self._reading():
+                client = BridgeClient(conn, session.project, session.channel)
+                while (line := await self._next()) is not None:
+                    match line.strip():
+                        case "" | "/stop":
+                            continue
+                        case "/new":
+                            current = ConversationId(f"{CHAT}-{uuid7()[-12:]}")
+                            session.out.remark(f"conversation {current}")
+                        case text:
+                            await self._talk(pool, conn, client, text, current)
+
+    async def _next(self) -> str | None:
+        if sys.stdin.isatty():
+            self._session.out.stream("> ", style="bold")
+        return await self._lines.get()
+
+    async def _talk(
+        self, pool: "Pool | None", conn: NatsConnection, client: BridgeClient, text: str, current: ConversationId
+    ) -> None:
+        """One turn; what goes wrong with it is printed, and the chat goes on."""
+        session = self._session
+        self._answering = True
+        session.on_interrupt = self._stop.set
+        self._stop.clear()
+        try:
+            await self._turn(pool, conn, client, self._partner.ask(text, current))
+        except TurnstileError as error:
+            session.out.failure(failure_of(error))
+        finally:
+            session.on_interrupt = None
+            self._answering = False
+
+    async def _turn(
+        self, pool: "Pool | None", conn: NatsConnection, client: BridgeClient, request: EnqueueRequest
+    ) -> None:
+        session = self._session
+        async with client.watching(client.agent_of(request), include_chunks=True) as events:
+            turn = turn_of(await enqueue(session, client, request))
+            view = LiveView(session.out, turn, events=False)
+            stopping = asyncio.create_task(self._stop_when_asked(client, turn))
+            try:
+                with printing_outages(session, conn):
+                    await follow_turn(session, look_at(session, pool, client, turn), events, view)
+            finally:
+                stopping.cancel()
+                await asyncio.wait({stopping})
+        await self._print_end(client, turn, streamed=view.streamed)
+
+    async def _stop_when_asked(self, client: BridgeClient, turn: AgentTurnId) -> None:
+        """Stop the turn once that is asked for; from then on Ctrl-C ends the chat."""
+        await self._stop.wait()
+        session = self._session
+        session.on_interrupt = None
+        session.out.remark("stopping")
+        try:
+            asked: JsonObject = {"agent_turn_id": turn, "reason": "chat"}
+            await client.request_as("stop", asked, StopReply)
+        except TurnstileError as error:
+            session.out.failure(failure_of(error))
+
+    async def _print_end(self, client: BridgeClient, turn: AgentTurnId, *, streamed: bool) -> None:
+        """Print how the turn ended, and its deliverable unless its text was streamed."""
+        view = turn_in(await describe(client, {"agent_turn_id": turn}))
+        out = self._session.out
+        if view.status != TurnStatus.SUCCESS:
+            out.remark(f"{view.status}{f' ({view.error_code})' if view.error_code else ''}: turn {turn}")
+        if streamed:
+            return
+        card = (await describe(client, {"card_id": view.deliverable_card_id})).card
+        if card is not None and isinstance(card.content, dict) and view.status == TurnStatus.SUCCESS:
+            out.line(said_in(card.content))
+
+    async def _last(self, pool: "Pool | None") -> ConversationId:
+        """The chat that was used last with the agent in this channel, else the first one."""
+        agent, first = self._partner.agent, ConversationId(CHAT)
+        if pool is None or agent is None:
+            return first
+        project: ProjectId = self._session.project
+        channel: ChannelId = self._session.channel
+        found = await pool.run(
+            lambda conn: list_conversations(conn, project, AgentId(agent), channel, row_limit=_SEARCHED)
+        )
+        chats = [each for each in found if each.conversation_id.partition("-")[0] == CHAT]
+        return chats[0].conversation_id if chats else first
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncGenerator[None]:
+        """Read lines into the queue; `/stop` acts at once if a turn is being answered."""
+
+        async def read() -> None:
+            lines = InputLines(sys.stdin)
+            while (line := await lines.next()) is not None:
+                if line.strip() == STOP and self._answering:
+                    self._stop.set()
+                else:
+                    await self._lines.put(line)
+            await self._lines.put(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading

@@ -1,0 +1,80 @@
+"""`turnstile conversation`: list and show, and `turnstile chat`."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+app = typer.Typer()
+
+
+@command(app, "list", project=True)
+async def show_all(
+    session: "Session",
+    agent: Annotated[str | None, typer.Option(help="Only conversations with this agent.")] = None,
+    limit: Annotated[int, typer.Option(help="Most conversations shown.", min=1, max=10_000)] = 20,
+) -> None:
+    """List conversations, the last used first."""
+    from turnstile.cli.conversations.conversation_report import shown_id
+    from turnstile.ledger.turns.views import list_conversations
+    from turnstile.schema.ids import AgentId
+
+    who = AgentId(agent) if agent else None
+    async with session.ledger() as pool:
+        rows = await pool.run(lambda conn: list_conversations(conn, session.project, who, row_limit=limit))
+    session.out.records(
+        f"conversations of {agent or session.project}",
+        rows,
+        {
+            "last used": lambda row: row.updated_at,
+            "conversation": shown_id,
+            "agent": lambda row: row.agent_id,
+            "channel": lambda row: row.channel_id,
+            "turns": lambda row: row.turn_count,
+        },
+    )
+
+
+@command(app, "show", project=True, channel=True)
+async def show(
+    session: "Session",
+    conversation: Annotated[str, typer.Argument(help="The conversation's id; `-` is the one that a memory keeps.")],
+    agent: Annotated[str | None, typer.Option(help="The agent, where several have a conversation of this id.")] = None,
+    limit: Annotated[int, typer.Option(help="Most turns shown, the last ones.", min=1, max=10_000)] = 50,
+) -> None:
+    """Show what was said in a conversation: each turn's request and answer."""
+    from turnstile.cli.conversations.conversation_report import print_conversation, read_conversation
+
+    async with session.ledger() as pool:
+        report = await read_conversation(session, pool, conversation, agent, row_limit=limit)
+    if session.out.as_json:
+        session.out.document(report)
+    else:
+        print_conversation(session.out, report)
+
+
+async def chat(
+    session: "Session",
+    agent: Annotated[
+        str | None, typer.Argument(help="The agent's id; left out with --profile.", show_default=False)
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="A profile, of which an instance is asked.")] = None,
+    conversation: Annotated[
+        str | None, typer.Option(help="The conversation, instead of the last chat with the agent.", metavar="ID")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
+) -> None:
+    """Talk to an agent line by line, and go on where the last chat was.
+
+    Ctrl-C or `/stop` stops the answer, `/new` begins another conversation. Ctrl-D ends the chat, as does Ctrl-C when
+    nothing is being answered.
+    """
+    from turnstile.cli.conversations.chat import Chat, Partner
+
+    await Chat(session, Partner(agent, profile, model)).run(conversation)

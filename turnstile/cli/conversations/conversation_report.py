@@ -1,0 +1,84 @@
+"""Reads a conversation from the ledger and prints it; text of users and models is indented below who said it."""
+
+import json
+from typing import TYPE_CHECKING
+
+from turnstile.cli.output import Output
+from turnstile.cli.session import Session
+from turnstile.ledger.turns.views import (
+    ConversationLine,
+    SaidTurn,
+    find_conversations,
+    list_conversation_turns,
+)
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentId, ChannelId, ConversationId, token
+
+if TYPE_CHECKING:
+    from turnstile.ledger.pool import Pool
+
+KEPT = "-"
+"""How the conversation that a profile's memory keeps is named on the command line."""
+
+
+class ConversationReport(Tolerant):
+    """A conversation and its last turns."""
+
+    conversation: ConversationLine
+    turns: list[SaidTurn]
+
+
+def shown_id(line: ConversationLine) -> str:
+    """The conversation's id as the command line has it."""
+    return line.conversation_id or KEPT
+
+
+async def read_conversation(
+    session: Session, pool: "Pool", named: str, agent: str | None, *, row_limit: int
+) -> ConversationReport:
+    """The conversation; raises `Refused` (`unknown_conversation`, `ambiguous_conversation` if several have the id)."""
+    wanted = ConversationId("" if named == KEPT else token(named, "CONVERSATION"))
+    who = None if agent is None else AgentId(token(agent, "--agent"))
+    channel: ChannelId | None = session.channel if session.options.channel else None
+    found = await pool.run(lambda conn: find_conversations(conn, session.project, wanted, who, channel, row_limit=6))
+    if not found:
+        raise Refused("unknown_conversation", f"project {session.project} has no conversation {named!r}")
+    if len(found) > 1:
+        whose = [f"with {each.agent_id} in channel {each.channel_id}" for each in found]
+        raise Refused(
+            "ambiguous_conversation",
+            "\n".join((f"several conversations are called {named!r}: name --agent or --channel", *whose)),
+        )
+    [one] = found
+    turns = await pool.run(
+        lambda conn: list_conversation_turns(conn, session.project, one.output_box_id, row_limit=row_limit)
+    )
+    return ConversationReport(conversation=one, turns=turns)
+
+
+def print_conversation(out: Output, report: ConversationReport) -> None:
+    """Print the conversation for people."""
+    line = report.conversation
+    out.facts(
+        f"conversation {shown_id(line)}",
+        {
+            "agent": f"{line.agent_id} in channel {line.channel_id}",
+            "turns": line.turn_count,
+            "output box": line.output_box_id,
+        },
+    )
+    for turn in report.turns:
+        out.line(f"\n{turn.created_at.astimezone():%Y-%m-%d %H:%M:%S}  you", style="bold", note=turn.agent_turn_id)
+        out.indented(turn.asked or "(no instruction)")
+        code = f" ({turn.error_code})" if turn.error_code else ""
+        note = "" if turn.status == "success" else f"{turn.status}{code}"
+        out.line(line.agent_id, style="bold", note=note)
+        if turn.deliverable is not None:
+            out.indented(said_in(turn.deliverable))
+
+
+def said_in(content: JsonObject) -> str:
+    """A deliverable's content as text."""
+    value = content.get("text", content.get("data"))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
