@@ -92,11 +92,23 @@ class ModelDone:
 ModelEvent = ContentDelta | ReasoningDelta | ToolCallDelta | ModelDone
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """The tokens of a request. `exact`: counted as the model counts them, else estimated."""
+
+    tokens: int
+    exact: bool
+
+
 class Model(Protocol):
     """Sends requests to models. One adapter serves all turns and keeps no state of any (ARCHITECTURE.md)."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Yields the answer as it arrives, `ModelDone` last; raises `ModelError`, which says if a retry can help."""
+        ...
+
+    async def count(self, request: ModelRequest) -> TokenCount:
+        """The tokens of the request, tools included; asks no provider. Raises `ModelError` if no adapter serves it."""
         ...
 
     async def check(self, model: str) -> None:

@@ -29,8 +29,8 @@ class CardType(StrEnum):
     RENDERED_PROMPT = "sys.rendered_prompt"
     MUST_END_WITH_REQUIRED = "sys.must_end_with_required"
     PARENT_POINTER = "meta.parent_pointer"
-    CUT = "memory.cut"
-    SUMMARY = "memory.summary"
+    MEMORY_CUT = "memory.cut"
+    MEMORY_SUMMARY = "memory.summary"
     MESSAGE = "pump.message"
     """The payload of a message of the pump (protocol §9). Such cards are in no box."""
 
@@ -292,6 +292,17 @@ class FallbackDeliverable(Tolerant):
     """Contents of the turn's `tool.result` cards."""
     terminal_status: TurnStatus
     """How the turn ended."""
+
+
+class MemoryCut(Tolerant):
+    """`JsonContent.data` of a `memory.cut` card: where later turns begin to read the box (protocol §7.3)."""
+
+    first_card_id: CardId
+    """The first card that is kept; it is in the same box."""
+    summary_card_id: CardId | None = None
+    """The `memory.summary` card in the same box that stands for what is not read any more."""
+    reason: Literal["full", "refused"] = "full"
+    """Why: over `max_context_tokens`, or the model refused the request as too long."""
 
 
 class SubmittedField(Tolerant):

@@ -13,6 +13,7 @@ from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
 
 DEFAULT_WORKER_TARGET = "worker_generic"
 DEFAULT_MAX_STEPS = 16
+DEFAULT_KEPT_TURNS = 4
 
 _PROMPT_LIMIT = 524_288
 _TARGET = r"^[A-Za-z0-9_-]{1,128}$"
@@ -46,23 +47,19 @@ class Memory(Strict):
 
     keep: Literal["none", "conversation"] = "none"
     """`conversation`: turns that name neither a box nor a conversation go on in one that is kept for their channel."""
-    max_context_tokens: int | None = Field(default=None, ge=200, le=10_000_000, exclude_if=lambda value: value is None)
-    """The size of a request, in tokens, above which what was said first is cut off; null: never."""
+    max_context_tokens: int | None = Field(default=None, ge=1, le=100_000_000)
+    """The most tokens of a request to the model; null: until the model refuses a request as too long."""
     when_full: Literal["drop", "summarize"] = "drop"
-    """What becomes of what is cut off: nothing, or a summary by a model."""
-    keep_last_turns: int = Field(default=4, ge=0, le=1000)
-    """The most turns that are kept as they were said; fewer if they are larger than half of `max_context_tokens`."""
-    summary_model: str | None = Field(
-        default=None, min_length=1, max_length=256, exclude_if=lambda value: value is None
-    )
-    """The model that summarizes; null: the profile's own."""
+    """What becomes of the earliest turns then: they are left out, or a model sums them up first."""
+    keep_last_turns: int = Field(default=DEFAULT_KEPT_TURNS, ge=0, le=1000)
+    """The most turns that are kept then as they are; fewer where they would take too much."""
+    summary_model: str | None = Field(default=None, min_length=1, max_length=256)
+    """`provider/model` that sums up; null: the profile's own."""
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if self.max_context_tokens is not None and self.keep != "conversation":
-            raise ValueError("max_context_tokens needs keep: conversation")
-        if self.when_full == "summarize" and self.max_context_tokens is None:
-            raise ValueError("when_full: summarize needs max_context_tokens")
+    def _has_use(self) -> Self:
+        if self.summary_model is not None and self.when_full != "summarize":
+            raise ValueError("summary_model is asked only with when_full: summarize")
         return self
 
 
@@ -90,13 +87,6 @@ class Profile(Strict):
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
-
-    @model_validator(mode="after")
-    def _holds_a_turn(self) -> Self:
-        room = None if self.memory is None else self.memory.max_context_tokens
-        if room is not None and len(self.system_prompt_template) // 4 > room // 2:
-            raise ValueError("memory.max_context_tokens must be at least twice the tokens of the system prompt")
-        return self
 
 
 STORED = {"stored": True}

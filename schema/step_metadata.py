@@ -36,6 +36,25 @@ class StepTiming(Tolerant):
     """How long the turn slept before this step."""
 
 
+class Compaction(Tolerant):
+    """What a step did that cut the memory of its turn instead of asking for an answer (protocol §7.3)."""
+
+    reason: Literal["full", "refused"]
+    """Over `max_context_tokens`, or the model refused the request as too long."""
+    when_full: Literal["drop", "summarize"]
+    """What became of the turns that are read no more; `drop` also where a summary failed."""
+    error_code: str | None = None
+    """Why there is no new summary."""
+    tokens_before: int
+    """Of the request that was not made, or was refused."""
+    tokens_after: int
+    """Of the request that the next step will make."""
+    counted: Literal["exact", "estimated"]
+    """Whether the tokens were counted as the model counts them."""
+    turns_cut: int
+    turns_kept: int
+
+
 class StepFigures(Tolerant):
     """What is remembered of every step, whatever follows it. Figures, ids and codes only, never content."""
 
@@ -56,6 +75,8 @@ class StepFigures(Tolerant):
     """The attempts at the model, one by one; none where no model is asked."""
     turn_config: JsonObject | None = None
     """What the first step pins (`TurnConfig`)."""
+    compaction: Compaction | None = None
+    """How the memory was cut, if that is what the step did."""
 
     @model_serializer(mode="wrap")
     def _without_nulls(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -86,6 +86,14 @@ class LitellmSdk:
         found: dict[str, Any] = self._litellm.validate_environment(model=model)
         return [str(name) for name in found["missing_keys"]]
 
+    def count(self, form: JsonObject) -> int:
+        """The tokens of the messages and tools of a request; takes CPU. Raises what litellm raises."""
+        name: str = self._litellm.get_llm_provider(form["model"])[0]
+        counted: object = self._litellm.token_counter(model=name, messages=form["messages"], tools=form.get("tools"))
+        if not isinstance(counted, int):
+            raise TypeError("litellm gave no number of tokens")
+        return counted
+
     async def stream(self, form: JsonObject, **options: object) -> AsyncGenerator[Piece | End, None]:
         """Yields the events of one request, `End` last; raises what litellm raises."""
         wrapper: Any = await self._litellm.acompletion(
@@ -145,6 +153,7 @@ def load_litellm() -> LitellmSdk:
     module.set_verbose = False
     module.drop_params = False
     module.cache = None
+    module.disable_hf_tokenizer_download = True  # counting tokens shall contact nobody
     # Without this, litellm stops an answer with 100 equal pieces (a row of dashes) and raises an HTTP 500 of its own.
     module.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
     module.disable_aiohttp_transport = True  # its aiohttp clients are evicted from the cache without being closed

@@ -6,6 +6,7 @@ litellm in a thread. Nothing is retried here: the step retries and counts its at
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -13,13 +14,28 @@ from turnstile.activities.models.access import NO_KEY, ModelAccess
 from turnstile.activities.models.forms import request_form
 from turnstile.activities.models.litellm_sdk import End, LitellmSdk, ToolCallFragment, load_litellm
 from turnstile.activities.models.provider_errors import STREAM_BROKEN, model_error
-from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
+from turnstile.runtime.ports import (
+    ContentDelta,
+    ModelDone,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    TokenCount,
+    ToolCallDelta,
+)
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 5.0
 """litellm's timeout is longer than ours by this, so that ours is the one that is reported."""
 _EITHER = ("gemini",)
 """Providers that need only one of the variables that litellm reports as missing."""
+_COUNTED = ("openai", "azure")
+"""Providers whose tokens litellm counts with the model's own encoding."""
+_BYTES_PER_TOKEN = 3
+"""Less than of most texts, so that an estimate is rather too large."""
 _LOCAL = ("ollama", "ollama_chat")
 """Providers that need no key: their variable only replaces a default address."""
 
@@ -60,6 +76,18 @@ class LitellmModel:
         finally:
             await pieces.aclose()
 
+    async def count(self, request: ModelRequest) -> TokenCount:
+        """As litellm counts: exact for models whose tokens it knows, else by another model's, or by the size."""
+        sdk = await self.warm_up()
+        provider = self._provider(sdk, request.config.model)
+        form = request_form(request, provider)
+        try:
+            tokens = await asyncio.to_thread(sdk.count, form)
+        except Exception as error:  # noqa: BLE001 -- litellm raises any class for a form that it cannot count
+            log.warning("%s: tokens are estimated by size: %s", request.config.model, type(error).__name__)
+            return TokenCount(estimated_tokens(form), exact=False)
+        return TokenCount(tokens, exact=provider in _COUNTED)
+
     async def check(self, model: str) -> None:
         """Raises `ModelError`: `model_unknown`, or `model_key_missing` naming the variable. Contacts no provider."""
         sdk = await self.warm_up()
@@ -97,6 +125,12 @@ class LitellmModel:
         names = (" or " if provider in _EITHER else " and ").join(sorted(missing))
         message = f"{model} needs {names} in the worker's environment, or a file in [model.api_key_files].{provider}"
         raise ModelError("model_key_missing", message, retryable=False)
+
+
+def estimated_tokens(form: JsonObject) -> int:
+    """The tokens of a request by the size of its messages and tools."""
+    said = json.dumps([form["messages"], form.get("tools")], ensure_ascii=False)
+    return -(-len(said.encode()) // _BYTES_PER_TOKEN)
 
 
 def _done(end: End, model: str) -> ModelDone:

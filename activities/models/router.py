@@ -6,7 +6,7 @@ which one serves all other ids.
 
 from collections.abc import AsyncIterator, Mapping
 
-from turnstile.runtime.ports import Model, ModelEvent, ModelRequest
+from turnstile.runtime.ports import Model, ModelEvent, ModelRequest, TokenCount
 from turnstile.schema.errors import ModelError
 
 
@@ -20,6 +20,10 @@ class ModelRouter:
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The stream of the model's adapter; raises `ModelError` (`model_unknown`) at once if no adapter serves it."""
         return self._adapter(request.config.model).stream(request)
+
+    async def count(self, request: ModelRequest) -> TokenCount:
+        """As the model's adapter counts; raises `ModelError` (`model_unknown`) if no adapter serves it."""
+        return await self._adapter(request.config.model).count(request)
 
     async def check(self, model: str) -> None:
         """Raises `ModelError` if no adapter serves `model`, or its adapter's `check` raises."""

@@ -10,7 +10,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import pairwise
 
 from turnstile.activities.models.script import Script, ScriptLine, closest_first
-from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ReasoningDelta, ToolCallDelta
+from turnstile.runtime.ports import (
+    ContentDelta,
+    ModelDone,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    TokenCount,
+    ToolCallDelta,
+)
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ModelError
 from turnstile.schema.profiles import render
@@ -34,6 +42,10 @@ class ScriptedModel:
         finally:
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
+
+    async def count(self, request: ModelRequest) -> TokenCount:
+        """In words, as its usage is counted."""
+        return TokenCount(_words(request), exact=True)
 
     async def check(self, model: str) -> None:
         """Raises `ModelError` (`model_unknown`), which lists the scripts, if `model` is none of them."""
@@ -109,9 +121,13 @@ def _split(text: str, parts: int) -> list[str]:
 
 def _count(request: ModelRequest, pieces: list[ContentDelta | ReasoningDelta | ToolCallDelta]) -> JsonObject:
     """Usage, counted in words, so that it is the same every time."""
-    prompt = sum(len(message.content.split()) for message in request.messages)
+    prompt = _words(request)
     text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
     arguments = [piece.arguments for piece in pieces if isinstance(piece, ToolCallDelta)]
     completion = sum(len(said.split()) for said in (text, reasoning, *arguments))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _words(request: ModelRequest) -> int:
+    return sum(len(message.content.split()) for message in request.messages)

@@ -15,6 +15,7 @@ Rules for what is rendered:
   rendered as JSON text.
 - `task.result_fields` and `sys.must_end_with_required` become user messages: some providers refuse a system message
   within a conversation, others move it.
+- A `memory.summary` becomes a user message that says so; a `memory.cut` is not for the model.
 - Images are replaced by a note, since requests hold text only. Recognised are data URIs in a text or result, parts of
   an OpenAI-style content list, and contents of an image type.
 - Memory holds instructions only of turns that remember; the instructions of others are in their context boxes. So it
@@ -53,6 +54,7 @@ EMPTY = "(empty)"
 """Stands for blank content, which some providers refuse."""
 OPENING = "(What you said and did in earlier turns follows.)"
 CONTINUE = "Continue."
+SUMMARY = "(What was said before this is summed up here.)"
 
 IMAGE = "(an image was left out)"
 
@@ -126,16 +128,7 @@ def build_messages(
     cards of this turn. Raises `CardUnreadable` for a rendered card whose content does not fit its type (a
     `task.result_fields` is skipped instead), and `ModelError` (`model_request_invalid`) if there is no user message.
     """
-    named = (*memory, *context, *current)
-    pairs = _Pairs()
-    for card in named:
-        pairs.take(card)
-    cards = _each_once(named)
-    said = _Thoughts()
-    for card in cards:
-        said.take(card)
-    names = CallNames()
-    rendered = [message for card in cards for message in _render(card, pairs, said, names)]
+    rendered = _rendered((*memory, *context, *current))
     if not any(message.role == "user" for message in rendered):
         raise ModelError("model_request_invalid", "no card of the turn asks the model anything", retryable=False)
     if rendered[0].role != "user":
@@ -144,6 +137,23 @@ def build_messages(
         rendered.append(_user(CONTINUE))
     system = [ModelMessage(role="system", content=system_prompt)] if system_prompt.strip() else []
     return (*system, *(_filled(message) for message in _merge(rendered)))
+
+
+def told_messages(cards: Sequence[Card]) -> tuple[ModelMessage, ...]:
+    """The messages of cards that are told of, not asked; raises `CardUnreadable`."""
+    return tuple(_merge(_rendered(cards)))
+
+
+def _rendered(named: Sequence[Card]) -> list[ModelMessage]:
+    pairs = _Pairs()
+    for card in named:
+        pairs.take(card)
+    cards = _each_once(named)
+    said = _Thoughts()
+    for card in cards:
+        said.take(card)
+    names = CallNames()
+    return [message for card in cards for message in _render(card, pairs, said, names)]
 
 
 def _each_once(cards: Sequence[Card]) -> list[Card]:
@@ -155,8 +165,8 @@ def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Ite
     match card.type:
         case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))
-        case CardType.SUMMARY:
-            yield _user(f"(A summary of what was said before:)\n{_text(card)}")
+        case CardType.MEMORY_SUMMARY:
+            yield _user(f"{SUMMARY}\n\n{_text(card)}")
         case CardType.RESULT_FIELDS:
             if fields := fields_of(card):
                 yield _user(fields_text(fields))

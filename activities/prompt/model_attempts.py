@@ -22,7 +22,7 @@ from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, StepId
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address
+from turnstile.schema.wire.events import Address, Message
 
 _RECORDS: TypeAdapter[list[JsonObject]] = TypeAdapter(list[JsonObject])
 _HEARTBEAT_RECORDS = 24
@@ -63,6 +63,18 @@ class Question:
     messages: tuple[ModelMessage, ...]
     tools: tuple[JsonObject, ...]
     address: Address
+    heard: bool = True
+    """Whether the answer is of the turn: streamed on, and kept where the turn is stopped in its midst."""
+
+
+class _Unheard:
+    """A publisher for what nobody shall hear."""
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Do nothing."""
+
+    async def emit(self, message: Message) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -75,6 +87,7 @@ class _Attempt:
     draft: AnswerDraft
     began: int
     """In nanoseconds since 1970."""
+    heard: bool
     ended: bool = False
 
     def record(self, error_code: str | None) -> JsonObject:
@@ -115,12 +128,12 @@ class Attempts:
 
     @property
     def draft(self) -> AnswerDraft | None:
-        """The draft of the latest attempt, ended or not; None before the first one."""
-        return None if self._current is None else self._current.draft
+        """The draft of the latest attempt, ended or not; None before the first one, and of one that is not heard."""
+        return None if self._current is None or not self._current.heard else self._current.draft
 
-    def begin(self, number: int, model: str) -> AnswerDraft:
+    def begin(self, number: int, model: str, *, heard: bool = True) -> AnswerDraft:
         """Begin an attempt; returns its empty draft."""
-        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns())
+        self._current = _Attempt(number, model, time.monotonic(), AnswerDraft(), time.time_ns(), heard)
         return self._current.draft
 
     def end(self, error_code: str | None) -> None:
@@ -190,8 +203,10 @@ async def _attempt(
 ) -> ModelAnswer:
     timeout = question.config.timeout_seconds or limits.model_timeout_seconds
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
-    draft, code = attempts.begin(number, question.config.model), None
-    async with ChunkWriter(publisher, question.address, question.turn, question.step_id, number) as chunks:
+    draft, code = attempts.begin(number, question.config.model, heard=question.heard), None
+    async with ChunkWriter(
+        publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number
+    ) as chunks:
         try:
             await model.check(question.config.model)  # loads its client, for which the model's time does not pay
             answer = await collect(model.stream(request), draft, timeout_seconds=timeout, on_delta=chunks.add)

@@ -2,13 +2,12 @@
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from turnstile.activities.calls.action_turn import action_ended
 from turnstile.activities.models.answer import ModelAnswer
-from turnstile.activities.prompt.memory import Cut, estimate, plan_cut, remembered
+from turnstile.activities.prompt.memory import Memory
 from turnstile.activities.prompt.messages import build_messages
 from turnstile.activities.prompt.model_attempts import Attempts, StepLimits
 from turnstile.activities.prompt.tool_specs import wanted_fields
@@ -22,7 +21,7 @@ from turnstile.ledger.turns.steps import BegunStep, StepRecord
 from turnstile.runtime.ports import ModelMessage
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
-from turnstile.schema.ids import StepId, step_id
+from turnstile.schema.ids import CardId, StepId, step_id
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
@@ -74,24 +73,19 @@ class CurrentStep:
         wanted = wanted_fields(begun.context)
         for card in wanted.unreadable:
             log.warning("turn %s: task.result_fields in card %s does not parse: not checked", turn.agent_turn_id, card)
-        own = [card for card in begun.output if card.metadata.agent_turn_id == turn.agent_turn_id]
-        memory = remembered(begun.output, turn.agent_turn_id)
-        messages = build_messages(pinned.system_prompt, memory, begun.context, own)
-        parent = begun.head.parent_step_id or ""
-        return StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds), messages
+        parent, cuts = begun.head.parent_step_id or "", len(self.memory.compactions)
+        request = StepRequest(turn, self.number, pinned.config, wanted.fields, parent, suspend_seconds, cuts)
+        return request, self.messages(pinned)
 
-    def cut(self, pinned: PinnedConfig) -> Cut | None:
-        """What is cut off the conversation before the turn asks its model; None if it fits. Only in a first step."""
-        if pinned.memory is None or self.number > 1:
-            return None
-        memory = remembered(self.begun.output, self.turn.agent_turn_id)
-        if not memory:
-            return None
+    @property
+    def memory(self) -> Memory:
+        """What it reads of its output box."""
+        return Memory(self.begun.output, self.turn.agent_turn_id)
 
-        def size(cards: Sequence[Card]) -> int:
-            return estimate(build_messages(pinned.system_prompt, cards, self.begun.context, ()))
-
-        return plan_cut(memory, pinned.memory, size)
+    def messages(self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None) -> tuple[ModelMessage, ...]:
+        """The messages of its request, if the memory begins at this place; raises `CardUnreadable`."""
+        memory = self.memory
+        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, memory.own)
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None
@@ -121,7 +115,12 @@ class CurrentStep:
         return (*cards, card), ending
 
     def record(
-        self, cards: tuple[Card, ...], metadata: StepMetadata, status: StepStatus, wait_seconds: float = 0.0
+        self,
+        cards: tuple[Card, ...],
+        metadata: StepMetadata,
+        status: StepStatus,
+        wait_seconds: float = 0.0,
+        first_kept: CardId | None = None,
     ) -> StepRecord:
         """What the step's commit writes; cards of the context box enter the output box without being made again."""
         known = {card.card_id for card in self.begun.context}
@@ -131,4 +130,4 @@ class CurrentStep:
         made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
         if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought with its calls
             made = [command.tool_call_id for command in metadata.commands]
-        return StepRecord(self.number, metadata, cards, made, self.started, status, wait_seconds, kept)
+        return StepRecord(self.number, metadata, cards, made, self.started, status, wait_seconds, kept, first_kept)

@@ -44,6 +44,13 @@ class StepRequest:
     wanted: Sequence[ResultField]
     parent_step_id: str
     suspend_seconds: float
+    compactions: int = 0
+    """How many of the steps before it cut the memory: these count for no limit, and the model knows nothing of them."""
+
+    @property
+    def model_step(self) -> int:
+        """The number of the step, as the model counts."""
+        return self.step - self.compactions
 
     @property
     def step_id(self) -> StepId:
@@ -53,7 +60,7 @@ class StepRequest:
     @property
     def is_last(self) -> bool:
         """Whether no further step is allowed."""
-        return self.step >= self.config.max_steps
+        return self.model_step >= self.config.max_steps
 
     def card(
         self, card_id: CardId, kind: CardType, role: Role, content: CardContent, author: str | None = None, **more: Any

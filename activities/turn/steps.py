@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from temporalio import activity
@@ -21,9 +22,8 @@ from turnstile.activities.calls.outgoing import Place
 from turnstile.activities.cancellation import is_stopped
 from turnstile.activities.heartbeat import beating
 from turnstile.activities.models.answer import ModelAnswer
-from turnstile.activities.prompt.memory import Cut, cut_cards
 from turnstile.activities.prompt.model_attempts import Attempts, Question, StepLimits, ask
-from turnstile.activities.turn.compaction import summarize
+from turnstile.activities.turn.compaction import Compacted, CompactedStep, NotQuick
 from turnstile.activities.turn.current_step import CurrentStep
 from turnstile.activities.turn.decide import Continue, Decision, Deliver, StepRequest, Suspend, decide, partial_thought
 from turnstile.activities.turn.fast_models import FastModels
@@ -46,9 +46,8 @@ from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
 from turnstile.schema.errors import ModelError, Refused, StaleTurn
-from turnstile.schema.ids import InboxId
+from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
-from turnstile.schema.profiles import Memory
 from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
@@ -65,10 +64,6 @@ from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class _NotQuick(Exception):
-    """A quick step met work that may take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,7 @@ class StepActivities:
         with about(given.turn, step=given.step or None):
             try:
                 return await self._run_step(given, attempts, self.fast_models.patience)
-            except _NotQuick:
+            except NotQuick:
                 return StepOutlasts()
             except TimeoutError:
                 self.fast_models.record(given.turn.profile_box_id, self.fast_models.patience)
@@ -168,37 +163,33 @@ class StepActivities:
         try:
             step.check_attempts(self.limits)
             pinned = pin(step.turn, step.begun, self.limits.max_steps)
-            if (cut := step.cut(pinned)) is not None:
-                return await self._compact(step, pinned, cut)
             asked, messages = step.prepare(pinned, self.limits.suspend_timeout_seconds)
-            answer = await self._ask(step, pinned, asked, messages)
+            answer = await self._ask_or_compact(step, pinned, asked, messages)
         except (ModelError, CardUnreadable) as error:
             code = error.code if isinstance(error, ModelError) else "model_request_invalid"
             return await self._fail(step, pinned, code, str(error))
+        if isinstance(answer, Compacted):
+            figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
+            return await self._continue(step, (*pinned.cards, *answer.cards), figures, answer.first_kept)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
-    async def _compact(self, step: CurrentStep, pinned: PinnedConfig, cut: Cut) -> StepResult:
-        """Cut off what was said first in the conversation, in a step of its own before the turn's first question."""
-        if step.patience is not None:
-            raise _NotQuick
-        policy = pinned.memory or Memory()
-        summary, error = None, None
-        if policy.when_full == "summarize":
-            summary, error = await summarize(
-                self.model,
-                pinned.config.llm_config,
-                step,
-                cut,
-                policy,
-                self.limits,
-                lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
-                self.telemetry,
-            )
-        more = pinned.config.model_copy(update={"max_steps": pinned.config.max_steps + 1})
-        pinned = replace(pinned, config=more)
-        cards = (*cut_cards(step.turn, cut, policy, summary, error), *pinned.cards)
-        return await self._continue(step, cards, step.figures(pinned), cut)
+    async def _ask_or_compact(
+        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
+    ) -> ModelAnswer | Compacted:
+        """The model's answer; or a cut of the memory, where the request is too large (protocol §7.3)."""
+        compaction = CompactedStep(step, pinned, asked, self.model, partial(self._answer, step))
+        async with asyncio.timeout(step.patience):
+            cut = await compaction.if_full(messages)
+        if cut is not None:
+            return cut
+        began = time.monotonic()
+        try:
+            answer = await self._answer(step, compaction.question(messages))
+        except ModelError as error:
+            return await compaction.if_refused(messages, error)
+        self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
+        return answer
 
     async def _publish_start(self, step: CurrentStep, doing: Activity) -> None:
         """Publish the changes of the begin: the head, if it was not running before, and the turn's inbox row."""
@@ -223,24 +214,12 @@ class StepActivities:
         decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
-    async def _ask(
-        self, step: CurrentStep, pinned: PinnedConfig, asked: StepRequest, messages: tuple[ModelMessage, ...]
-    ) -> ModelAnswer:
+    async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
         head = step.begun.head
-        question = Question(
-            turn=step.turn.agent_turn_id,
-            step_id=asked.step_id,
-            step=step.number,
-            config=pinned.config.llm_config,
-            messages=messages,
-            tools=pinned.last_specs if asked.is_last else pinned.specs,
-            address=step.turn_events.address,
-        )
         model: JsonObject = {"model": question.config.model}
         await step.turn_events.publish(step.turn_events.step(step.key, StepPhase.PLANNING, model))
-        began = time.monotonic()
         async with asyncio.timeout(step.patience):
-            answer = await ask(
+            return await ask(
                 self.model,
                 self.publisher,
                 question,
@@ -250,8 +229,6 @@ class StepActivities:
                 lambda: self._keep(step, lambda conn: retry_step(conn, step.turn, step.number)),
                 self.telemetry,
             )
-        self.fast_models.record(step.turn.profile_box_id, time.monotonic() - began)
-        return answer
 
     async def _commit(
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
@@ -288,13 +265,12 @@ class StepActivities:
         return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
     async def _continue(
-        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, cut: Cut | None = None
+        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, first_kept: CardId | None = None
     ) -> StepResult:
-        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED)
-        if cut is not None:
-            record = replace(record, cuts=True, first_kept=cut.first_kept)
+        """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
+        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED, first_kept=first_kept)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
-        hit(Fault.STEP_COMMITTED)
+        hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
         if done.result == "done":
             self._record(step, record)
         await step.turn_events.publish(step.turn_events.completed(step.number, done.step_metadata))

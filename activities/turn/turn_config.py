@@ -45,6 +45,8 @@ class TurnConfig(Tolerant):
     """The rows of the offered tools by name, as they were at the first step."""
     choices: dict[str, JsonObject] = Field(default_factory=dict[str, JsonObject], exclude_if=operator.not_)
     """The parameters of each choice by its name."""
+    memory: Memory | None = Field(default=None, exclude_if=operator.not_)
+    """What the profile says of memory."""
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
 
@@ -60,8 +62,6 @@ class PinnedConfig:
     system_prompt: str
     specs: tuple[JsonObject, ...]
     cards: tuple[Card, ...]
-    memory: Memory | None = None
-    """How much of a conversation is remembered; in the first step only."""
 
     @property
     def last_specs(self) -> tuple[JsonObject, ...]:
@@ -88,6 +88,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         must_end_with=profile.must_end_with,
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
+        memory=profile.memory,
         context_position=begun.context_position,
     )
     parent = begun.head.parent_step_id or ""
@@ -95,7 +96,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
     asked = _asked(turn, begun.context) if runtime.remember else ()
-    return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)), profile.memory)
+    return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
 
 
 def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:

@@ -35,17 +35,3 @@ WHERE a.status = 'dormant' AND (h.status <> 'idle' OR EXISTS (
     SELECT FROM state.queued_turns q WHERE q.agent_id = a.agent_id AND q.project_id = a.project_id))
   AND (:project_id::text IS NULL OR a.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
-
--- name: conversation_is_cut_between_turns :many
--- Protocol §7.3: reading of a conversation begins at the first card of a turn.
-SELECT jsonb_build_object('project_id', c.project_id, 'agent_id', c.agent_id, 'agent_turn_id', n.metadata ->> 'agent_turn_id',
-                          'box_id', c.output_box_id) AS ids,
-       format('the conversation is cut after card %s, in the middle of a turn', c.cut_position) AS detail
-FROM state.conversations c
-JOIN public.box_cards p ON p.box_id = c.output_box_id AND p.position = c.cut_position
-JOIN public.box_cards q ON q.box_id = c.output_box_id AND q.position = c.cut_position + 1
-JOIN public.cards l ON l.card_id = p.card_id JOIN public.cards n ON n.card_id = q.card_id
-WHERE c.cut_position > 0 AND l.metadata ->> 'agent_turn_id' = n.metadata ->> 'agent_turn_id'
-  AND (:since::timestamptz IS NULL OR c.updated_at >= :since)
-  AND (:project_id::text IS NULL OR c.project_id COLLATE "C" = :project_id)
-ORDER BY ids LIMIT :row_limit::int;

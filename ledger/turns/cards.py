@@ -6,6 +6,7 @@ version, and is read anew. The cache is bounded and holds nothing else.
 """
 
 import json
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +57,10 @@ class BoxedCard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoxPrefix:
-    """The first cards of a box of this version, in order, without those that were expired or deleted as it was read."""
+    """The first cards of a box of this version, in order, without those that were expired or deleted as it was read.
+
+    Of a box that was cut, those from its latest cut on.
+    """
 
     version: str
     cards: tuple[BoxedCard, ...]
@@ -76,16 +80,25 @@ class BoxPrefix:
             if (each.expires_at is None or each.expires_at > now) and (upto is None or each.position <= upto)
         )
 
+    def since(self, position: int) -> "BoxPrefix":
+        """Its cards from this position on."""
+        gone = bisect_left(self.cards, position, key=lambda each: each.position)
+        if not gone:
+            return self
+        size = self.size * (len(self.cards) - gone) // len(self.cards)
+        return BoxPrefix(self.version, self.cards[gone:], size)
+
 
 _EMPTY = BoxPrefix("", (), 0)
 
 
 class OpenedBox(Tolerant):
-    """How a box was read: its version, after which position, and up to which."""
+    """How a box was read: its version, after which position, up to which, and from which on, if it was cut."""
 
     version: str
     known: int
     upto: int | None
+    since: int = 0
 
 
 class BoxCache:
@@ -108,8 +121,7 @@ class BoxCache:
         self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
     ) -> BoxPrefix:
         """`known`, if it is of the box's version, and the rows after it; caches them for the next read."""
-        same = opened.version == known.version and opened.known == known.position
-        kept = known if same else BoxPrefix(opened.version, (), 0)  # a cut may begin after what is known
+        kept = known.since(opened.since) if opened.version == known.version else BoxPrefix(opened.version, (), 0)
         if not rows and kept.cards:
             return kept
         added = tuple(BoxedCard(row["position"], row["expires_at"], card_of(row)) for row in rows)
@@ -135,9 +147,12 @@ async def get_card(conn: Connection, project: ProjectId, card: CardId) -> Card |
     return None if row is None else card_of(row)
 
 
-async def box_cards(conn: Connection, project: ProjectId, box: BoxId) -> list[Card] | None:
-    """The cards of a box in order, without expired and deleted ones; None if the project has no such box."""
-    rows = await query("box_cards").many(conn, project_id=project, box_id=box)
+async def box_cards(conn: Connection, project: ProjectId, box: BoxId, *, from_cut: bool = False) -> list[Card] | None:
+    """The cards of a box in order, or those after its latest cut, without expired and deleted ones.
+
+    None if the project has no such box.
+    """
+    rows = await query("box_cards").many(conn, project_id=project, box_id=box, from_cut=from_cut)
     if not rows:
         return None
     return [card_of(row) for row in rows if row["card_id"] is not None]

@@ -16,7 +16,7 @@ from pydantic import Json
 from turnstile.ledger.queries import Connection, Row, query
 from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import Card
+from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import BoxId, CardId, ToolCallId, step_id
 from turnstile.schema.profiles import STORED, RuntimeConfig
@@ -94,9 +94,8 @@ class StepRecord:
     wait_seconds: float = 0.0
     kept: Sequence[CardId] = ()
     """The cards that exist already: they enter the output box and are not made again."""
-    cuts: bool = False
-    """Whether the step cuts off what was said before `first_kept` in the conversation; None: all of it."""
     first_kept: CardId | None = None
+    """With a `memory.cut` among the cards: the card at which turns begin to read the output box from then on."""
 
     @property
     def calls(self) -> Sequence[ToolCommand]:
@@ -178,9 +177,9 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         call_names=[call.tool_name for call in record.calls],
         call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
-        cuts=record.cuts,
-        first_kept_id=record.first_kept,
         wait_seconds=record.wait_seconds,
+        first_kept_id=record.first_kept,
+        cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
     )
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")

@@ -6,8 +6,8 @@
 -- Begins a step: dispatched | running -> running; counts the attempt and consumes the turn's inbox row. Returns the step's
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
--- card in it expired or was deleted. The context box is read as of the first step, which pins its last position. No rows: the gate
--- is closed, or the step is not the next.
+-- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
+-- step, which pins its last position. No rows: the gate is closed, or the step is not the next.
 WITH
 head AS (
     UPDATE state.agent_state_head h SET
@@ -29,15 +29,15 @@ pinned AS MATERIALIZED (
     JOIN state.agent_steps s ON s.step_id = :agent_turn_id || '-s1' AND s.project_id = :project_id
 ),
 opened AS MATERIALIZED (
-    SELECT x.part, x.box_id, v.version, greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, cut.position) AS known, x.upto
+    SELECT x.part, x.box_id, v.version, x.upto, coalesce(m.position, 0) AS since,
+           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known
     FROM head CROSS JOIN LATERAL (VALUES
         (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
         (2, head.context_box_id, :known_context::bigint, :context_version::text,
          (SELECT state.as_count(p.turn_config ->> 'context_position') FROM pinned p)),
         (3, head.output_box_id, :known_output::bigint, :output_version::text, NULL)) x (part, box_id, known, version, upto)
     LEFT JOIN public.boxes b ON b.box_id = x.box_id
-    LEFT JOIN LATERAL (  -- of a conversation, what a compaction has cut off is not read
-        SELECT c.cut_position AS position FROM state.conversations c WHERE x.part = 3 AND c.output_box_id = x.box_id OFFSET 0) cut ON true
+    LEFT JOIN state.memory_cuts m ON m.box_id = x.box_id AND x.part = 3
     CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
@@ -55,7 +55,7 @@ SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
                SELECT s.ended_at FROM state.agent_steps s WHERE s.step_id = :agent_turn_id || '-s' || head.step_count
                  AND s.project_id = :project_id AND s.metadata ->> 'next' = 'suspend') END,
            'turn_config', (SELECT p.turn_config FROM pinned p),
-           'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto) ORDER BY o.part)
+           'boxes', (SELECT jsonb_agg(jsonb_build_object('version', o.version, 'known', o.known, 'upto', o.upto, 'since', o.since) ORDER BY o.part)
                      FROM opened o),
            'answered', CASE WHEN head.step_count = 0 THEN '[]' ELSE coalesce((
                SELECT jsonb_agg(jsonb_build_object('tool_call_id', w.tool_call_id, 'tool_name', w.tool_name,
@@ -85,7 +85,8 @@ RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
--- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published.
+-- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published. With a
+-- memory.cut among the cards: where turns begin to read the box from now on (§7.3).
 -- result: done | already (committed before, and the gate is open). No row: stale.
 WITH
 head AS (
@@ -121,10 +122,14 @@ boxed AS (
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
 ),
-cut AS (  -- reading of the conversation begins at the first card kept, or after all that was there
-    UPDATE state.conversations c SET cut_position = coalesce((
-        SELECT min(b.position) - 1 FROM public.box_cards b WHERE b.box_id = head.output_box_id AND b.card_id = :first_kept_id::text), head.base)
-    FROM head WHERE :cuts::boolean AND c.output_box_id = head.output_box_id
+cut AS (  -- the card that is kept is in the box, or comes with this step
+    INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
+    SELECT head.output_box_id, :project_id, coalesce((
+               SELECT min(b.position) FROM public.box_cards b WHERE b.card_id = :first_kept_id::text AND b.box_id = head.output_box_id
+                 AND b.position > coalesce((SELECT c.position FROM state.memory_cuts c WHERE c.box_id = head.output_box_id), 0)),
+           head.base + array_position(:card_ids::text[], :first_kept_id::text)), :cut_card_id::text
+    FROM head WHERE :cut_card_id::text IS NOT NULL
+    ON CONFLICT (box_id) DO UPDATE SET position = EXCLUDED.position, cut_card_id = EXCLUDED.cut_card_id, updated_at = now()
 ),
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
@@ -150,7 +155,7 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 
 -- name: finish_turn :opt
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
--- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. The head never idles with a
+-- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
 -- if a step was committed meanwhile, whose calls we would not see.
 -- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
@@ -169,6 +174,7 @@ next AS MATERIALIZED (
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy
                           WHERE busy.output_box_id = q.output_box_id AND busy.output_box_id <> head.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+    WHERE head.paused_at_epoch IS NULL
 ),
 go AS MATERIALIZED (
     SELECT head.*, greatest(head.output_position, (

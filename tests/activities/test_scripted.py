@@ -130,7 +130,7 @@ async def test_a_stream_of_a_script_is_closed_with_its_reader() -> None:
 
 async def test_an_unknown_name_lists_what_there_is() -> None:
     model = ScriptedModel(load_scripts())
-    with pytest.raises(ModelError, match="'ecko'; there are: echo, demo, instant, slow") as raised:
+    with pytest.raises(ModelError, match="'ecko'; there are: echo, chat, demo, instant, slow") as raised:
         await model.check("scripted/ecko")
     assert (raised.value.code, raised.value.retryable) == ("model_unknown", False)
     with pytest.raises(ModelError, match="no scripted model"):

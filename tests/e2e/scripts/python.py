@@ -75,6 +75,11 @@ def _shown(request: ModelRequest) -> dict[str, object]:
     }
 
 
+def unending(_: ModelRequest) -> ScriptLine:
+    """Begins a text, and does not end it within an hour."""
+    return ScriptLine(text="It began thus, and", chunks=2, delay_seconds=3600)
+
+
 def verbose(_: ModelRequest) -> ScriptLine:
     """Says 5 MB."""
     return ScriptLine(text="word\n" * 1_000_000, chunks=200)
@@ -88,4 +93,5 @@ SCRIPTS: dict[str, Script] = {
     "buggy": buggy,
     "three_steps": three_steps,
     "player": player,
+    "unending": unending,
 }

@@ -6,23 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.conditions import until
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.process import Processes
-from tests.support.tenants import Ended, Tenant, turn_of
+from tests.support.quick import shape
+from tests.support.tenants import Tenant, turn_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardType
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, ChannelId
-from turnstile.schema.profiles import Profile
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.turns import Client
 
 CHAT = {"conversation_id": "c1"}
+CUT_MEMORY: JsonObject = {"keep": "conversation", "max_context_tokens": 60, "keep_last_turns": 1}
+FULL = 3
+"""So many turns of ten words fit in that; the next one cuts."""
+TEN_WORDS = "one two three four five six seven eight nine ten"
 MANY = 60
 
 
-async def crew(tenant: Tenant) -> None:
-    await tenant.profile("Crew", "chat", instances=True)
+async def crew(tenant: Tenant, **fields: object) -> None:
+    await tenant.profile("Crew", "chat", instances=True, **fields)
 
 
 async def test_a_turn_remembers_what_was_said_in_its_conversation(tenant: Tenant) -> None:
@@ -126,6 +132,40 @@ async def test_many_conversations_of_a_profile_are_in_order_and_apart(tenant: Te
     assert await tenant.count("resource.project_agents", "metadata ->> 'instance_of' = 'crew'") == MANY
 
 
+async def test_a_conversation_goes_on_after_its_cut(tenant: Tenant) -> None:
+    agent = await tenant.agent("echo", memory=CUT_MEMORY)
+    for _ in range(FULL + 1):
+        ended = await tenant.turn(agent, TEN_WORDS)
+    assert len(ended.steps) == 2
+    assert ended.deliverable() == f"You said: {TEN_WORDS}"
+    assert "run_step" in await shape(tenant, ended.view.agent_turn_id)
+    told = [event.payload["phase"] for event in await tenant.events("agent.*.step")]
+    assert told[-5:] == ["started", "completed", "started", "planning", "completed"]
+
+
+async def test_a_turn_that_is_stopped_while_its_memory_is_summed_up_cuts_nothing(tenant: Tenant) -> None:
+    sums_up = {**CUT_MEMORY, "when_full": "summarize", "summary_model": "scripted/unending"}
+    agent = await tenant.agent("echo", memory=sums_up)
+    for _ in range(FULL):
+        await tenant.turn(agent, TEN_WORDS)
+    turn = turn_of(await tenant.enqueue(agent, TEN_WORDS))
+
+    async def asked() -> bool:
+        events = await tenant.events("agent.*.step")
+        return (events[-1].payload["phase"], events[-1].payload["metadata"]) == (
+            "planning",
+            {"model": "scripted/unending"},
+        )
+
+    await until(asked, 20, "a summary is asked for")
+    await tenant.client.request("stop", {"agent_turn_id": turn})
+    ended = await tenant.ended(turn)
+    assert ended.view.status == "canceled"
+    assert CardType.THOUGHT not in ended.types()
+    assert await tenant.count("state.memory_cuts") == 0
+    assert (await tenant.turn(agent, "short", conversation_id="c2")).deliverable() == "You said: short"
+
+
 async def test_two_turns_remember_though_everything_was_killed_in_between(
     apart: Tenant, processes: Processes, tmp_path: Path
 ) -> None:
@@ -153,83 +193,3 @@ async def test_two_turns_remember_though_everything_was_killed_in_between(
     ]
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)
-
-
-async def talked(tenant: Tenant, count: int, **memory: str) -> list[Ended]:
-    """Turns of an agent whose memory is small, one after the other."""
-    policy: JsonObject = {"keep": "conversation", "max_context_tokens": 200, "keep_last_turns": 2}
-    agent = await tenant.agent("chat", memory=policy | memory)
-    return [await tenant.turn(agent, f"marker-{number} {'x' * 100}") for number in range(count)]
-
-
-async def cuts(tenant: Tenant) -> list[dict[str, object]]:
-    """What each cut says, in order."""
-    return await tenant.rows(
-        "SELECT content -> 'data' ->> 'first_kept_card_id' AS first, content -> 'data' ->> 'summary_error' AS error"
-        " FROM cards WHERE tenant_id = $1 AND metadata ->> 'type' = 'memory.cut' ORDER BY created_at",
-        tenant.project,
-    )
-
-
-async def test_a_conversation_that_grows_is_cut_and_goes_on(tenant: Tenant) -> None:
-    ended = await talked(tenant, 12)
-    assert {each.view.status for each in ended} == {"success"}
-    sizes = [len(str(each.deliverable())) for each in ended]
-    assert max(sizes) < 1000
-    assert len(await cuts(tenant)) >= 2
-    assert "marker-0 " not in str(ended[-1].deliverable())
-    [kept] = await tenant.rows(
-        "SELECT c.cut_position, (SELECT count(*) FROM box_cards b WHERE b.box_id = c.output_box_id) AS cards,"
-        " (SELECT count(*) FROM box_cards b WHERE b.box_id = c.output_box_id AND b.position > c.cut_position) AS read"
-        " FROM state.conversations c WHERE c.project_id = $1",
-        tenant.project,
-    )
-    assert kept["cut_position"] > 0
-    assert kept["read"] < kept["cards"] / 2
-    asked = await tenant.rows(
-        "SELECT max((metadata -> 'llm_usage' ->> 'prompt_tokens')::int) AS words FROM state.agent_steps"
-        " WHERE project_id = $1",
-        tenant.project,
-    )
-    assert asked[0]["words"] < 100
-
-
-async def test_what_is_cut_off_is_summarized(tenant: Tenant) -> None:
-    ended = await talked(tenant, 8, when_full="summarize", summary_model="scripted/plain")
-    assert "(A summary of what was said before:)" in str(ended[-1].deliverable())
-    assert {each["error"] for each in await cuts(tenant)} == {None}
-    made = await tenant.rows(
-        "SELECT DISTINCT metadata ->> 'type' AS type FROM cards"
-        " WHERE tenant_id = $1 AND metadata ->> 'type' LIKE 'memory.%' ORDER BY type",
-        tenant.project,
-    )
-    assert [each["type"] for each in made] == ["memory.cut", "memory.summary"]
-    assert not [event for event in await tenant.events("agent.*.task") if event.payload["status"] != "success"]
-
-
-async def test_a_summary_that_fails_drops_and_says_so(tenant: Tenant) -> None:
-    ended = await talked(tenant, 6, when_full="summarize", summary_model="scripted/refusing")
-    assert ended[-1].view.status == "success"
-    assert {each["error"] for each in await cuts(tenant)} == {"model_auth"}
-
-
-@pytest.mark.parametrize(
-    "memory",
-    [
-        {"keep": "none", "max_context_tokens": 1000},
-        {"keep": "conversation", "max_context_tokens": 10},
-        {"keep": "conversation", "when_full": "summarize"},
-        {"keep": "for ever"},
-    ],
-)
-def test_a_memory_that_makes_no_sense_is_refused(memory: JsonObject) -> None:
-    with pytest.raises(ValueError, match="memory"):
-        Profile.model_validate({"name": "p", "llm_config": {"model": "scripted/chat"}, "memory": memory})
-
-
-def test_a_memory_holds_the_prompt_twice() -> None:
-    asked = {"keep": "conversation", "max_context_tokens": 200}
-    with pytest.raises(ValueError, match="at least twice"):
-        Profile.model_validate(
-            {"name": "p", "llm_config": {"model": "x"}, "memory": asked, "system_prompt_template": "x" * 500}
-        )

@@ -61,6 +61,12 @@ CARD = (
     " VALUES ('$plain-x', 'p1', '{{}}', {}, '{}');"
 )
 ROW = "UPDATE state.agent_inbox SET {} WHERE {};"
+PAUSE = (
+    "UPDATE resource.project_agents SET status = 'paused' WHERE agent_id = '{0}';"
+    "INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)"
+    " VALUES ('x', 'p1', 'pause', '{0}');"
+)
+CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-memory-cut'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -144,6 +150,28 @@ DAMAGES = [
         "UPDATE state.agent_inbox SET agent_id = 'eve' WHERE agent_turn_id = '$queued';"
         "UPDATE state.execution_edges SET target_agent_id = 'eve' WHERE target_agent_turn_id = '$queued'",
         {"agent_id": "eve", "agent_turn_id": "$queued"},
+    ),
+    Damage(
+        "paused_agents_take_no_lease",
+        head("heidi", "paused_at_epoch = NULL"),
+        {"agent_id": "heidi"},
+        {"no_idle_head_with_a_free_turn"},
+    ),
+    Damage("paused_agents_take_no_lease", head("eve", "paused_at_epoch = 0"), {"agent_id": "eve"}),
+    Damage(
+        "paused_agents_take_no_lease",
+        PAUSE.format("dave") + head("dave", "paused_at_epoch = turn_epoch - 1"),
+        {"agent_id": "dave", "agent_turn_id": "$leased"},
+    ),
+    Damage(
+        "statuses_have_their_edges",
+        "DELETE FROM state.identity_edges WHERE action = 'pause'",
+        {"agent_id": "heidi"},
+    ),
+    Damage(
+        "statuses_have_their_edges",
+        "UPDATE resource.project_agents SET status = 'retired' WHERE agent_id = 'eve'",
+        {"agent_id": "eve"},
     ),
     Damage(
         "queued_turns_can_be_leased",
@@ -424,6 +452,13 @@ DAMAGES = [
         {"agent_turn_id": "$running", "box_id": "$running_box", "card_id": "$running-s1-thought"},
     ),
     Damage(
+        "made_boxes_hold_each_card_once",
+        "INSERT INTO boxes (box_id, tenant_id, request_digest) VALUES ('$made', 'p1', 'x');"
+        "INSERT INTO box_cards SELECT '$made', n, '$plain-instruction' FROM generate_series(1, 2) n",
+        {"box_id": "$made"},
+        {"no_card_twice_in_a_box"},
+    ),
+    Damage(
         "places_are_whole",
         "UPDATE cards SET tenant_id = 'p2' WHERE card_id = '$plain-s1-thought'",
         {"box_id": "$plain_box", "card_id": "$plain-s1-thought"},
@@ -463,7 +498,7 @@ DAMAGES = [
     ),
     Damage(
         "conversation_keeps_its_box",
-        "UPDATE state.conversations SET output_box_id = '$plain_box'",
+        "UPDATE state.conversations SET output_box_id = '$plain_box' WHERE conversation_id = 'c1'",
         {"agent_turn_id": "$talked"},
     ),
     Damage(
@@ -478,9 +513,43 @@ DAMAGES = [
         {"box_without_a_row", "named_boxes_exist", "places_are_whole"},
     ),
     Damage(
-        "conversation_is_cut_between_turns",
-        "UPDATE state.conversations SET cut_position = 1",
-        {"agent_id": "grace", "agent_turn_id": "$talked", "box_id": "$talked_box"},
+        "cuts_name_a_card_of_their_box",
+        CUT.format("'{data,first_card_id}', '\"$plain-s1-thought\"'", "$cut"),
+        {"box_id": "$cut_box", "card_id": "$cut-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        CUT.format("'{data,first_card_id}', '\"$gone-s1-thought\"'", "$cut_again"),
+        {"box_id": "$cut_box", "card_id": "$cut_again-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        CUT.format("'{data,first_card_id}', '\"$cut_again-deliverable\"'", "$cut"),
+        {"box_id": "$cut_box", "card_id": "$cut-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        "UPDATE state.memory_cuts m SET position = b.position FROM box_cards b"
+        " WHERE b.card_id = '$dropped_later-s1-thought'",
+        {"box_id": "$cut_box", "card_id": "$cut_again-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_name_a_card_of_their_box",
+        "UPDATE state.memory_cuts SET box_id = '$plain_box', position = 1",
+        {"box_id": "$plain_box", "card_id": "$cut_again-s1-memory-cut"},
+    ),
+    Damage(
+        "cuts_are_between_turns",
+        "UPDATE state.memory_cuts SET position = position + 1;"  # noqa: S608 -- constants of this test
+        + CUT.format("'{data,first_card_id}', '\"$cut-s1-memory-cut\"'", "$cut_again"),
+        {"box_id": "$cut_box", "agent_turn_id": "$cut"},
+    ),
+    Damage(
+        "cuts_are_between_turns",
+        "UPDATE cards SET tool_calls = '[{\"tool_call_id\": \"c\"}]' WHERE card_id = '$gone-s1-thought';"
+        "UPDATE cards SET tool_call_id = 'c', metadata = jsonb_set(metadata, '{type}', '\"tool.result\"')"
+        " WHERE card_id = '$cut-s2-thought'",
+        {"box_id": "$cut_box", "agent_turn_id": "$cut", "card_id": "$cut-s2-thought"},
     ),
     Damage(
         "sleeping_instances_have_no_turns",

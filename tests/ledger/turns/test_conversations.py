@@ -1,7 +1,6 @@
 """Conversations and instances of profiles: made by their first enqueue, in its own statement (protocol §6)."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from tests.support.ledger.agents import (
     finish,
     head,
     lease,
-    middle_record,
     play,
     profile,
     rows,
@@ -28,19 +26,16 @@ from tests.support.ledger.agents import (
 )
 from tests.support.waiting import overtaken
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.intake import Enqueued, enqueue
 from turnstile.ledger.turns.roster import add_agent, put_profile
-from turnstile.ledger.turns.steps import commit_step
 from turnstile.schema.errors import BadRequest, Limited, Refused
-from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, new_box_id
+from turnstile.schema.ids import AgentId, BoxId, ChannelId, new_box_id
 from turnstile.schema.profiles import Memory
 from turnstile.schema.states import InboxStatus
-from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.limits import UNLIMITED, Admission
 
-CREW: dict[str, Any] = {"agent": None, "profile_name": "Crew"}
+CREW = {"agent": None, "profile_name": "Crew"}
 
 
 async def talk(pool: Pool, conversation: str = "c1", **fields: Any) -> Enqueued:
@@ -175,7 +170,7 @@ async def test_many_that_begin_conversations_at_once_are_in_order_and_apart(agen
         f"c{n}": {each.reply.output_box_id for each in done if each.reply.conversation_id == f"c{n}"} for n in range(3)
     }
     assert {len(each) for each in boxes.values()} == {1}
-    assert len({box for each in boxes.values() for box in each}) == 3
+    assert len(set.union(*boxes.values())) == 3
     assert [each["turn_count"] for each in await kept(agents)] == [8, 8, 8]
 
 
@@ -292,50 +287,3 @@ async def test_many_that_make_instances_at_once_make_one_for_each_conversation(a
     done = await asyncio.gather(*(talk(agents, f"c{n % 4}", **CREW) for n in range(24)))
     assert len({each.reply.agent_id for each in done}) == 4
     assert len(await rows(agents, "SELECT FROM resource.project_agents WHERE metadata ? 'instance_of'")) == 4
-
-
-async def cut_turn(pool: Pool, first_kept: CardId | None) -> TurnRef:
-    """A turn of the conversation whose first step cuts it."""
-    await talk(pool)
-    turn = await start(pool)
-    await begin(pool, turn)
-    record = replace(middle_record(turn, 1), cuts=True, first_kept=first_kept)
-    await pool.run(lambda conn: commit_step(conn, turn, record))
-    return turn
-
-
-@pytest.mark.parametrize("cache", [BoxCache(0), BoxCache(1_000_000)], ids=["cold", "warm"])
-@pytest.mark.parametrize("turns_left", [0, 1, 2])
-async def test_reading_begins_at_the_cut(agents: Pool, cache: BoxCache, turns_left: int) -> None:
-    turns: list[TurnRef] = []
-    for _ in range(4):
-        await talk(agents)
-        turns.append(await play(agents))
-    cards = [each.card_id for each in await box(agents, turns[0].output_box_id)]
-    first = CardId(cards[-2 * turns_left]) if turns_left else None
-    turn = await cut_turn(agents, first)
-    begun = await begin(agents, turn, 2, cache)
-    own = [each.card_id for each in begun.output if each.metadata.agent_turn_id == turn.agent_turn_id]
-    assert [each.card_id for each in begun.output] == [*cards[len(cards) - 2 * turns_left :], *own]
-    assert (await kept(agents))[0]["cut_position"] == len(cards) - 2 * turns_left
-    await finish(agents, turn, 2)
-    await talk(agents)
-    later = await start(agents)
-    assert len((await begin(agents, later, 1, cache)).output) == 2 * turns_left + len(own) + 2
-    await finish(agents, later)
-
-
-async def test_what_a_worker_knew_before_a_cut_is_no_part_of_what_it_reads_after(agents: Pool) -> None:
-    cache = BoxCache(1_000_000)
-    for _ in range(3):
-        await talk(agents)
-        turn = await start(agents)
-        await begin(agents, turn, 1, cache)
-        await finish(agents, turn)
-    turn = await cut_turn(agents, None)
-    found = await begin(agents, turn, 2, cache)
-    cold = await begin(agents, turn, 2, BoxCache(0))
-    assert [each.card_id for each in cold.output] == [
-        each.card_id for each in found.output if each.metadata.agent_turn_id == turn.agent_turn_id
-    ]
-    await finish(agents, turn, 2)

@@ -1,0 +1,61 @@
+"""The worker dies at every place of a step that cuts the memory: one cut, one summary, and the turn ends as ever."""
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.faults import HASTY
+from tests.support.processes.process import Processes
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
+from tests.support.tenants import Tenant, turn_of
+from turnstile.runtime.faults import Fault
+from turnstile.schema.ids import AgentTurnId
+
+POINTS = (Fault.STEP_BEGUN, Fault.SUMMARY_ANSWERED, Fault.MEMORY_CUT, Fault.STEP_PUBLISHED)
+MEMORY = {"max_context_tokens": 60, "keep_last_turns": 1, "when_full": "summarize", "summary_model": "scripted/plain"}
+FULL = 3
+"""So many turns fit; the next one cuts."""
+TEN_WORDS = "one two three four five six seven eight nine ten"
+
+
+@pytest.fixture(scope="module")
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+    """One that mends soon what was broken."""
+    async with stacks.open(HASTY) as opened:
+        yield opened
+
+
+async def asked(tenant: Tenant, conversation: str) -> AgentTurnId:
+    """The next turn of a conversation with an instance of `crew`."""
+    wanted = {"profile_name": "crew", "conversation_id": conversation, "instruction": TEN_WORDS}
+    return turn_of(await tenant.ask({**wanted}, timeout=30))
+
+
+async def test_a_memory_is_cut_once_wherever_the_worker_dies(
+    apart: Tenant, processes: Processes, tmp_path: Path
+) -> None:
+    await apart.profile("crew", "echo", instances=True, memory=MEMORY)
+    turns = [await asked(apart, point.name) for _ in range(FULL) for point in POINTS]
+    await apart.all_ended(turns, timeout=60)
+    for point in POINTS:
+        await processes.worker.stop()
+        processes.worker.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+        await processes.worker.start()
+        turn = await asked(apart, point.name)
+        assert await processes.worker.died() == -signal.SIGKILL
+        assert (tmp_path / point).exists()
+        processes.worker.env = {}
+        await processes.worker.start()
+        ended = await apart.ended(turn, timeout=60)
+        assert (ended.view.status, ended.deliverable()) == ("success", f"You said: {TEN_WORDS}"), point
+        assert ended.types() == [
+            *("task.instruction", "memory.summary", "memory.cut", "agent.thought", "task.deliverable")
+        ], point
+        assert len(ended.steps) == 2
+    assert await apart.count("state.memory_cuts") == len(POINTS)
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)

@@ -1,0 +1,207 @@
+"""Turns of a conversation, run by the activities themselves on a ledger, with scripted models and without an engine."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio.testing import ActivityEnvironment
+
+from tests.support.ledger.agents import ALICE, PROJECT, ask, rows, start
+from turnstile.activities.models import ScriptedModel, ScriptLine
+from turnstile.activities.models.script import Script, ScriptCall
+from turnstile.activities.prompt.model_attempts import StepLimits
+from turnstile.activities.turn.fast_models import FastModels
+from turnstile.activities.turn.steps import StepActivities
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Row
+from turnstile.ledger.turns.cards import BoxCache, BoxPrefix, OpenedBox
+from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.runtime.ports import ModelRequest
+from turnstile.schema.errors import ModelError
+from turnstile.schema.ids import AgentTurnId, BoxId, ProjectId
+from turnstile.schema.profiles import LlmConfig, Memory, Profile
+from turnstile.schema.turns import QuickStepResult, RunStepInput, StepContinues, StepEnds, StepResult, TurnRef
+from turnstile.schema.wire.events import Message
+
+_MARKER = re.compile(r"m-(\d+)")
+
+
+def told(request: ModelRequest) -> list[int]:
+    """The numbers of the user's messages of a request, in order."""
+    return [int(n) for each in request.messages if each.role == "user" for n in _MARKER.findall(each.content)]
+
+
+def is_summed_up(request: ModelRequest) -> bool:
+    """Whether a summary stands in the request."""
+    return any("summed up here" in each.content for each in request.messages)
+
+
+@dataclass
+class Cast:
+    """The scripted models, and what each was asked."""
+
+    window: int | None = None
+    """The most words that `talker` takes; more is too long for it."""
+    asked: list[ModelRequest] = field(default_factory=list[ModelRequest])
+    summaries: list[ModelRequest] = field(default_factory=list[ModelRequest])
+
+    def talker(self, request: ModelRequest) -> ScriptLine:
+        """Calls a tool that is not there, then says what it was told of."""
+        words = sum(len(each.content.split()) for each in request.messages)
+        if self.window is not None and words > self.window:
+            raise ModelError("context_window_exceeded", "too long", retryable=False)
+        self.asked.append(request)
+        if request.step == 1:
+            return ScriptLine(tool_calls=(ScriptCall(name="nosuch"),))
+        numbers, summed = told(request), "after a summary" if is_summed_up(request) else "from the start"
+        return ScriptLine(text=f"heard {numbers[0]} to {numbers[-1]} {summed}")
+
+    def summary(self, request: ModelRequest) -> ScriptLine:
+        """Says which words it was given, in five words."""
+        self.summaries.append(request)
+        numbers = told(request)
+        return ScriptLine(text=f"talk went from {numbers[0]} on", usage={"prompt_tokens": 7, "completion_tokens": 5})
+
+    def lengthy(self, request: ModelRequest) -> ScriptLine:
+        """A summary of 500 words."""
+        self.summaries.append(request)
+        return ScriptLine(text="word " * 500)
+
+    def silent(self, request: ModelRequest) -> ScriptLine:
+        """No summary."""
+        self.summaries.append(request)
+        return ScriptLine(text=" ")
+
+    def broken(self, request: ModelRequest) -> ScriptLine:
+        """Fails for good."""
+        self.summaries.append(request)
+        raise ModelError("auth_failed", "no key", retryable=False)
+
+    def scripts(self) -> Mapping[str, Script]:
+        """By their names."""
+        named = (self.talker, self.summary, self.lengthy, self.silent, self.broken)
+        return {each.__name__: each for each in named}
+
+
+class CountedCache(BoxCache):
+    """Counts the rows that are read."""
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        super().__init__(max_bytes)
+        self.rows = 0
+
+    def extend(
+        self, project: ProjectId, box: BoxId, known: BoxPrefix, opened: OpenedBox, rows: Sequence[Row]
+    ) -> BoxPrefix:
+        """As ever."""
+        self.rows += len(rows)
+        return super().extend(project, box, known, opened, rows)
+
+
+@dataclass
+class Events:
+    """A publisher that keeps what it is given."""
+
+    sent: list[Message] = field(default_factory=list[Message])
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Keep them."""
+        self.sent.extend(messages)
+
+    async def emit(self, message: Message) -> None:
+        """Keep it."""
+        self.sent.append(message)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A turn that is over: its outcome, the metadata of its steps, and the rows that it read."""
+
+    turn: AgentTurnId
+    output_box_id: BoxId
+    status: str
+    error_code: str | None
+    text: str | None
+    steps: list[dict[str, Any]]
+    rows: int
+
+    @property
+    def prompts(self) -> list[int]:
+        """The tokens of each request to its own model."""
+        return [each["llm_usage"]["prompt_tokens"] for each in self.steps if "compaction" not in each]
+
+    @property
+    def compactions(self) -> list[dict[str, Any]]:
+        """How its memory was cut."""
+        return [each["compaction"] for each in self.steps if "compaction" in each]
+
+
+@dataclass
+class Talk:
+    """An agent with a memory, and what runs its turns."""
+
+    pool: Pool
+    cast: Cast = field(default_factory=Cast)
+    cache: CountedCache = field(default_factory=CountedCache)
+    events: Events = field(default_factory=Events)
+    paces: FastModels = field(default_factory=lambda: FastModels(0))
+
+    @property
+    def steps(self) -> StepActivities:
+        """The activities, which hold nothing."""
+        model = ScriptedModel(self.cast.scripts())
+        return StepActivities(self.pool, model, self.events, StepLimits(), self.cache, self.paces)
+
+    async def begun(self, memory: Memory | None, **profile: Any) -> "Talk":
+        """Add the agent; returns the talk."""
+        await put_profile(self.pool, PROJECT, self.profile(memory, **profile))
+        await add_agent(self.pool, PROJECT, ALICE, "talker")
+        return self
+
+    def profile(self, memory: Memory | None, **profile: Any) -> Profile:
+        """The agent's profile."""
+        return Profile(name="talker", llm_config=LlmConfig(model="scripted/talker"), memory=memory, **profile)
+
+    async def enqueue(self, number: int, conversation: str = "c1", words: int = 3) -> None:
+        """Ask the agent something with a marker, so many words long."""
+        await ask(self.pool, ALICE, f"m-{number} " + "word " * (words - 1), conversation_id=conversation)
+
+    async def say(self, number: int, conversation: str = "c1", words: int = 3) -> Said:
+        """Ask, and play the turn to its end."""
+        await self.enqueue(number, conversation, words)
+        return await self.play()
+
+    async def step(self, turn: TurnRef, number: int = 0) -> StepResult:
+        """One step."""
+        return await ActivityEnvironment().run(self.steps.run_step, RunStepInput(turn=turn, step=number))
+
+    async def quick_step(self, turn: TurnRef, number: int = 0) -> QuickStepResult:
+        """One step, if it is quick."""
+        return await ActivityEnvironment().run(self.steps.run_quick_step, RunStepInput(turn=turn, step=number))
+
+    async def play(self) -> Said:
+        """Run the agent's leased turn to its end."""
+        turn, before = await start(self.pool), self.cache.rows
+        result = await self.step(turn)
+        while isinstance(result, StepContinues):
+            result = await self.step(turn, result.step + 1)
+        assert isinstance(result, StepEnds), result
+        return await self.said(turn, self.cache.rows - before)
+
+    async def said(self, turn: TurnRef, read: int = 0) -> Said:
+        """What is recorded of a turn."""
+        [ended] = await rows(
+            self.pool,
+            "SELECT o.status, o.error_code, c.content ->> 'text' AS text FROM state.turn_outcomes o"
+            " JOIN cards c ON c.card_id = o.deliverable_card_id WHERE o.agent_turn_id = $1",
+            turn.agent_turn_id,
+        )
+        steps = await rows(
+            self.pool,
+            "SELECT metadata FROM state.agent_steps WHERE agent_turn_id = $1 ORDER BY started_at",
+            turn.agent_turn_id,
+        )
+        found = [json.loads(each["metadata"]) for each in steps]
+        return Said(turn.agent_turn_id, turn.output_box_id, **ended, steps=found, rows=read)
