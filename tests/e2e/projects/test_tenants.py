@@ -59,7 +59,7 @@ BY_THEIR_OWNER = {
     "state.thread_segments": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
     "state.thread_replies": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
 }
-EMPTY = {"state.pmo_batches", "state.pmo_batch_tasks", "state.identity_edges", "state.rejections"}
+EMPTY = {"state.pmo_batches", "state.pmo_batch_tasks", "state.turn_nodes", "state.identity_edges", "state.rejections"}
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
 
@@ -162,6 +162,7 @@ MATRIX: dict[str, Make] = {
     "enqueue output_box_id": lambda _, its: enqueue(output_box_id=its.output_box),
     "enqueue profile_name": lambda _, its: enqueue(profile_name=its.profile),
     "enqueue correlation_id": lambda _, its: enqueue(correlation_id=its.correlation),
+    "enqueue conversation_id": lambda _, its: enqueue(conversation_id=its.correlation),
     "enqueue under a parent": lambda _, its: enqueue(
         {
             headers.PARENT_TURN_ID: its.asleep,
@@ -320,6 +321,7 @@ async def live(tenant: Tenant) -> Ids:
         asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
         await hand.called(call_of(asleep))
         queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
+    await tenant.enqueue(ALICE, words, conversation_id=mine)
     await put_tool(tenant.pool, tenant.project, definition(f"vault-{tenant.project}"[:60]))
     await tenant.agent("player", AgentId(mine))
     for agent in (MALLORY, BOB):
