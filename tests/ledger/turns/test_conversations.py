@@ -35,7 +35,7 @@ from turnstile.schema.states import InboxStatus
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.limits import UNLIMITED, Admission
 
-CREW = {"agent": None, "profile_name": "Crew"}
+CREW: dict[str, Any] = {"agent": None, "profile_name": "Crew"}
 
 
 async def talk(pool: Pool, conversation: str = "c1", **fields: Any) -> Enqueued:
@@ -170,7 +170,7 @@ async def test_many_that_begin_conversations_at_once_are_in_order_and_apart(agen
         f"c{n}": {each.reply.output_box_id for each in done if each.reply.conversation_id == f"c{n}"} for n in range(3)
     }
     assert {len(each) for each in boxes.values()} == {1}
-    assert len(set.union(*boxes.values())) == 3
+    assert len({box for each in boxes.values() for box in each}) == 3
     assert [each["turn_count"] for each in await kept(agents)] == [8, 8, 8]
 
 
