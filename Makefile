@@ -9,6 +9,7 @@
 #   make check    lint, format, types, import rules
 #   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
+#   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-pump test test-long check bench chaos clean
+.PHONY: help demo demo-pump test test-long check bench chaos explore clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +68,10 @@ bench: $(DEV_STAMP)
 
 chaos: $(DEV_STAMP)
 	$(BIN)/python -m lab.chaos $(ARGS)
+
+explore: $(DEV_STAMP)
+	$(BIN)/python -m lab.explore all --states 100000 --pairs 400 $(ARGS)
+	$(BIN)/python -m lab.explore --mutations
 
 # The lock of a data directory is free (flock) when no servers run on it.
 clean:

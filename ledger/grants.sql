@@ -1,5 +1,6 @@
 -- The rights of bridges and workers in the ledger, if they have roles of their own (docs/security.md). Neither may change
--- a card, the contents of a box, a step or an edge; neither may delete rows, except those of workers that are gone.
+-- a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators ask. Neither may delete rows,
+-- except a worker those of workers and listeners that are gone, and a bridge tools.
 
 -- name: find_roles :many
 -- Which of these roles exist, and whether one owns the ledger.
@@ -14,19 +15,22 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('public.boxes', 'SELECT, INSERT, UPDATE (updated_at)', 'SELECT, INSERT, UPDATE (updated_at)'),  -- UPDATE: to lock a row
     ('public.box_cards', 'SELECT, INSERT', 'SELECT, INSERT'),
-    ('resource.profiles', 'SELECT', 'SELECT'),
+    ('resource.profiles',
+     'SELECT, INSERT, UPDATE (profile_box_id, name, worker_target, tags, system_prompt_compiled, settings, updated_at)', 'SELECT'),
     -- an enqueue makes and wakes instances of profiles
-    ('resource.project_agents', 'SELECT, INSERT, UPDATE (status)', 'SELECT, INSERT, UPDATE (status)'),
-    ('state.identity_edges', 'INSERT', 'INSERT'),
+    ('resource.project_agents',
+     'SELECT, INSERT, UPDATE (profile_box_id, worker_target, tags, display_name, status, metadata)', 'SELECT, INSERT, UPDATE (status)'),
+    ('state.identity_edges', 'SELECT, INSERT', 'INSERT'),
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
      'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
     ('state.memory_cuts', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (position, cut_card_id, updated_at)'),
-    ('resource.tools', 'SELECT', 'SELECT'),
+    ('resource.tools',
+     'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
-          step_count, step_attempt, model_failures, started_at)',
+          step_count, step_attempt, model_failures, started_at, paused_at_epoch)',
      'SELECT, INSERT, UPDATE (status, active_agent_turn_id, active_inbox_id, active_channel_id, turn_epoch,
           active_recursion_depth, updated_at, parent_step_id, trace_id, profile_box_id, context_box_id, output_box_id,
           expecting_correlation_id, waiting_tool_count, resume_deadline, restart_count, queue_seq, output_position,
@@ -56,6 +60,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.thread_replies', 'SELECT, UPDATE (announced_at)', 'SELECT, INSERT, UPDATE (announced_at)'),
     ('state.workers', 'SELECT, INSERT, UPDATE (last_seen_at, protocol_level)',
      'SELECT, INSERT, DELETE, UPDATE (last_seen_at, started_at, listeners, payloads, protocol_level)'),
+    ('state.listeners', 'SELECT',
+     'SELECT, INSERT, DELETE, UPDATE (description, agent_id, is_agent, peers, root_tag, xsd, answers, declared_at)'),
     ('state.duties', 'SELECT, INSERT, UPDATE (taken_at)', null),
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),

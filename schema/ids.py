@@ -33,6 +33,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 EXCLUSIVE_PREFIX = "svc1_"
 """A worker target with this prefix is exclusive: one process serves it (protocol §8)."""
+_EXCLUSIVE = re.compile(rf"{EXCLUSIVE_PREFIX}[A-Za-z0-9-]+(?:_[A-Za-z0-9-]+)+\Z")
 
 
 def uuid7() -> str:
@@ -55,11 +56,18 @@ def new_box_id() -> BoxId:
 
 
 def forked_box_id(project: ProjectId, correlation_id: str) -> BoxId:
-    """The id of a fork's box, derived from the caller's correlation id (UUIDv8, RFC 9562).
+    """The id of a fork's box, derived from the caller's correlation id."""
+    return _derived_box_id(f"fork/{project}/{correlation_id}")
 
-    It sorts after all ids of `uuid7`, so a walk along ids by time does not take it for old.
-    """
-    digest = int.from_bytes(hashlib.sha256(f"fork/{project}/{correlation_id}".encode()).digest()[:16])
+
+def made_box_id(project: ProjectId, correlation_id: str) -> BoxId:
+    """The id of a box made of parts, derived from the caller's correlation id."""
+    return _derived_box_id(f"make/{project}/{correlation_id}")
+
+
+def _derived_box_id(name: str) -> BoxId:
+    """A UUIDv8 (RFC 9562) that sorts after all ids of `uuid7`, so a walk along ids by time does not take it for old."""
+    digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16])
     value = (digest & ~(0xF << 76) & ~(0x3 << 62)) | (0x8 << 76) | (0x2 << 62) | (1 << 127)
     return BoxId(str(uuid.UUID(int=value)))
 
@@ -79,6 +87,16 @@ def token(value: str, name: str) -> str:
     """Return `value` if it is a valid subject token (protocol §5); else raises `BadRequest`, which names the field."""
     if not _TOKEN.match(value):
         raise BadRequest(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -, got {value[:60]!r}")
+    return value
+
+
+def worker_target(value: str, name: str) -> str:
+    """Return `value` if it is a worker target; else raises `BadRequest`, which names the field.
+
+    An exclusive one is `svc1_{service}_{scope}`: whose it is, and where, can be read from it.
+    """
+    if is_exclusive(token(value, name)) and not _EXCLUSIVE.match(value):
+        raise BadRequest(f"{name} must be svc1_{{service}}_{{scope}}, such as svc1_tally_main, got {value[:60]!r}")
     return value
 
 

@@ -115,3 +115,13 @@ class ActionStatus(StrEnum):
     BUSY = "busy"  # final: nothing was written
     REJECTED = "rejected"  # final: there is no turn, or it did not succeed
     DONE = "done"  # final: the turn succeeded
+
+
+class AgentStatus(StrEnum):
+    """`resource.project_agents.status`. Operators set `paused`, `retired` and, by resuming, `active` (protocol §6)."""
+
+    ACTIVE = "active"  # -> paused | retired | inactive
+    PAUSED = "paused"  # takes no lease; -> active | retired | inactive
+    RETIRED = "retired"  # takes no enqueue; -> active | paused | inactive
+    DORMANT = "dormant"  # an instance that nobody uses; -> active | paused | retired | inactive
+    INACTIVE = "inactive"  # its project is being removed: final

@@ -53,11 +53,17 @@ class ToolRow(Tolerant):
     """A row of `resource.tools`. `parameters` should be a JSON schema of type object."""
 
     tool_name: str
+    """The tool."""
     description: str | None = None
+    """What it does; the model reads this."""
     parameters: NullableObject = Field(default_factory=JsonObject)
+    """The JSON schema of its arguments."""
     target_subject: str | None = None
+    """The subject of its commands."""
     after_execution: AfterExecution = AfterExecution.SUSPEND
+    """What its result does to the turn."""
     options: NullableObject = Field(default_factory=JsonObject)
+    """Its options, as they were put."""
 
 
 class ToolArgOptions(Tolerant):

@@ -16,7 +16,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import JsonContent, TextContent, read_content
 from turnstile.schema.profiles import Choice, RuntimeConfig
 from turnstile.schema.pump.documents import BadPayload, PayloadCode, read_root, repaired
-from turnstile.schema.pump.listeners import RESPOND, THINK, BadListener, Listener, Registry, Thought
+from turnstile.schema.pump.listeners import RESPOND, SEND, THINK, BadListener, Listener, Registry, Thought
 from turnstile.schema.pump.payloads import Payload, is_reserved
 from turnstile.schema.pump.peers import tool_parameters
 from turnstile.schema.pump.primitives import HandlerResponse, Huh, ResponseKind, SystemErrorMessage, is_system_message
@@ -24,7 +24,6 @@ from turnstile.schema.pump.threads import MessageKind, MessageStatus
 from turnstile.schema.states import TurnStatus
 
 log = logging.getLogger(__name__)
-SEND = "send_"
 _SHOWN = 80
 """Characters of a name that a log line shows."""
 
@@ -172,7 +171,7 @@ def turn_settings(registry: Registry, listener: Listener) -> RuntimeConfig:
     """The runtime config of every turn of this agent; raises `BadListener` if it is invalid."""
     try:
         return RuntimeConfig(
-            choices=choices(registry, listener), instructions=registry.usage_instructions(listener.name), remember=True
+            choices=choices(registry, listener), instructions=registry.tool_instructions(listener.name), remember=True
         )
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

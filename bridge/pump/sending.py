@@ -1,4 +1,4 @@
-"""The verbs of the message pump: `send`, and for operators `thread.describe` (protocol §9).
+"""The verbs of the message pump: `send`, and for operators `thread.describe` and `listener.list` (protocol §9).
 
 `send` accepts a message without checking its payload or its recipient: the thread's workflow routes it later. So the
 reply does not reveal which listeners exist.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from turnstile.bridge.pump.thread_wakes import ThreadStarter
 from turnstile.bridge.verbs.micro_service import REPLY_INBOX, VerbHandler, VerbRequest
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.pump.thread_views import find_thread, list_thread_messages, list_thread_replies
+from turnstile.ledger.pump.thread_views import find_thread, list_listeners, list_thread_messages, list_thread_replies
 from turnstile.ledger.pump.threads import Send, ThreadLimits, send_message
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
@@ -20,8 +20,8 @@ from turnstile.schema.ids import uuid7
 from turnstile.schema.pump.threads import MessageId, ThreadRef, new_thread_id
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.descriptions import ThreadDescribeReply
-from turnstile.schema.wire.inbox import SendReply, SendRequest, ThreadDescribeRequest
+from turnstile.schema.wire.descriptions import ListenerListReply, ThreadDescribeReply
+from turnstile.schema.wire.inbox import ListenerListRequest, SendReply, SendRequest, ThreadDescribeRequest
 from turnstile.schema.wire.limits import rate_limited
 
 _SENDER = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")
@@ -40,7 +40,7 @@ class PumpVerbs:
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
-        return {"send": self.send, "thread.describe": self.describe}
+        return {"send": self.send, "thread.describe": self.describe, "listener.list": self.list_listeners}
 
     async def send(self, request: VerbRequest) -> SendReply:
         """Store a message and wake its thread; a command that is delivered twice sends one message."""
@@ -71,6 +71,16 @@ class PumpVerbs:
         return ThreadDescribeReply(
             status=ReplyStatus.ACCEPTED, thread=found, messages=tuple(messages), replies=tuple(replies)
         )
+
+    async def list_listeners(self, request: VerbRequest) -> ListenerListReply:
+        """The listeners that workers have declared, or one with its XSDs; raises `Refused` if there is none."""
+        wanted = request.parse(ListenerListRequest)
+        found = await self._pool.run(
+            lambda conn: list_listeners(conn, self._worker_target, name=wanted.listener, with_xsd=wanted.xsd)
+        )
+        if wanted.listener is not None and not found:
+            raise Refused("unknown_listener", "no worker has declared such a listener")
+        return ListenerListReply(status=ReplyStatus.ACCEPTED, listeners=tuple(found))
 
     def _command(self, request: VerbRequest, wanted: SendRequest) -> Send:
         sender = request.headers.get(headers.SENDER)

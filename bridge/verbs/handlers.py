@@ -13,7 +13,7 @@ from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.bridge.verbs.stop import stop_turn
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.boxes import fork_box, replace_boxes
+from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.views import describe_turn
@@ -22,10 +22,17 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import forked_box_id, new_box_id
+from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.box_requests import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
+from turnstile.schema.wire.box_requests import (
+    BoxForkReply,
+    BoxForkRequest,
+    BoxMakeReply,
+    BoxMakeRequest,
+    BoxReplaceReply,
+    BoxReplaceRequest,
+)
 from turnstile.schema.wire.descriptions import DescribeReply
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
@@ -61,6 +68,7 @@ class Verbs:
             "stop": self.stop,
             "describe": self.describe,
             "box_fork": self.box_fork,
+            "box_make": self.box_make,
             "box_replace": self.box_replace,
         }
 
@@ -145,6 +153,20 @@ class Verbs:
         made = await self.pool.run(lambda conn: fork_box(conn, request.project_id, wanted.box_id, new_box))
         hit(Fault.BOX_FORKED)
         return BoxForkReply(status=ReplyStatus.ACCEPTED, box_id=new_box, duplicate=not made and name is not None)
+
+    async def box_make(self, request: VerbRequest) -> BoxMakeReply:
+        """Make a box of parts; a command that is delivered twice makes one."""
+        wanted = request.parse(BoxMakeRequest)
+        name = wanted.correlation_id or (request.command_id and f"command-{request.command_id}")
+        box = made_box_id(request.project_id, name) if name else new_box_id()
+        author = request.headers.get(headers.SENDER, "client")[:128]
+        cards, made = await self.pool.run(
+            lambda conn: compose_box(conn, request.project_id, request.channel_id, wanted, box, author)
+        )
+        hit(Fault.BOX_MADE)
+        return BoxMakeReply(
+            status=ReplyStatus.ACCEPTED, box_id=box, cards=cards, duplicate=not made and name is not None
+        )
 
     async def box_replace(self, request: VerbRequest) -> BoxReplaceReply:
         """Set which boxes an agent's pointers name."""

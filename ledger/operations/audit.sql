@@ -160,15 +160,42 @@ WHERE t.turn_epoch <= t.previous
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: no_idle_head_with_a_free_turn :many
--- Protocol §8 stranded: no agent is idle for longer than :stranded_seconds while it has a turn that could run.
+-- Protocol §8 stranded: no agent is idle for longer than :stranded_seconds while it has a turn that could run, unless it is paused.
 SELECT jsonb_build_object('project_id', q.project_id, 'agent_id', q.agent_id, 'agent_turn_id', q.agent_turn_id) AS ids,
        'it is queued, its agent idle and its output box free' AS detail
 FROM state.queued_turns q JOIN state.agent_state_head h ON h.agent_id = q.agent_id AND h.project_id = q.project_id
 CROSS JOIN LATERAL (SELECT now() - make_interval(secs => :stranded_seconds::float8) AS late) x
-WHERE h.status = 'idle' AND NOT EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = q.output_box_id)
+WHERE h.status = 'idle' AND h.paused_at_epoch IS NULL
+  AND NOT EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = q.output_box_id)
   AND h.updated_at < x.late AND q.created_at < x.late
   AND NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.output_box_id = q.output_box_id AND o.ended_at >= x.late)
   AND (:project_id::text IS NULL OR q.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: paused_agents_take_no_lease :many
+-- Protocol §3: an agent of the status paused, and no other, has a paused head, which holds no turn that was leased since.
+SELECT jsonb_build_object('project_id', a.project_id, 'agent_id', a.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
+       CASE WHEN h.paused_at_epoch IS NULL THEN 'its status is paused, and its head is not'
+            WHEN a.status NOT IN ('paused', 'inactive') THEN format('its status is %s, and its head is paused', a.status)
+            ELSE format('it was paused at epoch %s, and has a turn of epoch %s in hand', h.paused_at_epoch, h.turn_epoch) END AS detail
+FROM resource.project_agents a LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
+WHERE ((a.status = 'paused' AND h.paused_at_epoch IS NULL)
+       OR (h.paused_at_epoch IS NOT NULL AND (a.status NOT IN ('paused', 'inactive')
+                                              OR (h.status <> 'idle' AND h.turn_epoch > h.paused_at_epoch))))
+  AND (:project_id::text IS NULL OR a.project_id COLLATE "C" = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
+-- name: statuses_have_their_edges :many
+-- Protocol §4.1: the last identity edge that pauses, resumes or retires an agent is the one of its status.
+SELECT jsonb_build_object('project_id', a.project_id, 'agent_id', a.agent_id) AS ids,
+       format('its status is %s, and its last identity edge %s', a.status, coalesce('says ' || e.action, 'is missing')) AS detail
+FROM resource.project_agents a
+LEFT JOIN (
+    SELECT DISTINCT ON (x.target_agent_id, x.project_id) x.target_agent_id, x.project_id, x.action FROM state.identity_edges x
+    WHERE x.action IN ('pause', 'resume', 'retire') ORDER BY x.target_agent_id, x.project_id, x.created_at DESC, x.edge_id DESC
+) e ON e.target_agent_id = a.agent_id AND e.project_id = a.project_id
+WHERE (a.status IN ('paused', 'retired') AND e.action IS DISTINCT FROM CASE a.status WHEN 'paused' THEN 'pause' ELSE 'retire' END)
+  AND (:project_id::text IS NULL OR a.project_id COLLATE "C" = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: queued_turns_can_be_leased :many

@@ -82,6 +82,16 @@ JOIN public.cards c ON c.card_id = b.card_id
 WHERE c.metadata ? 'agent_turn_id' AND (:project_id::text IS NULL OR c.tenant_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
+-- name: made_boxes_hold_each_card_once :many
+-- Protocol §6 box_make: a box made of parts has each of its cards once, and at most 10,000.
+SELECT jsonb_build_object('project_id', x.tenant_id, 'box_id', x.box_id) AS ids,
+       format('it was made of parts, and has %s cards at %s positions', count(DISTINCT b.card_id), count(*)) AS detail
+FROM public.boxes x JOIN public.box_cards b ON b.box_id = x.box_id
+WHERE x.request_digest IS NOT NULL
+  AND (:since_id::text IS NULL OR x.box_id >= :since_id::text::uuid) AND (:project_id::text IS NULL OR x.tenant_id = :project_id)
+GROUP BY x.box_id HAVING count(*) <> count(DISTINCT b.card_id) OR count(*) > 10000
+ORDER BY ids LIMIT :row_limit::int;
+
 -- name: places_are_whole :many
 -- Protocol §4.5: the box and the card of each position exist, and are of one project.
 SELECT jsonb_build_object('box_id', b.box_id, 'card_id', b.card_id, 'project_id', x.tenant_id) AS ids,

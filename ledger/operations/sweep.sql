@@ -69,7 +69,7 @@ WHERE i.inbox_id = ANY (ARRAY(SELECT late.inbox_id FROM late))  -- an array, so 
 RETURNING i.project_id, i.agent_id;
 
 -- name: list_stranded :many
--- Rule 'stranded': idle agents that have a queued turn whose output box is free. Skips from agent to agent in the index.
+-- Rule 'stranded': idle agents, not paused, that have a queued turn whose output box is free. Skips from agent to agent in the index.
 WITH RECURSIVE live AS (
     (SELECT i.agent_id, i.project_id FROM state.agent_inbox i WHERE i.archived_at IS NULL ORDER BY i.agent_id, i.project_id LIMIT 1)
     UNION ALL
@@ -81,7 +81,7 @@ WITH RECURSIVE live AS (
 SELECT live.project_id, live.agent_id FROM live
 JOIN resource.project_agents a ON a.agent_id = live.agent_id AND a.project_id = live.project_id
 JOIN state.agent_state_head h ON h.agent_id = live.agent_id AND h.project_id = live.project_id
-WHERE h.status = 'idle' AND a.worker_target = ANY (:worker_targets::text[]) AND EXISTS (
+WHERE h.status = 'idle' AND h.paused_at_epoch IS NULL AND a.worker_target = ANY (:worker_targets::text[]) AND EXISTS (
     SELECT FROM state.queued_turns q WHERE q.agent_id = live.agent_id AND q.project_id = live.project_id
       AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id))
 LIMIT :row_limit::int;

@@ -9,6 +9,7 @@ from turnstile.ledger.operations.sweep import WORKER_SILENT_SECONDS, rule_rows
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import AgentTurnId, CardId, ChannelId, ProjectId
+from turnstile.schema.pump.declared import DeclaredListener, ListenerView
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId, ThreadRef
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.descriptions import MessageLine, ReplyLine, ThreadLine
@@ -180,6 +181,22 @@ list_stalled_threads = rule_rows("list_stalled_threads", ThreadRef)
 
 list_unserved = rule_rows("list_unserved", Unserved)
 """Listeners for which messages wait and that no live worker has; those with the longest wait first."""
+
+
+async def declare_listeners(conn: Connection, worker_target: str, listeners: Sequence[DeclaredListener]) -> None:
+    """Store the listeners of a worker that starts, for `list_listeners`."""
+    given = json.dumps([each.model_dump(mode="json") for each in listeners])
+    await query("declare_listeners").many(conn, worker_target=worker_target, listeners=given)
+
+
+async def list_listeners(
+    conn: Connection, worker_target: str, *, name: str | None = None, with_xsd: bool = False
+) -> list[ListenerView]:
+    """The listeners of a target by name, or the one of this name; XSDs only of that one, or `with_xsd`."""
+    rows = await query("list_listeners").many(
+        conn, worker_target=worker_target, name=name, with_xsd=with_xsd, silent_seconds=WORKER_SILENT_SECONDS
+    )
+    return [ListenerView.model_validate(dict(row)) for row in rows]
 
 
 async def list_served(conn: Connection, worker_target: str) -> dict[str, int]:

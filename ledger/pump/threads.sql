@@ -322,6 +322,37 @@ WHERE m.status IN ('pending', 'handling', 'waiting') AND m.status = 'pending' AN
                   AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
 GROUP BY t.worker_target, s.listener ORDER BY waited_seconds DESC LIMIT :row_limit::int;
 
+-- name: declare_listeners :exec
+-- Stores the listeners of a worker that starts, as it has them. Removes those of its target that no worker has.
+WITH
+given AS MATERIALIZED (
+    SELECT d.* FROM jsonb_to_recordset(:listeners::jsonb) d
+        (listener text, description text, agent_id text, is_agent boolean, peers text[], root_tag text, xsd text, answers jsonb)
+),
+gone AS (
+    DELETE FROM state.listeners l
+    WHERE l.worker_target = :worker_target AND l.listener NOT IN (SELECT given.listener FROM given)
+      AND NOT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = l.worker_target AND l.listener = ANY (w.listeners))
+)
+INSERT INTO state.listeners AS l (worker_target, listener, description, agent_id, is_agent, peers, root_tag, xsd, answers)
+SELECT :worker_target, g.listener, g.description, g.agent_id, g.is_agent, g.peers, g.root_tag, g.xsd, g.answers FROM given g
+ORDER BY g.listener
+ON CONFLICT (worker_target, listener) DO UPDATE SET
+    description = EXCLUDED.description, agent_id = EXCLUDED.agent_id, is_agent = EXCLUDED.is_agent, peers = EXCLUDED.peers,
+    root_tag = EXCLUDED.root_tag, xsd = EXCLUDED.xsd, answers = EXCLUDED.answers, declared_at = now();
+
+-- name: list_listeners :many
+-- The listeners of a target by name, or one of them, with the number of live workers that have each. XSDs are null unless asked for.
+SELECT l.listener, l.description, l.agent_id, l.is_agent, l.peers, l.root_tag,
+       CASE WHEN x.wanted THEN l.xsd END AS xsd,
+       CASE WHEN x.wanted THEN l.answers
+            ELSE (SELECT coalesce(jsonb_agg(a - 'xsd'), '[]') FROM jsonb_array_elements(l.answers) a) END AS answers, l.declared_at,
+       (SELECT count(*) FROM state.workers w WHERE w.worker_target = l.worker_target AND l.listener = ANY (w.listeners)
+          AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS workers
+FROM state.listeners l CROSS JOIN (SELECT :with_xsd::boolean OR :name::text IS NOT NULL AS wanted) x
+WHERE l.worker_target = :worker_target AND (:name::text IS NULL OR l.listener = :name)
+ORDER BY l.listener;
+
 -- name: list_served :many
 -- The listeners of a target's live workers, and the number of workers for each; a null listener: workers without a list.
 SELECT l.listener, count(*) AS workers FROM state.workers w LEFT JOIN LATERAL unnest(w.listeners) l (listener) ON true

@@ -1,18 +1,34 @@
-"""The verbs on boxes: `box_fork` and `box_replace` (protocol §6).
+"""The verbs on boxes: `box_fork`, `box_make` and `box_replace` (protocol §6).
 
-Guarantees: a fork copies its source's list at one moment, under an id by which a repeat finds it. Pointers are set only
-to boxes of the agent's project that no other agent's turn writes at that moment; a later turn of another agent may
-still write them, since pointers are outside the gate. Both lock the boxes they name, so retention cannot remove them
-meanwhile. One round trip each.
+Guarantees: a fork copies its source's list at one moment, a box of parts is made whole or not at all, and each has an
+id by which a repeat finds it. Pointers are set only to boxes of the agent's project that no other agent's turn writes
+at that moment; a later turn of another agent may still write them, since pointers are outside the gate. All lock the
+boxes they name, so retention cannot remove them meanwhile. One round trip each.
 """
 
+import json
+
 from turnstile.ledger.queries import Again, Connection, query
+from turnstile.ledger.turns.cards import card_columns
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, Role, TextContent, make_card
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, BoxId, ProjectId
-from turnstile.schema.wire.box_requests import AgentBoxes, BoxReplaceRequest
+from turnstile.schema.ids import AgentId, BoxId, CardId, ChannelId, ProjectId
+from turnstile.schema.wire.box_requests import (
+    CARD_LIMIT,
+    AgentBoxes,
+    BoxMakeRequest,
+    BoxPart,
+    BoxReplaceRequest,
+    CardPart,
+    FieldsPart,
+    TextPart,
+)
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 _REFUSALS = {
-    "correlation_conflict": "this correlation_id was used before, for another box",
+    "correlation_conflict": "this correlation_id was used before, with other content",
+    "too_many_cards": f"a box is made of at most {CARD_LIMIT} cards: take the last ones, or only some types",
     "unknown_box": "box_id names no box of this project",
     "unknown_agent": "the project has no such agent: add it first",
     "unknown_context_box": "memory_context_box_id names no box of this project",
@@ -34,6 +50,70 @@ async def fork_box(conn: Connection, project: ProjectId, source: BoxId, new_box:
             raise Again
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])
+
+
+async def compose_box(
+    conn: Connection, project: ProjectId, channel: ChannelId, wanted: BoxMakeRequest, new_box: BoxId, author: str
+) -> tuple[int, bool]:
+    """Make `new_box` of the parts; returns the number of its cards, and False if an earlier request made it.
+
+    Raises `Refused` (text_too_large, correlation_conflict, unknown_box, unknown_card, too_many_cards), or `Again`.
+    """
+    if wanted.text_bytes() > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes: make several boxes")
+    parts, cards = _stored_parts(wanted, new_box, author)
+    columns = card_columns(cards)
+    row = await query("compose_box").one(
+        conn,
+        project_id=project,
+        channel_id=channel,
+        new_box_id=new_box,
+        request_digest=wanted.digest(channel),
+        parts=json.dumps(parts),
+        card_limit=CARD_LIMIT,
+        card_ids=columns["card_ids"],
+        card_contents=columns["card_contents"],
+        card_metadatas=columns["card_metadatas"],
+    )
+    match row["verdict"]:
+        case "accepted" | "duplicate" as verdict:
+            return row["cards"], verdict == "accepted"
+        case "again":
+            raise Again
+        case "unknown_box" | "unknown_card" as code:
+            what = "box" if code == "unknown_box" else "card that is in a box"
+            raise Refused(code, f"part {row['refused_place']} names no {what} of this project and channel")
+        case refusal:
+            raise Refused(refusal, _REFUSALS[refusal])
+
+
+def _stored_parts(wanted: BoxMakeRequest, new_box: BoxId, author: str) -> tuple[list[JsonObject], list[Card]]:
+    """The parts as the statement reads them, counted from 1, and the cards that are new."""
+    parts: list[JsonObject] = []
+    cards: list[Card] = []
+    for place, part in enumerate(wanted.parts, 1):
+        match part:
+            case BoxPart(box_id=box, last=last, types=types):
+                most = CARD_LIMIT + 1 if last is None else last  # one more than the limit is enough to refuse
+                named = None if types is None else [str(each) for each in types]
+                parts.append({"place": place, "box_id": box, "most": most, "types": [*named] if named else None})
+            case CardPart(card_id=card):
+                parts.append({"place": place, "card_id": card, "most": 1, "is_new": False})
+            case TextPart() | FieldsPart():
+                card = _new_card(part, CardId(f"{new_box}-{place}"), author)
+                cards.append(card)
+                parts.append({"place": place, "card_id": card.card_id, "is_new": True})
+    return parts, cards
+
+
+def _new_card(part: TextPart | FieldsPart, card: CardId, author: str) -> Card:
+    match part:
+        case FieldsPart(fields=fields):
+            content = FieldsSchemaContent(fields=fields)
+            return make_card(card, CardType.RESULT_FIELDS, Role.SYSTEM, content, author=author)
+        case TextPart(text=text, type=kind):
+            role = Role.USER if kind == CardType.INSTRUCTION else Role.ASSISTANT
+            return make_card(card, CardType(kind), role, TextContent(text=text), author=author)
 
 
 async def replace_boxes(conn: Connection, project: ProjectId, wanted: BoxReplaceRequest) -> AgentBoxes:

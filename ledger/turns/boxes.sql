@@ -1,4 +1,4 @@
--- The verbs on boxes (protocol §6): box_fork and box_replace.
+-- The verbs on boxes (protocol §6): box_fork, box_make and box_replace.
 
 -- name: fork_box :one
 -- Makes a box with the present cards of another, cut where that is; a repeat finds the first one's box.
@@ -32,6 +32,88 @@ SELECT CASE
            WHEN NOT EXISTS (SELECT FROM source) THEN 'unknown_box'
            ELSE 'again'
        END AS verdict;
+
+-- name: compose_box :one
+-- Makes a box of parts, in their order: cards of other boxes, single cards, and new cards. Each card is taken once, at its first
+-- place. A part that is missing, or has a card that a turn of another channel made, refuses the whole. A single card is taken
+-- from the newest box that has it, which is locked in its place.
+-- verdict: accepted | duplicate | again (repeat the statement) | the code of a refusal; refused_place is the part's.
+WITH
+earlier AS MATERIALIZED (
+    SELECT b.tenant_id = :project_id AND b.request_digest = :request_digest AS same FROM public.boxes b WHERE b.box_id = :new_box_id::uuid
+),
+part AS MATERIALIZED (
+    SELECT p.place, p.card_id, p.is_new, p.types, p.most, coalesce(p.box_id, (
+               SELECT h.box_id FROM public.box_cards h JOIN public.boxes b ON b.box_id = h.box_id
+               WHERE h.card_id = p.card_id AND NOT p.is_new AND b.tenant_id = :project_id ORDER BY h.box_id DESC LIMIT 1)) AS box_id
+    FROM jsonb_to_recordset(:parts::jsonb) p (place int, box_id uuid, most int, types text[], card_id text, is_new boolean)
+    WHERE NOT EXISTS (SELECT FROM earlier)
+),
+held AS MATERIALIZED (  -- as in fork_box
+    SELECT b.box_id FROM public.boxes b
+    WHERE b.box_id = ANY (ARRAY(SELECT part.box_id FROM part)) AND b.tenant_id = :project_id
+    ORDER BY b.box_id FOR KEY SHARE
+),
+found AS MATERIALIZED (
+    SELECT part.place, s.position, s.card_id, s.agent_turn_id FROM part JOIN held ON held.box_id = part.box_id CROSS JOIN LATERAL (
+        SELECT p.position, p.card_id, c.agent_turn_id FROM public.box_cards p CROSS JOIN LATERAL (  -- OFFSET 0: looked up by key
+            SELECT c.metadata ->> 'agent_turn_id' AS agent_turn_id FROM public.cards c
+            WHERE c.card_id = p.card_id AND state.is_alive(c.expires_at, c.deleted_at)
+              AND (part.types IS NULL OR c.metadata ->> 'type' = ANY (part.types)) OFFSET 0) c
+        WHERE p.box_id = part.box_id AND (part.card_id IS NULL OR p.card_id = part.card_id)
+        ORDER BY p.position DESC LIMIT part.most) s
+    UNION ALL
+    SELECT part.place, 0, part.card_id, NULL FROM part WHERE part.is_new
+),
+abroad AS MATERIALIZED (  -- turns of another channel that made some of these cards
+    SELECT made.agent_turn_id FROM (SELECT DISTINCT f.agent_turn_id FROM found f WHERE f.agent_turn_id IS NOT NULL) made
+    WHERE EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = made.agent_turn_id AND i.project_id = :project_id
+                    AND i.message_type IN {turn_types} AND i.channel_id <> :channel_id OFFSET 0)
+),
+taken AS MATERIALIZED (  -- each card at its first place
+    SELECT DISTINCT ON (f.card_id) f.card_id, f.place, f.position FROM found f ORDER BY f.card_id, f.place, f.position
+),
+refused AS MATERIALIZED (
+    SELECT part.place, CASE WHEN part.card_id IS NULL THEN 'unknown_box' ELSE 'unknown_card' END AS code FROM part
+    WHERE (part.card_id IS NULL AND part.box_id NOT IN (SELECT held.box_id FROM held))
+       OR (part.card_id IS NOT NULL AND NOT EXISTS (SELECT FROM found f WHERE f.place = part.place))
+       OR part.place IN (SELECT f.place FROM found f JOIN abroad ON abroad.agent_turn_id = f.agent_turn_id)
+    ORDER BY part.place LIMIT 1
+),
+moved AS (  -- the box of a single card went away while this waited for it: another may have the card
+    SELECT FROM part
+    WHERE part.card_id IS NOT NULL AND part.box_id IS NOT NULL AND part.box_id NOT IN (SELECT held.box_id FROM held) LIMIT 1
+),
+made AS (
+    INSERT INTO public.boxes (box_id, tenant_id, parent_ids, request_digest)
+    SELECT :new_box_id::uuid, :project_id, coalesce((
+               SELECT array_agg(DISTINCT part.box_id) FROM part WHERE part.box_id IS NOT NULL AND part.card_id IS NULL), '{}'), :request_digest
+    FROM (SELECT) AS always
+    WHERE EXISTS (SELECT FROM part) AND NOT EXISTS (SELECT FROM refused) AND (SELECT count(*) FROM taken) <= :card_limit::int
+    ON CONFLICT DO NOTHING
+    RETURNING box_id
+),
+cards AS (
+    INSERT INTO public.cards (card_id, tenant_id, content, metadata)
+    SELECT c.card_id, :project_id, c.content, c.metadata
+    FROM made CROSS JOIN unnest(:card_ids::text[], :card_contents::jsonb[], :card_metadatas::jsonb[]) c (card_id, content, metadata)
+),
+boxed AS (
+    INSERT INTO public.box_cards (box_id, position, card_id)
+    SELECT made.box_id, row_number() OVER (ORDER BY t.place, t.position), t.card_id FROM made CROSS JOIN taken t
+)
+SELECT CASE
+           WHEN EXISTS (SELECT FROM made) THEN 'accepted'
+           WHEN (SELECT e.same FROM earlier e) THEN 'duplicate'
+           WHEN EXISTS (SELECT FROM earlier) THEN 'correlation_conflict'
+           WHEN EXISTS (SELECT FROM moved) THEN 'again'
+           WHEN EXISTS (SELECT FROM refused) THEN (SELECT r.code FROM refused r)
+           WHEN (SELECT count(*) FROM taken) > :card_limit::int THEN 'too_many_cards'
+           ELSE 'again'
+       END AS verdict,
+       (SELECT r.place FROM refused r) AS refused_place,
+       CASE WHEN EXISTS (SELECT FROM made) THEN (SELECT count(*) FROM taken)
+            ELSE (SELECT count(*) FROM public.box_cards p WHERE p.box_id = :new_box_id::uuid) END AS cards;
 
 -- name: replace_boxes :one
 -- Sets those of an agent's pointers that are given. It is outside the gate, so the last statement wins.

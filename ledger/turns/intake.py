@@ -194,8 +194,8 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             repeated = verdict == "duplicate" and row["inbox_id"] != command.inbox_id  # else this enqueue's own row
             return Enqueued(_reply(row, duplicate=repeated), _lease(row, command))
         case "busy":
-            busy = EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error="the agent is not idle")
-            return Enqueued(busy, None)
+            why = "the agent is not idle, or is paused"
+            return Enqueued(EnqueueReply(status=ReplyStatus.BUSY, error_code="agent_busy", error=why), None)
         case "again":
             raise Again
         case "headless":

@@ -2,7 +2,7 @@
 
 -- name: enqueue_turn :one
 -- Writes inbox row, edge, boxes and cards of a new turn. An idle agent is leased to its oldest turn whose output box is free;
--- else the row is queued. A UI action is never queued: it is leased at once or nothing is written. The first turn of a conversation
+-- else, and if the agent is paused, the row is queued. A UI action is never queued: it is leased at once or nothing is written. The first turn of a conversation
 -- makes it, and the first of an instance of a profile (:instance_of) makes the agent, too.
 -- verdict: accepted | duplicate | busy | again (repeat the statement) | headless (make_head first) | the code of a refusal or limit.
 WITH
@@ -55,7 +55,7 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
                WHEN a.agent_id IS NULL AND NOT EXISTS (SELECT FROM resource.project_agents WHERE project_id COLLATE "C" = :project_id)
                     AND NOT EXISTS (SELECT FROM resource.profiles WHERE project_id = :project_id) THEN 'unknown_project'
                WHEN a.agent_id IS NULL AND :instance_of::text IS NULL THEN 'unknown_agent'
-               WHEN a.status NOT IN ('active', 'dormant') THEN 'agent_inactive'
+               WHEN a.status NOT IN ('active', 'paused', 'dormant') THEN 'agent_inactive'
                WHEN :profile_name::text IS NOT NULL AND a.profile_name IS NULL THEN 'unknown_profile'
                WHEN :instance_of::text IS NOT NULL AND a.settings -> 'instances' IS DISTINCT FROM 'true' THEN 'no_instances'
                WHEN :instance_of::text IS NOT NULL AND a.agent_id IS NOT NULL AND a.instance_of IS DISTINCT FROM :instance_of
@@ -103,13 +103,14 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
             THEN :child_share::int ELSE 1 END AS share) c
 ),
 locked AS MATERIALIZED (  -- locks the agent
-    SELECT h.status, h.turn_epoch, h.queue_seq, h.xmin AS version FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
+    SELECT h.status, h.turn_epoch, h.queue_seq, h.paused_at_epoch IS NOT NULL AS paused, h.xmin AS version
+    FROM plan JOIN state.agent_state_head h ON plan.verdict = 'accepted'
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
 ),
 head AS MATERIALIZED (
     SELECT * FROM locked
     UNION ALL
-    SELECT 'idle', 0, 0, NULL FROM plan WHERE plan.verdict = 'accepted' AND plan.makes_agent AND NOT EXISTS (SELECT FROM locked)
+    SELECT 'idle', 0, 0, false, NULL FROM plan WHERE plan.verdict = 'accepted' AND plan.makes_agent AND NOT EXISTS (SELECT FROM locked)
 ),
 older AS MATERIALIZED (  -- a queued turn whose box has become free is leased first
     SELECT q.* FROM head CROSS JOIN LATERAL (
@@ -117,7 +118,7 @@ older AS MATERIALIZED (  -- a queued turn whose box has become free is leased fi
         WHERE q.agent_id = :agent_id AND q.project_id = :project_id
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy WHERE busy.output_box_id = q.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
-    WHERE head.status = 'idle'
+    WHERE head.status = 'idle' AND NOT head.paused
 ),
 go AS MATERIALIZED (
     SELECT plan.*, head.turn_epoch, older.inbox_id AS older_inbox_id, lease.leases_mine,
@@ -130,7 +131,7 @@ go AS MATERIALIZED (
     FROM plan CROSS JOIN head LEFT JOIN older ON true
     LEFT JOIN state.agent_state_head seen ON seen.agent_id = :agent_id AND seen.project_id = :project_id
     CROSS JOIN LATERAL (
-        SELECT (head.status = 'idle' AND older.inbox_id IS NULL AND NOT EXISTS (
+        SELECT (head.status = 'idle' AND NOT head.paused AND older.inbox_id IS NULL AND NOT EXISTS (
                SELECT FROM state.agent_state_head busy  -- the agent's own head is idle, although the snapshot may show it busy
                WHERE busy.output_box_id = plan.output_box_id AND busy.agent_id <> :agent_id)
             AND NOT (:message_type::text = 'ui_action' AND EXISTS (  -- whether or not it could run now

@@ -1,12 +1,12 @@
 -- Leasing agents to turns, and claiming inbox rows (protocol §3, §6).
 
 -- name: dispatch_next :many
--- Leases each of these agents that is idle to its oldest turn whose output box is free.
+-- Leases each of these agents that is idle, and not paused, to its oldest turn whose output box is free.
 WITH
 head AS MATERIALIZED (
     SELECT h.project_id, h.agent_id FROM unnest(:project_ids::text[], :agent_ids::text[]) a (project_id, agent_id)
     JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
-    WHERE h.status = 'idle' ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
+    WHERE h.status = 'idle' AND h.paused_at_epoch IS NULL ORDER BY h.project_id, h.agent_id FOR NO KEY UPDATE OF h
 ),
 next AS MATERIALIZED (
     SELECT q.* FROM head CROSS JOIN LATERAL (

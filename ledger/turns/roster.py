@@ -2,19 +2,60 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import Json, ValidationError
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection, Row, query
 from turnstile.ledger.turns.cards import box_cards
+from turnstile.ledger.turns.lease import NewLease, dispatch_next
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId, new_box_id, token, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
+from turnstile.schema.ids import worker_target as checked_target
 from turnstile.schema.profiles import Profile
+from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
+from turnstile.schema.wire.roster_requests import AgentPutRequest
+
+StatusAction = Literal["pause", "resume", "retire"]
+_STATUS: dict[StatusAction, AgentStatus] = {
+    "pause": AgentStatus.PAUSED,
+    "resume": AgentStatus.ACTIVE,
+    "retire": AgentStatus.RETIRED,
+}
+"""The status that an operator's action sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who changes the roster, as identity edges record it."""
+
+    sender: str
+    channel_id: ChannelId | None = None
+    trace_id: str | None = None
+    parent_step_id: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """The parameters of a statement that leaves an edge."""
+        return {
+            "channel_id": self.channel_id,
+            "trace_id": self.trace_id,
+            "parent_step_id": self.parent_step_id,
+            "edge_metadata": self.metadata(),
+        }
+
+    def metadata(self) -> str:
+        """The edge's own metadata, as JSON."""
+        return json.dumps({"sender": self.sender})
+
+
+LOCAL = Origin("turnstile")
+"""A change by a program that has the database, such as the command line."""
 
 
 class ProfileRow(Tolerant):
@@ -48,6 +89,7 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
     Returns the box, whether the profile is new, and how many agents were repointed.
     """
     token(project, "project_id")
+    checked_target(profile.worker_target, "worker_target")
     metadata = CardMetadata(type=CardType.PROFILE, role=Role.SYSTEM, author_id=SYSTEM_AUTHOR)
 
     async def put(conn: Connection) -> tuple[BoxId, bool, int]:
@@ -78,9 +120,12 @@ def _settings(profile: Profile, box: BoxId) -> JsonObject:
     return {"profile_box_id": box, **said} if said else {}
 
 
-async def list_profiles(pool: Pool, project: ProjectId) -> list[ProfileRow]:
-    """The project's profiles by name."""
-    return await pool.run(lambda conn: query("list_profiles").all_as(conn, ProfileRow, project_id=project))
+async def list_profiles(
+    pool: Pool, project: ProjectId, *, after: str | None = None, row_limit: int | None = None
+) -> list[ProfileRow]:
+    """The project's profiles by name; all, or at most `row_limit` whose names follow `after`."""
+    page = {"project_id": project, "after": after, "row_limit": row_limit}
+    return await pool.run(lambda conn: query("list_profiles").all_as(conn, ProfileRow, **page))
 
 
 async def add_agent(
@@ -102,11 +147,12 @@ async def add_agent(
             project_id=token(project, "project_id"),
             agent_id=token(agent, "agent_id"),
             profile_name=profile_name,
-            worker_target=worker_target and token(worker_target, "worker_target"),
+            worker_target=worker_target and checked_target(worker_target, "worker_target"),
             tags=json.dumps(list(tags)),
             display_name=display_name,
             metadata=json.dumps(metadata or {}),
             edge_id=identity,
+            edge_metadata=LOCAL.metadata(),
         )
     )
     match row["verdict"]:
@@ -116,6 +162,84 @@ async def add_agent(
             raise Refused("agent_exists", f"project {project} has an agent {agent} already")
         case _:
             raise Refused("unknown_profile", f"project {project} has no profile {profile_name!r}: put it first")
+
+
+async def put_agent(
+    pool: Pool, project: ProjectId, wanted: AgentPutRequest, origin: Origin
+) -> tuple[Literal["added", "changed", "same"], str]:
+    """Add the agent, or change what is given; returns what was done, and its worker target.
+
+    Raises `BadRequest`, or `Refused`: unknown_profile; agent_busy for another worker target while it has turns;
+    agent_inactive.
+    """
+    target = wanted.worker_target
+    arguments = {
+        "project_id": token(project, "project_id"),
+        "agent_id": wanted.agent_id,
+        "profile_name": wanted.profile_name,
+        "worker_target": target and checked_target(target, "worker_target"),
+        "display_name": wanted.display_name,
+        "tags": None if wanted.tags is None else json.dumps(wanted.tags),
+        "metadata": None if wanted.metadata is None else json.dumps(wanted.metadata),
+        "edge_id": uuid7(),
+        **origin.columns(),
+    }
+
+    async def put(conn: Connection) -> Row:
+        row = await query("put_agent").one(conn, **arguments)
+        if row["verdict"] == "again":
+            raise Again
+        return row
+
+    row = await pool.run(put)
+    match row["verdict"]:
+        case "added" | "changed" | "same" as verdict:
+            return verdict, row["worker_target"]
+        case "unknown_profile":
+            raise Refused("unknown_profile", f"project {project} has no profile {wanted.profile_name!r}: put it first")
+        case "agent_busy":
+            raise Refused("agent_busy", "an agent with turns keeps its worker target until they are over")
+        case _:
+            raise Refused("agent_inactive", "the agent's project is being removed")
+
+
+async def set_agent_status(
+    pool: Pool, project: ProjectId, agent: AgentId, action: StatusAction, origin: Origin
+) -> tuple[bool, list[NewLease]]:
+    """Pause, resume or retire an agent; returns whether that changed its status, and a resumed agent's lease.
+
+    After a pause the agent takes no lease: its turn in hand goes on, and what is queued stays queued. A retired agent
+    takes no enqueue; what is queued still runs. Raises `Refused` (unknown_agent, agent_inactive).
+    """
+    edge = uuid7()
+
+    async def change(conn: Connection) -> tuple[bool, list[NewLease]]:
+        changed = await set_status_on(conn, project, agent, action, origin, edge)
+        return changed, [] if action == "pause" else await dispatch_next(conn, [(project, agent)])
+
+    return await pool.transact(change)
+
+
+async def set_status_on(
+    conn: Connection, project: ProjectId, agent: AgentId, action: StatusAction, origin: Origin, edge: str
+) -> bool:
+    """The statement of `set_agent_status`; returns whether it, or an earlier try with this edge, changed the status."""
+    row = await query("set_agent_status").one(
+        conn,
+        project_id=project,
+        agent_id=agent,
+        status=_STATUS[action],
+        action=action,
+        edge_id=edge,
+        **origin.columns(),
+    )
+    match row["verdict"]:
+        case "changed" | "same" as verdict:
+            return verdict == "changed"
+        case "agent_inactive":
+            raise Refused("agent_inactive", "the agent's project is being removed")
+        case _:
+            raise Refused("unknown_agent", f"project {project} has no agent {agent!r}")
 
 
 async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> None:
@@ -130,7 +254,7 @@ async def remove_agent(conn: Connection, project: ProjectId, agent: AgentId) -> 
     if work["live"] or work["queued"]:
         raise Refused("agent_busy", f"agent {agent} has {work['live']} active and {work['queued']} queued turns")
     head = await query("head_epoch").opt(conn, **named)
-    await query("forget_agent").many(conn, **named, edge_id=uuid7())
+    await query("forget_agent").many(conn, **named, edge_id=uuid7(), edge_metadata=LOCAL.metadata())
     if head is not None:
         await query("keep_epoch").many(conn, **named, turn_epoch=head["turn_epoch"])
 
@@ -147,9 +271,12 @@ async def get_profile(pool: Pool, project: ProjectId, name: str) -> JsonObject:
     raise Refused("unknown_profile", f"project {project} has no profile {name!r}")
 
 
-async def list_agents(pool: Pool, project: ProjectId) -> list[AgentRow]:
-    """The project's agents by id."""
-    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentRow, project_id=project))
+async def list_agents(
+    pool: Pool, project: ProjectId, *, after: str | None = None, row_limit: int | None = None
+) -> list[AgentRow]:
+    """The project's agents by id; all, or at most `row_limit` whose ids follow `after`."""
+    page = {"project_id": project, "after": after, "row_limit": row_limit}
+    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentRow, **page))
 
 
 async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:
@@ -169,9 +296,15 @@ async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool
     return row["created"]
 
 
-async def list_tools(pool: Pool, project: ProjectId) -> list[ToolRow]:
-    """The project's tools by name; raises `BadRequest`, which names the tool, for a row that does not parse."""
-    rows = await pool.run(lambda conn: query("list_tools").many(conn, project_id=project))
+async def list_tools(
+    pool: Pool, project: ProjectId, *, after: str | None = None, row_limit: int | None = None
+) -> list[ToolRow]:
+    """The project's tools by name; all, or at most `row_limit` whose names follow `after`.
+
+    Raises `BadRequest`, which names the tool, for a row that does not parse.
+    """
+    page = {"project_id": project, "after": after, "row_limit": row_limit}
+    rows = await pool.run(lambda conn: query("list_tools").many(conn, **page))
     return [_tool(row) for row in rows]
 
 

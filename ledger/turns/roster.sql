@@ -46,7 +46,8 @@ SELECT CASE WHEN EXISTS (SELECT FROM made) THEN 'created' WHEN EXISTS (SELECT FR
 SELECT p.name, p.profile_box_id, p.worker_target, p.tags, p.updated_at,
        (SELECT count(*) FROM resource.project_agents a
         WHERE a.profile_box_id = state.as_uuid(p.profile_box_id) AND a.project_id = p.project_id) AS agents
-FROM resource.profiles p WHERE p.project_id = :project_id ORDER BY lower(p.name);
+FROM resource.profiles p
+WHERE p.project_id = :project_id AND (:after::text IS NULL OR lower(p.name) > lower(:after)) ORDER BY lower(p.name) LIMIT :row_limit::int;
 
 -- name: add_agent :one
 -- Adds an agent with a profile, its head, and the identity edge. verdict: added | exists | unknown_profile.
@@ -65,8 +66,8 @@ head AS (
     INSERT INTO state.agent_state_head (project_id, agent_id) SELECT :project_id, :agent_id FROM agent ON CONFLICT DO NOTHING
 ),
 edge AS (
-    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
-    SELECT :edge_id, :project_id, 'add', :agent_id FROM agent
+    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id, metadata)
+    SELECT :edge_id, :project_id, 'add', :agent_id, :edge_metadata::jsonb FROM agent
 ),
 earlier AS MATERIALIZED (  -- made by an earlier attempt, whose reply was lost
     SELECT a.worker_target FROM state.identity_edges e
@@ -77,6 +78,107 @@ SELECT CASE WHEN EXISTS (SELECT FROM agent) OR EXISTS (SELECT FROM earlier) THEN
             WHEN EXISTS (SELECT FROM profile) THEN 'exists' ELSE 'unknown_profile' END AS verdict,
        coalesce((SELECT worker_target FROM agent), (SELECT worker_target FROM earlier)) AS worker_target;
 
+-- name: put_agent :one
+-- Adds an agent with its head, or gives it another profile and whatever else is given; what is left out stays, a worker target too.
+-- The target of an agent that has work is not changed: its turns are another target's. Locks profile, head and agent, in this order.
+-- verdict: added | changed | same | again (an enqueue or another put came between) | the code of a refusal.
+WITH
+profile AS (  -- as in add_agent
+    UPDATE resource.profiles p SET name = p.name WHERE lower(p.name) = lower(:profile_name) AND p.project_id = :project_id
+    RETURNING state.as_uuid(p.profile_box_id) AS profile_box_id, p.worker_target
+),
+held AS MATERIALIZED (
+    SELECT h.status, h.xmin AS version FROM profile CROSS JOIN state.agent_state_head h
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE OF h
+),
+known AS MATERIALIZED (
+    SELECT a.* FROM profile CROSS JOIN resource.project_agents a
+    WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND (SELECT count(*) FROM held) >= 0 FOR NO KEY UPDATE OF a
+),
+wanted AS MATERIALIZED (  -- always one row
+    SELECT p.profile_box_id, coalesce(:worker_target::text, k.worker_target, p.worker_target) AS worker_target,
+           coalesce(:display_name::text, k.display_name) AS display_name, coalesce(:tags::jsonb, k.tags, '[]') AS tags,
+           coalesce(k.metadata, '{}') || coalesce(:metadata::jsonb, '{}') AS metadata
+    FROM (SELECT) AS always LEFT JOIN profile p ON true LEFT JOIN known k ON true
+),
+plan AS MATERIALIZED (
+    SELECT w.*, CASE
+               WHEN w.profile_box_id IS NULL THEN 'unknown_profile'
+               WHEN k.status = 'inactive' THEN 'agent_inactive'
+               WHEN k.agent_id IS NULL THEN 'added'
+               WHEN (k.profile_box_id, k.worker_target, k.display_name, k.tags, k.metadata)
+                    IS NOT DISTINCT FROM (w.profile_box_id, w.worker_target, w.display_name, w.tags, w.metadata) THEN 'same'
+               WHEN k.worker_target = w.worker_target THEN 'changed'
+               WHEN (SELECT h.status FROM held h) <> 'idle' OR EXISTS (
+                    SELECT FROM state.queued_turns q WHERE q.agent_id = :agent_id AND q.project_id = :project_id) THEN 'agent_busy'
+               WHEN NOT EXISTS (SELECT FROM held h JOIN state.agent_state_head seen ON seen.xmin = h.version
+                                WHERE seen.agent_id = :agent_id AND seen.project_id = :project_id) THEN 'again'
+               ELSE 'changed'
+           END AS verdict
+    FROM wanted w LEFT JOIN known k ON true
+),
+added AS (
+    INSERT INTO resource.project_agents (project_id, agent_id, profile_box_id, worker_target, tags, display_name, metadata)
+    SELECT :project_id, :agent_id, p.profile_box_id, p.worker_target, p.tags, p.display_name, p.metadata FROM plan p
+    WHERE p.verdict = 'added' ON CONFLICT DO NOTHING RETURNING worker_target
+),
+head AS (
+    INSERT INTO state.agent_state_head (project_id, agent_id) SELECT :project_id, :agent_id FROM added ON CONFLICT DO NOTHING
+),
+changed AS (
+    UPDATE resource.project_agents a SET profile_box_id = p.profile_box_id, worker_target = p.worker_target, tags = p.tags,
+           display_name = p.display_name, metadata = p.metadata
+    FROM plan p WHERE p.verdict = 'changed' AND a.agent_id = :agent_id AND a.project_id = :project_id RETURNING a.worker_target
+),
+edge AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, channel_id, action, target_agent_id, trace_id, parent_step_id, metadata, created_at)
+    SELECT :edge_id, :project_id, :channel_id::text, x.action, :agent_id, :trace_id::text, :parent_step_id::text, :edge_metadata::jsonb,
+           clock_timestamp()
+    FROM (SELECT 'add' AS action FROM added UNION ALL SELECT 'change' FROM changed) x
+)
+SELECT CASE
+           WHEN e.action IS NOT NULL THEN CASE e.action WHEN 'add' THEN 'added' ELSE 'changed' END  -- by an earlier try of this call
+           WHEN plan.verdict = 'added' AND NOT EXISTS (SELECT FROM added) THEN 'again'
+           ELSE plan.verdict
+       END AS verdict, plan.worker_target
+FROM plan LEFT JOIN state.identity_edges e ON e.edge_id = :edge_id;
+
+-- name: set_agent_status :one
+-- Sets an agent's status to active, paused or retired, and leaves an identity edge. The head is locked: when this has committed, no
+-- lease is under way that saw another status, and a paused head takes none.
+-- verdict: changed | same | the code of a refusal.
+WITH
+held AS MATERIALIZED (
+    SELECT h.agent_id FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id FOR NO KEY UPDATE
+),
+agent AS MATERIALIZED (  -- after the head, as in hold_agent
+    SELECT a.status FROM resource.project_agents a
+    WHERE a.agent_id = :agent_id AND a.project_id = :project_id AND (SELECT count(*) FROM held) >= 0 FOR NO KEY UPDATE
+),
+plan AS MATERIALIZED (  -- always one row
+    SELECT CASE WHEN agent.status IS NULL THEN 'unknown_agent' WHEN agent.status = 'inactive' THEN 'agent_inactive'
+                WHEN agent.status = :status THEN 'same' ELSE 'changed' END AS verdict
+    FROM (SELECT) AS always LEFT JOIN agent ON true
+),
+changed AS (
+    UPDATE resource.project_agents a SET status = :status FROM plan
+    WHERE plan.verdict = 'changed' AND a.agent_id = :agent_id AND a.project_id = :project_id
+),
+head AS (
+    INSERT INTO state.agent_state_head AS h (project_id, agent_id, paused_at_epoch)
+    SELECT :project_id, :agent_id, CASE :status WHEN 'paused' THEN 0 END FROM plan WHERE plan.verdict = 'changed'
+    ON CONFLICT (agent_id, project_id) DO UPDATE SET paused_at_epoch = CASE :status WHEN 'paused' THEN h.turn_epoch END
+),
+edge AS (
+    INSERT INTO state.identity_edges (edge_id, project_id, channel_id, action, target_agent_id, trace_id, parent_step_id, metadata, created_at)
+    SELECT :edge_id, :project_id, :channel_id::text, :action, :agent_id, :trace_id::text, :parent_step_id::text, :edge_metadata::jsonb,
+           clock_timestamp()
+    FROM plan WHERE plan.verdict = 'changed'
+)
+SELECT CASE WHEN EXISTS (SELECT FROM state.identity_edges e WHERE e.edge_id = :edge_id) THEN 'changed'  -- by an earlier try of this call
+            ELSE plan.verdict END AS verdict
+FROM plan;
+
 -- name: list_agents :many
 -- The agents of a project with the status of their heads.
 SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_name, coalesce(h.status, 'idle') AS head_status,
@@ -85,7 +187,7 @@ SELECT a.agent_id, a.worker_target, a.status, a.display_name, p.name AS profile_
 FROM resource.project_agents a
 LEFT JOIN resource.profiles p ON p.profile_box_id = a.profile_box_id::text AND p.project_id = a.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = a.project_id
-WHERE a.project_id COLLATE "C" = :project_id ORDER BY a.agent_id;
+WHERE a.project_id COLLATE "C" = :project_id AND (:after::text IS NULL OR a.agent_id > :after) ORDER BY a.agent_id LIMIT :row_limit::int;
 
 -- name: hold_agent :opt
 -- Locks the agent's row and head until the transaction ends; waits for enqueues that hold the head.
@@ -111,8 +213,8 @@ pointers AS (
     WHERE p.agent_id = :agent_id AND p.project_id = :project_id
 ),
 edge AS (
-    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)
-    VALUES (:edge_id, :project_id, 'remove', :agent_id)
+    INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id, metadata)
+    VALUES (:edge_id, :project_id, 'remove', :agent_id, :edge_metadata::jsonb)
 )
 DELETE FROM state.agent_state_head h WHERE h.agent_id = :agent_id AND h.project_id = :project_id;
 
@@ -140,7 +242,7 @@ RETURNING old.tool_name IS NULL AS created;
 -- name: list_tools :many
 -- The tools of a project by name.
 SELECT t.tool_name, t.description, t.parameters, t.target_subject, t.after_execution, t.options FROM resource.tools t
-WHERE t.project_id = :project_id ORDER BY t.tool_name;
+WHERE t.project_id = :project_id AND (:after::text IS NULL OR t.tool_name > :after) ORDER BY t.tool_name LIMIT :row_limit::int;
 
 -- name: remove_tool :opt
 -- Removes a tool; active turns keep the row that they pinned.

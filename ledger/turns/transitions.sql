@@ -155,7 +155,7 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 
 -- name: finish_turn :opt
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
--- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. The head never idles with a
+-- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
 -- if a step was committed meanwhile, whose calls we would not see.
 -- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
@@ -174,6 +174,7 @@ next AS MATERIALIZED (
           AND NOT EXISTS (SELECT FROM state.agent_state_head busy
                           WHERE busy.output_box_id = q.output_box_id AND busy.output_box_id <> head.output_box_id)
         ORDER BY q.created_at LIMIT 1 FOR NO KEY UPDATE OF q) q
+    WHERE head.paused_at_epoch IS NULL
 ),
 go AS MATERIALIZED (
     SELECT head.*, greatest(head.output_position, (

@@ -8,6 +8,11 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id,
        CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
             WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       CASE WHEN o.agent_turn_id IS NULL AND i.status = 'queued' THEN (
+           SELECT CASE WHEN q.paused_at_epoch IS NOT NULL THEN 'agent_paused' WHEN q.status <> 'idle' THEN 'agent_busy'
+                       WHEN EXISTS (SELECT FROM state.agent_state_head b WHERE b.output_box_id = state.as_uuid(i.payload ->> 'output_box_id'))
+                       THEN 'output_box_busy' END
+           FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id) END AS queued_because,
        h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
        o.ended_at, o.announced_at, o.deliverable_card_id, o.tool_result_card_id, o.error_code, o.error, o.stats,
        (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps

@@ -21,8 +21,16 @@ from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
 from turnstile.schema.wire import events, inbox, ui_actions
-from turnstile.schema.wire.box_requests import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
-from turnstile.schema.wire.descriptions import DescribeReply, ThreadDescribeReply
+from turnstile.schema.wire import roster_requests as roster
+from turnstile.schema.wire.box_requests import (
+    BoxForkReply,
+    BoxForkRequest,
+    BoxMakeReply,
+    BoxMakeRequest,
+    BoxReplaceReply,
+    BoxReplaceRequest,
+)
+from turnstile.schema.wire.descriptions import DescribeReply, ListenerListReply, ThreadDescribeReply
 
 
 @dataclass(frozen=True)
@@ -87,14 +95,54 @@ VERBS = (
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
     Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
+    Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
     Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
+    *(
+        Verb(name, summary, "6", request, reply, (Role.OPERATOR,), durable=False)
+        for name, summary, request, reply in (
+            ("agent.put", "Add an agent, or change it.", roster.AgentPutRequest, roster.AgentPutReply),
+            ("agent.list", "List the agents of a project.", roster.ListRequest, roster.AgentListReply),
+            (
+                "agent.pause",
+                "Let an agent take no further turn; what waits stays queued.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            (
+                "agent.resume",
+                "Make a paused or retired agent active.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            (
+                "agent.retire",
+                "Let an agent take no further enqueue; what waits still runs.",
+                roster.AgentRequest,
+                roster.AgentStatusReply,
+            ),
+            ("profile.put", "Store a profile.", roster.ProfilePutRequest, roster.ProfilePutReply),
+            ("profile.list", "List the profiles of a project.", roster.ListRequest, roster.ProfileListReply),
+            ("tool.put", "Store a tool.", roster.ToolPutRequest, roster.ToolPutReply),
+            ("tool.list", "List the tools of a project.", roster.ListRequest, roster.ToolListReply),
+            ("tool.remove", "Remove a tool.", roster.ToolRemoveRequest, roster.ToolRemoveReply),
+        )
+    ),
     Verb(
         name="thread.describe",
         summary="Look at a thread with its real chains.",
         section="9",
         request=inbox.ThreadDescribeRequest,
         reply=ThreadDescribeReply,
+        callers=(Role.OPERATOR,),
+        durable=False,
+    ),
+    Verb(
+        name="listener.list",
+        summary="List listeners with their peers and the XML schemas of their payloads.",
+        section="9",
+        request=inbox.ListenerListRequest,
+        reply=ListenerListReply,
         callers=(Role.OPERATOR,),
         durable=False,
     ),

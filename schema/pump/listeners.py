@@ -23,7 +23,7 @@ from turnstile.schema.errors import BadRequest, ConfigError
 from turnstile.schema.ids import AgentId, token
 from turnstile.schema.pump.documents import Root, read_json
 from turnstile.schema.pump.payloads import Payload, form_of
-from turnstile.schema.pump.peers import usage_instructions
+from turnstile.schema.pump.peers import tool_instructions, usage_instructions
 from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, Huh, SystemErrorMessage, Text
 from turnstile.schema.pump.shapes import BadPayloadClass
 from turnstile.schema.pump.threads import Serves
@@ -32,6 +32,8 @@ Handler: TypeAlias = Callable[[Any, HandlerMetadata], Awaitable[HandlerResponse 
 """`async def handler(payload, metadata)`. The payload is a request, an answer, or a message of the pump."""
 
 T = TypeVar("T")
+SEND = "send_"
+"""Before a peer's name: the tool of an agent that sends a message to it."""
 RESPOND = "respond"
 THINK = "think"
 _RESERVED_NAMES = frozenset({"system", RESPOND, THINK})
@@ -232,12 +234,18 @@ class Registry:
         return tag in self._by_tag
 
     def usage_instructions(self, name: str) -> str:
-        """The instructions about its peers for an agent; empty for a plain handler."""
-        found = self._by_name[name]
-        if not found.agent:
+        """The instructions about its peers for an agent's handler; empty for a plain handler."""
+        if not self._by_name[name].agent:
             return ""
-        peers = {peer: self._by_name[peer] for peer in found.peers if peer != name}
-        return usage_instructions({peer: (each.description, each.payload) for peer, each in peers.items()})
+        return usage_instructions({each.name: (each.description, each.payload) for each in self._peers(name)})
+
+    def tool_instructions(self, name: str) -> str:
+        """The instructions about its peers and its tools for an agent of the roster."""
+        peers = {each.name: each.description for each in self._peers(name)}
+        return tool_instructions(peers, send=SEND, respond=RESPOND, think=THINK)
+
+    def _peers(self, name: str) -> list[Listener]:
+        return [self._by_name[peer] for peer in self._by_name[name].peers if peer != name]
 
     def _add(self, new: Listener) -> None:
         problem = _problem(new)

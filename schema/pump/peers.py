@@ -1,5 +1,8 @@
 """What an agent gets about its peers: a JSON Schema for a tool per peer, and instructions (protocol §9.1). Pure.
 
+A handler reads the XML that its peers take, since it writes XML. A model reads the names of its tools: what it would
+write as XML is text, which reaches no peer.
+
 The result does not depend on the order of the peers.
 """
 
@@ -72,6 +75,25 @@ def usage_instructions(peers: Mapping[str, tuple[str, type[Payload]]]) -> str:
     if sections:
         sections.insert(0, "You can send a message to each of these peers. Each takes one payload, as XML:")
     return "\n\n".join([*sections, RESPONSE_WARNING])
+
+
+def tool_instructions(peers: Mapping[str, str], *, send: str, respond: str, think: str) -> str:
+    """Instructions for a model on its peers, with the description by name, on its tools, and the warning.
+
+    A peer's tool is its name after `send`; `respond` and `think` are names of tools.
+    """
+    sections = [f"# {name}\n{' '.join(peers[name].split())}\nCall the tool {send}{name}." for name in sorted(peers)]
+    if sections:
+        sections.insert(
+            0,
+            "You can send a message to each of these peers by calling its tool. Its answer is what you are asked next:",
+        )
+    answering = (
+        f"Answer whoever asked you by calling the tool {respond}. To think again before you do anything else, call the "
+        f"tool {think}. Call one of these tools at a time, beside no other tool. Only calls are sent: do not write "
+        "messages as XML in your text."
+    )
+    return "\n\n".join([*sections, answering, RESPONSE_WARNING])
 
 
 def _section(name: str, description: str, payload_class: type[Payload]) -> str:

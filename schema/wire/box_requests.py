@@ -1,12 +1,19 @@
-"""Requests and replies of the verbs on boxes: `box_fork` and `box_replace` (protocol §6)."""
+"""Requests and replies of the verbs on boxes: `box_fork`, `box_make` and `box_replace` (protocol §6)."""
 
-from typing import Self
+import hashlib
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from turnstile.schema.base import AgentToken, Strict, Tolerant
-from turnstile.schema.ids import BoxId, box_id
+from turnstile.schema.cards import CardType, ResultField
+from turnstile.schema.ids import BoxId, CardId, ChannelId, box_id
 from turnstile.schema.wire.inbox import Reply
+
+CARD_LIMIT = 10_000
+"""Cards of a box that `box_make` makes, and parts of one request."""
+BOX_PART_LIMIT = 100
+"""Parts of one request that name a box: each may read `CARD_LIMIT` cards."""
 
 
 class BoxForkRequest(Strict):
@@ -28,6 +35,108 @@ class BoxForkReply(Reply):
 
     box_id: BoxId | None = None
     """The new box."""
+    duplicate: bool = False
+    """Whether the same request was made before: then this is its box, and nothing was written."""
+
+
+class BoxPart(Strict):
+    """The cards of a box, in their order; deleted and expired ones are left out."""
+
+    box_id: BoxId
+    """The box (uuid)."""
+    last: int | None = Field(default=None, ge=1, le=CARD_LIMIT)
+    """Only this many of its last cards; of those of `types`, if that is given."""
+    types: list[CardType] | None = Field(default=None, min_length=1, max_length=len(CardType))
+    """Only cards of these types."""
+
+    @field_validator("box_id")
+    @classmethod
+    def _box_uuid(cls, value: BoxId) -> BoxId:
+        return box_id(value, "box_id")
+
+
+class CardPart(Strict):
+    """One card that is in a box of the project."""
+
+    card_id: CardId = Field(min_length=1, max_length=256)
+    """The card."""
+
+
+class TextPart(Strict):
+    """A new card with a text."""
+
+    text: str = Field(min_length=1)
+    """The text."""
+    type: Literal["task.instruction", "task.deliverable"] = "task.instruction"
+    """`task.instruction` is read as the user's text, `task.deliverable` as the assistant's."""
+
+
+class FieldsPart(Strict):
+    """A new `task.result_fields` card."""
+
+    fields: list[ResultField] = Field(min_length=1, max_length=256)
+    """The fields that a deliverable must have."""
+
+
+_KINDS = ("box_id", "card_id", "text", "fields")
+
+
+def _kind_of(part: object) -> str | None:
+    """The key that tells what kind of part it is."""
+    if isinstance(part, dict):
+        return next((kind for kind in _KINDS if kind in part), None)
+    return next((kind for kind in _KINDS if hasattr(part, kind)), None)
+
+
+Part = Annotated[
+    Annotated[BoxPart, Tag("box_id")]
+    | Annotated[CardPart, Tag("card_id")]
+    | Annotated[TextPart, Tag("text")]
+    | Annotated[FieldsPart, Tag("fields")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="part_kind",
+        custom_error_message="a part has one of box_id, card_id, text and fields",
+    ),
+]
+"""A part of a box that `box_make` makes."""
+
+
+class BoxMakeRequest(Strict):
+    """Arguments of `box_make`."""
+
+    parts: list[Part] = Field(min_length=1, max_length=CARD_LIMIT)
+    """What the box is made of, in this order; a card that several parts name is taken once, at its first place."""
+    correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
+    """The caller's own name for the request; a repeat with the same parts returns the same new box."""
+
+    @field_validator("parts")
+    @classmethod
+    def _few_boxes(cls, value: list[Part]) -> list[Part]:
+        if sum(isinstance(part, BoxPart) for part in value) > BOX_PART_LIMIT:
+            raise ValueError(f"at most {BOX_PART_LIMIT} parts name a box")
+        return value
+
+    def digest(self, channel: ChannelId) -> str:
+        """A fingerprint of channel and parts; the same correlation with a different one is a conflict."""
+        text = self.model_dump_json(exclude={"correlation_id"}, exclude_defaults=True)
+        return hashlib.sha256(f"{channel}\0{text}".encode()).hexdigest()
+
+    def text_bytes(self) -> int:
+        """The bytes of UTF-8 text in the request, limited by `TEXT_LIMIT_BYTES`."""
+        texts = [part.text for part in self.parts if isinstance(part, TextPart)]
+        fields = [field for part in self.parts if isinstance(part, FieldsPart) for field in part.fields]
+        texts += [field.name + field.description for field in fields]
+        return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+class BoxMakeReply(Reply):
+    """Reply to `box_make`."""
+
+    box_id: BoxId | None = None
+    """The new box."""
+    cards: int | None = None
+    """The number of its cards."""
     duplicate: bool = False
     """Whether the same request was made before: then this is its box, and nothing was written."""
 

@@ -20,6 +20,7 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
+from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import (
     EndReason,
     MessageId,
@@ -59,6 +60,8 @@ class TurnView(Tolerant):
     """The status of the inbox row of its request."""
     status: str
     """The outcome's status once there is one, else the head's."""
+    queued_because: str | None = None
+    """Why it is still queued: `agent_paused`, `agent_busy` or `output_box_busy`; null if it is not, or is next."""
     created_at: datetime
     """When it was enqueued."""
     turn_epoch: int | None
@@ -227,3 +230,10 @@ class ThreadDescribeReply(Reply):
     """Its first 1000 messages, in order."""
     replies: tuple[ReplyLine, ...] = ()
     """Its answers, oldest first."""
+
+
+class ListenerListReply(Reply):
+    """Reply to `listener.list`."""
+
+    listeners: tuple[ListenerView, ...] = ()
+    """The listeners by name."""

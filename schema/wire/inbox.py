@@ -288,6 +288,15 @@ class SendReply(Reply):
     """Whether the same message was sent before: then these are its ids."""
 
 
+class ListenerListRequest(Strict):
+    """Arguments of `listener.list`."""
+
+    listener: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    """Only this listener, with its XSDs."""
+    xsd: bool = False
+    """Whether to include all XSDs."""
+
+
 class ThreadDescribeRequest(Strict):
     """Arguments of `thread.describe`."""
 

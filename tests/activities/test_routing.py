@@ -567,7 +567,9 @@ def parameters(choice: Choice) -> JsonObject:
 def test_an_agent_is_told_of_its_peers() -> None:
     config = turn_settings(REGISTRY, BOSS)
     assert config.choices == choices(REGISTRY, BOSS)
-    assert "# adder" in (config.instructions or "")
+    assert "# adder\nAdds.\nCall the tool send_adder." in (config.instructions or "")
+    assert "calling the tool respond" in (config.instructions or "")
+    assert "<" not in (config.instructions or "")
     assert "complete ALL sub-tasks" in (config.instructions or "")
     assert "# clerk" not in (config.instructions or "")
 

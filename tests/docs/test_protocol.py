@@ -206,7 +206,8 @@ def test_the_payload_of_a_subject_is_as_the_page_says(entry: Entry) -> None:
         return
     named = {word for words in re.findall(r"`([a-z_]+)`", rows[entry.subject]) for word in words.split(", ")}
     payload = entry.payload or entry.reply
-    fields = set() if payload is None else {info.alias or name for name, info in payload.model_fields.items()}
+    described = {} if payload is None else payload.model_fields
+    fields = {info.alias or name for name, info in described.items()}
     assert fields <= named, f"add to docs/protocol.md §5.1: {fields - named}"
 
 

@@ -16,6 +16,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
@@ -51,6 +52,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "begin_export": NOTHING,
     "begin_retention": {"retention", "hashjoin", "mergejoin"},
     "confirm_boxes": {"id"},
+    "compose_box": {"verdict", "refused_place", "cards"},
     "confirm_in_hand": {"agent_turn_id"},
     "count_project_threads": {"found"},
     "count_box_cards": {"found"},
@@ -89,6 +91,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "tune_export": {"plans", "seqscan", "timeout", "idle"},
     "count_open_messages": {"found"},
     "count_open_threads": {"found"},
+    "declare_listeners": NOTHING,
     "describe_call": set(descriptions.CallView.model_fields) | {"held"},
     "describe_turn": descriptions.TurnView,
     "dispatch_next": lease.NewLease,
@@ -139,6 +142,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_thread_messages": descriptions.MessageLine,
     "list_thread_payloads": {"message_id", "payload"},
     "list_thread_replies": descriptions.ReplyLine,
+    "list_listeners": set(ListenerView.model_fields),
     "list_served": {"listener", "workers"},
     "list_unserved": thread_views.Unserved,
     "list_threads": descriptions.ThreadLine,
@@ -168,6 +172,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "mark_replied": {"request_id"},
     "messages_of_turns": thread_views.TurnMessage,
     "prune_segment": {"message_id", "request_id"},
+    "put_agent": {"verdict", "worker_target"},
     "put_profile": {"verdict", "agents"},
     "put_tool": {"created"},
     "own_box": {"output_box_id"},
@@ -190,6 +195,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_resumes": AGENT_KEY,
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text", "read_only"},
+    "set_agent_status": {"verdict"},
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},

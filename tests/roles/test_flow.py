@@ -190,6 +190,8 @@ async def test_boxes(cast: Cast) -> None:
     agent = await agent_of(cast, "remembers")
     written = (await cast.client.turn(agent, script({"text": "hi"}))).view.output_box_id
     forked = await cast.client.client.request("box_fork", {"box_id": written})
+    made = await cast.client.client.request("box_make", {"parts": [{"box_id": forked["box_id"]}, {"text": "more"}]})
+    assert (made["status"], made["cards"]) == ("accepted", 5)
     memory: JsonObject = {"agent_id": agent, "memory_context_box_id": forked["box_id"]}
     async with cast.client.client.watching() as events:
         await cast.client.client.command("box_replace", memory, uuid7())
@@ -215,7 +217,31 @@ async def test_a_conversation(cast: Cast) -> None:
     assert answer.payload == "<shouted><text>HI</text></shouted>"
     await cast.client.client.command("send", {"to": "shouter", "payload": {"text": "again"}}, uuid7())
     shown = await cast.operator.request("thread.describe", {"thread_id": str(answer.thread_id)})
-    assert shown["status"] == "accepted"
+    listed = await cast.operator.request("listener.list", {})
+    assert (shown["status"], listed["status"]) == ("accepted", "accepted")
+
+
+async def test_an_operator_changes_the_roster(cast: Cast) -> None:
+    agent = await agent_of(cast, "paused")
+    profile = f"{agent}-profile"
+    tool = definition("spare").model_dump(mode="json")
+    listed = [await cast.operator.request(f"{each}.list", {}) for each in ("agent", "profile", "tool")]
+    assert [each["status"] for each in listed] == ["accepted"] * 3
+    done = [
+        await cast.operator.request("agent.put", {"agent_id": agent, "profile_name": profile, "tags": ["a"]}),
+        await cast.operator.request("agent.put", {"agent_id": "spare", "profile_name": profile}),
+        await cast.operator.request("tool.put", {"tool": tool}),
+        await cast.operator.request("tool.remove", {"tool_name": "spare"}),
+    ]
+    for _ in range(2):
+        spare: JsonObject = {"name": "spare", "llm_config": {"model": "scripted/echo"}}
+        done.append(await cast.operator.request("profile.put", {"profile": spare}))
+    assert [each.get("error") for each in done] == [None] * 6
+    for verb, status in (("agent.pause", "paused"), ("agent.retire", "retired"), ("agent.pause", "paused")):
+        assert (await cast.operator.request(verb, {"agent_id": agent}))["agent_status"] == status
+    turn = turn_of(await cast.client.enqueue(agent, script({"text": "hi"})))
+    assert (await cast.operator.request("agent.resume", {"agent_id": agent}))["status"] == "accepted"
+    assert (await cast.client.ended(turn)).view.status == "success"
 
 
 async def test_the_safety_net(cast: Cast) -> None:

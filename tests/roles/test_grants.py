@@ -51,12 +51,19 @@ FORBIDDEN = (
     "UPDATE state.agent_inbox SET project_id = 'mine'",
     "UPDATE state.queued_turns SET inbox_id = 'mine'",
     "UPDATE state.queued_turns SET profile_box_id = null",
-    "INSERT INTO resource.tools (project_id, tool_name) VALUES ('p', 'mine')",
-    "UPDATE resource.profiles SET worker_target = 'mine'",
+    "UPDATE resource.tools SET project_id = 'mine'",
+    "DELETE FROM resource.project_agents",
+    "UPDATE resource.profiles SET project_id = 'mine'",
     "INSERT INTO state.migrations (name, checksum) VALUES ('mine', '')",
     "CREATE FUNCTION public.mine() RETURNS int LANGUAGE sql RETURN 1",
     "SET ROLE turnstile_migrate",
 )
+FORBIDDEN_TO_WORKERS = (
+    "INSERT INTO resource.tools (project_id, tool_name) VALUES ('p', 'mine')",
+    "DELETE FROM resource.tools",
+    "UPDATE resource.profiles SET worker_target = 'mine'",
+)
+"""What a bridge may, as operators ask it."""
 REFUSED = (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError)
 """The second is of a column of a view that is computed."""
 
@@ -116,7 +123,7 @@ def test_it_is_known_what_each_process_runs() -> None:
     bridge, worker = queries_of("bridge"), queries_of("worker")
     assert {"enqueue_turn", "claim_inbox", "report_call", "list_stranded", "take_duty", "list_late_replies"} <= bridge
     assert {"begin_step", "commit_step", "apply_reports", "touch_worker", "begin_message", "own_box"} <= worker
-    assert not {"commit_step", "touch_worker", "put_profile", "one_active_turn"} & bridge
+    assert not {"commit_step", "touch_worker", "forget_agent", "one_active_turn"} & bridge
     assert not {"claim_inbox", "report_call", "put_profile", "one_active_turn"} & worker
 
 
@@ -141,7 +148,7 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     assert kept == {("SELECT", None), ("INSERT", None), ("UPDATE", "updated_at")}  # of boxes: to lock one that is named
     assert {each["verb"] for each in held} <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
     deletes = {each["relation"] for each in held if each["verb"] == "DELETE"}
-    assert deletes == ({"state.workers"} if process == "worker" else set())
+    assert deletes == ({"state.workers", "state.listeners"} if process == "worker" else {"resource.tools"})
     assert not [each for each in held if each["verb"] == "UPDATE" and each["column"] is None]
 
 
@@ -149,7 +156,7 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
 async def test_what_a_process_is_refused(logins: str, granted: str, process: str) -> None:
     conn = await logged_in(login_url(logins, process, granted))
     done: list[str] = []
-    for statement in FORBIDDEN:
+    for statement in (*FORBIDDEN, *(FORBIDDEN_TO_WORKERS if process == "worker" else ())):
         with contextlib.suppress(*REFUSED):
             await conn.execute(statement)
             done.append(statement)

@@ -10,7 +10,7 @@ from turnstile.schema.errors import ConfigError
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
-VERBS = ("enqueue", "stop", "send", "box_fork", "box_replace")
+VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
 
 MAY: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -56,7 +56,13 @@ MAY: dict[str, tuple[str, ...]] = {
         "sub cg.v1r4.demo.c.str.agent.a.chunk",
     ),
 }
-MAY["operator"] = (*MAY["client"], "pub cg.v1r4.demo.c.req.sys.bridge.thread.describe")
+OPERATOR_VERBS = (
+    "thread.describe",
+    "listener.list",
+    *(f"agent.{verb}" for verb in ("put", "list", "pause", "resume", "retire")),
+    *("profile.put", "profile.list", "tool.put", "tool.list", "tool.remove"),
+)
+MAY["operator"] = (*MAY["client"], *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS))
 MAY["client_other"] = tuple(each.replace(".demo.", ".other.") for each in MAY["client"])
 
 NOBODY = (  # but admin, where it is the JetStream API
@@ -127,7 +133,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         "pub cg.v1r4.other.c.req.sys.bridge.describe",
         "pub cg.v1r4.other.c.cmd.sys.ui.action",
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.report" for way in ("req", "cmd")),
-        "pub cg.v1r4.demo.c.req.sys.bridge.thread.describe",
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS),
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         "pub cg.v1r4.demo.c.cmd.tool.text.count",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
@@ -143,7 +149,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     ),
 }
 MAY_NOT["operator"] = tuple(each for each in MAY_NOT["client"] if each not in MAY["operator"])
-MAY_NOT["operator"] += ("pub cg.v1r4.other.c.req.sys.bridge.thread.describe",)
+MAY_NOT["operator"] += tuple(f"pub cg.v1r4.other.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS)
 MAY_NOT["client_other"] = tuple(
     each.replace(".demo.", ".DEMO.").replace(".other.", ".demo.").replace(".DEMO.", ".other.")
     for each in MAY_NOT["client"]

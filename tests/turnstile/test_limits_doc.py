@@ -49,5 +49,10 @@ def test_every_code_that_is_busy_is_in_the_table() -> None:
     sources = "\n".join(
         path.read_text() for room in ("schema", "ledger", "bridge") for path in (ROOT / room).rglob("*.py")
     )
-    raised = set(re.findall(r'Limited\(\s*"(\w+)"', sources)) | {"queue_full", "project_full", "overloaded"}
+    raised = set(re.findall(r'Limited\(\s*"(\w+)"', sources)) | {
+        "queue_full",
+        "project_full",
+        "instances_full",
+        "overloaded",
+    }
     assert raised == {code for _, answer, code in table().values() if answer == "busy"}

@@ -12,7 +12,7 @@ from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 from turnstile.cli.operations import audit, doctor, health, projects, retention, safety, schemas, top, usage, versions
 from turnstile.cli.processes import servers
 from turnstile.cli.roster import agents, profiles, tools
-from turnstile.cli.threads import thread_commands
+from turnstile.cli.threads import listeners, thread_commands
 from turnstile.cli.turns import boxes, inbox, turn_commands, watch
 from turnstile.runtime.release import release
 
@@ -63,6 +63,7 @@ for name, commands, purpose in (
 command(app, "enqueue", project=True, channel=True)(turn_commands.enqueue)
 command(app, "chat", project=True, channel=True)(conversation_commands.chat)
 command(app, "watch", project=True, channel=True)(watch.watch)
+command(app, "listeners")(listeners.listeners)
 command(app, "top")(top.top)
 command(app, "watchdog")(safety.watchdog)
 command(app, "rebuild-engine")(safety.rebuild_engine)

@@ -26,6 +26,7 @@ from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.bridge.verbs.instrumented import instrumented
 from turnstile.bridge.verbs.micro_service import VerbService
 from turnstile.bridge.verbs.rate_limits import Throttle, throttled
+from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
@@ -64,6 +65,7 @@ class Bridge:
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
         handlers = {
             **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
+            **RosterVerbs(pool, publisher).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)

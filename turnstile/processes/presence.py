@@ -29,11 +29,12 @@ async def sign_on(
     serves: Serves | None = None,
     signed: asyncio.Event | None = None,
     reach: Callable[[], Awaitable[None]] | None = None,
+    declare: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Record periodically in `state.workers` that this worker serves its targets and listeners.
 
-    Waits for both servers first, then sets `signed`. `reach` raises `ServerUnavailable` while the server that wakes the
-    worker is away: then nothing is recorded.
+    Waits for both servers first, then runs `declare` once and sets `signed`. `reach` raises `ServerUnavailable` while
+    the server that wakes the worker is away: then nothing is recorded.
     """
 
     async def record(*, restarted: bool = False) -> None:
@@ -43,6 +44,8 @@ async def sign_on(
         if reach is not None:
             await await_server("Temporal", reach)
         await await_server("PostgreSQL", record)
+        if declare is not None:
+            await await_server("PostgreSQL", declare)
         if signed is not None:
             signed.set()
 

@@ -23,8 +23,9 @@ from turnstile.processes.connections import instance_name, open_nats, open_pool,
 from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on
 from turnstile.runtime.program import Program
-from turnstile.schema.errors import ConfigError, Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, ConfigError, Refused, TurnstileError
 from turnstile.schema.ids import EXCLUSIVE_PREFIX, is_exclusive
+from turnstile.schema.ids import worker_target as checked_target
 from turnstile.settings import Settings, load_settings
 
 GRACE_SECONDS = 5.0
@@ -50,6 +51,10 @@ async def serve_inbox(
     """
     if not is_exclusive(worker_target):
         raise ConfigError(f"{worker_target}: the target of a service begins with {EXCLUSIVE_PREFIX}")
+    try:
+        checked_target(worker_target, "the target of a service")
+    except BadRequest as error:
+        raise ConfigError(str(error)) from None
     database, instance = addresses.database_url(settings, data), instance_name("service")
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, database, 4 + concurrency, instance))

@@ -21,6 +21,7 @@ from turnstile.activities.turn.settle import SettleActivities
 from turnstile.activities.turn.steps import StepActivities
 from turnstile.bridge.engine import ensure_engine
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.pump.thread_views import declare_listeners
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.processes.connections import Servers
 from turnstile.processes.exclusive_targets import ExclusiveTarget
@@ -32,6 +33,7 @@ from turnstile.runtime.telemetry import Telemetry
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets
+from turnstile.schema.pump.declared import declared
 from turnstile.schema.pump.listeners import Registry
 from turnstile.settings import Settings
 from turnstile.temporal.plugin import turn_workers, turnstile_plugin
@@ -110,12 +112,23 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             reach = partial(ensure_engine, client)
             pool = self.servers.pool
-            group.create_task(sign_on(pool, client.identity, targets, stop, serves=serves, signed=signed, reach=reach))
+            declare = self._declare if serves is not None and serves.worker_target in targets else None
+            group.create_task(
+                sign_on(
+                    *(pool, client.identity, targets, stop), serves=serves, signed=signed, reach=reach, declare=declare
+                )
+            )
             await unless_stopped(stop, signed.wait())
             if serves is not None and serves.worker_target in targets:
                 log.info("this worker of %s has the listeners %s", serves.worker_target, ", ".join(serves.listeners))
             for each in workers:
                 group.create_task(_work(client, each, stop))
+
+    async def _declare(self) -> None:
+        """Say in `state.listeners` which listeners this worker has, for operators to list."""
+        assert self.registry is not None  # noqa: S101 -- only a worker with listeners declares them
+        listeners, target = declared(self.registry), self.servers.settings.pump.worker_target
+        await self.servers.pool.run(lambda conn: declare_listeners(conn, target, listeners))
 
 
 async def _work(client: Client, worker: TemporalWorker, stop: asyncio.Event) -> None:

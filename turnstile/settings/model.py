@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from turnstile.schema.base import Strict
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import worker_target
 from turnstile.schema.profiles import DEFAULT_MAX_STEPS, DEFAULT_WORKER_TARGET
 from turnstile.schema.wire.limits import Admission
 
@@ -53,6 +55,15 @@ def _address(value: str) -> str:
 def _distinct(values: list[str]) -> list[str]:
     if len(set(values)) != len(values):
         raise ValueError("names the same thing twice")
+    return values
+
+
+def _well_named(values: list[str]) -> list[str]:
+    for value in values:
+        try:
+            worker_target(value, "a worker target")
+        except BadRequest as error:
+            raise ValueError(str(error)) from None
     return values
 
 
@@ -135,9 +146,9 @@ class TemporalSettings(Strict):
 class WorkerSettings(Strict):
     """`[worker]`: the process that runs turns."""
 
-    worker_targets: Annotated[list[Token], BeforeValidator(_listed), AfterValidator(_distinct)] = Field(
-        default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256
-    )
+    worker_targets: Annotated[
+        list[Token], BeforeValidator(_listed), AfterValidator(_distinct), AfterValidator(_well_named)
+    ] = Field(default=[DEFAULT_WORKER_TARGET], min_length=1, max_length=256)
     max_concurrency: int = Field(default=100, ge=1, le=10_000)
     max_cached_turns: int = Field(default=500, ge=10, le=100_000)
     max_steps: int = Field(default=DEFAULT_MAX_STEPS, ge=1, le=1000)

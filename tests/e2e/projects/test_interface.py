@@ -19,7 +19,7 @@ from tests.support.processes.stack import QUICK, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
 from tests.support.tenants import CHANNEL, new_tenant
-from tests.support.tools import Hand, calling, hand_of
+from tests.support.tools import Hand, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ProjectId, uuid7
@@ -129,6 +129,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
             refused = await client.request("send", {"to": "shouter", "payload": {"text": "hi"}, "thread_id": "none"})
             assert refused["status"] == "rejected"
             await client.request("thread.describe", {"thread_id": answer.thread_id})
+            await client.request("listener.list", {"listener": "shouter"})
             sent = await acked(client, tap, "send", {"to": "shouter", "payload": "<shout><text>hi</text></shout>"})
             await caller.heard(str(sent["message_id"]))
             assert set((await probe_streams(here.conn)).values()) == {None}
@@ -152,15 +153,26 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
     await client.request("describe", {"agent_turn_id": turn})
     await client.request("box_fork", {"box_id": box})
+    await client.request("box_make", {"parts": [{"box_id": box}]})
+    for verb in ("agent.pause", "agent.retire", "agent.resume"):
+        await client.request(verb, {"agent_id": hand.agent})
+    await client.request("agent.put", {"agent_id": "spare", "profile_name": f"{hand.agent}-profile"})
+    await client.request("profile.put", {"profile": {"name": "spare", "llm_config": {"model": "scripted/echo"}}})
+    await client.request("tool.put", {"tool": definition("spare").model_dump(mode="json")})
+    for verb in ("agent.list", "profile.list", "tool.list"):
+        await client.request(verb, {})
+    await client.request("tool.remove", {"tool_name": "spare"})
     await client.request("box_replace", memory)
-    for verb, payload in (
+    durable: tuple[tuple[str, JsonObject], ...] = (
         ("box_fork", {"box_id": box, "correlation_id": "fork"}),
+        ("box_make", {"parts": [{"text": "hi"}]}),
         ("box_replace", memory),
         ("describe", {"agent_turn_id": turn}),
         ("report", {"tool_call_id": call, "status": "success", "result": 1}),
         ("stop", {"agent_turn_id": turn}),
         ("enqueue", {"agent_id": "nobody", "instruction": "hi"}),
-    ):
+    )
+    for verb, payload in durable:
         await acked(client, tap, verb, dict(payload))
     # another bridge's agent, so that a doorbell leaves this one's process
     await add_agent(hand.tenant.pool, hand.tenant.project, AgentId("away"), "alice-profile", worker_target="elsewhere")

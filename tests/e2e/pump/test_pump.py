@@ -273,3 +273,36 @@ async def test_huh_gives_back_no_more_than_a_piece_of_what_is_large(caller: Call
 async def test_a_large_payload_goes_through(caller: Caller) -> None:
     heard = await caller.ask("shouter", Shout(text="y" * 400_000))
     assert heard.payload == f"<shouted><text>{'Y' * 400_000}</text></shouted>"
+
+
+# Introspection.
+
+
+async def test_operators_list_listeners_peers_and_schemas(caller: Caller) -> None:
+    client = caller.tenant.client
+
+    async def listed() -> Any:
+        reply: Any = await client.request("listener.list", {})
+        return reply if reply["listeners"] else None
+
+    every = await until(listed, 15, "a worker has declared its listeners")
+    found = {each["listener"]: each for each in every["listeners"]}
+    shouter = found["shouter"]
+    assert (shouter["root_tag"], shouter["is_agent"], shouter["agent_id"], shouter["workers"]) == (
+        "shout",
+        False,
+        None,
+        1,
+    )
+    assert {each["xsd"] for each in found.values()} == {None}
+    agents = {name: each["peers"] for name, each in found.items() if each["is_agent"]}
+    assert agents
+    assert all(set(peers) <= found.keys() for peers in agents.values())
+    one: Any = await client.request("listener.list", {"listener": "shouter"})
+    [shouter] = one["listeners"]
+    assert shouter["xsd"] == Shout.xsd().decode()
+    every = await client.request("listener.list", {"xsd": True})
+    assert all(each["xsd"].startswith("<xs:schema") for each in every["listeners"])
+    for asked, code in (({"listener": "nobody"}, "unknown_listener"), ({"listener": "a.b"}, "bad_request")):
+        refused = await client.request("listener.list", {**asked})
+        assert (refused["status"], refused["error_code"]) == ("rejected", code)

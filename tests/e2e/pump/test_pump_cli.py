@@ -39,6 +39,21 @@ async def test_without_a_bridge_it_says_so(stack: Stack) -> None:
     assert "hint:  start `turnstile bridge`" in ran.err
 
 
+async def test_listeners_are_listed_with_their_schemas(here: Stack) -> None:
+    await thread(
+        here, "send", "shouter", "<shout><text>hi</text></shout>"
+    )  # answered by a worker that has declared them
+    listed, xsd, nobody = await asyncio.gather(
+        turnstile("listeners", "--json", "--config", here.config, cwd=here.directory),
+        turnstile("listeners", "--xsd", "worker", "--config", here.config, cwd=here.directory),
+        turnstile("listeners", "--xsd", "nobody", "--json", "--config", here.config, cwd=here.directory),
+    )
+    found = {each["listener"]: each for each in listed.json()}
+    assert (found["worker"]["root_tag"], found["worker"]["workers"]) == ("order", 1)
+    assert xsd.out == Order.xsd().decode()
+    assert (nobody.code, nobody.json()["error"]["code"]) == (1, "unknown_listener")
+
+
 async def test_send_prints_the_answer_and_show_the_chain(here: Stack) -> None:
     order = here.directory / "order.json"
     order.write_text('{"do": "ask", "what": "clerk/say/<good>"}')

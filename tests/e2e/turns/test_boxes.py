@@ -1,4 +1,4 @@
-"""Boxes from the outside: what turns read of them (protocol §7.2), and the verbs `box_fork` and `box_replace` (§6)."""
+"""Boxes from the outside: what turns read of them (protocol §7.2), and the verbs on boxes (§6)."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,11 @@ from turnstile.schema.ids import AgentId, new_box_id
         ("box_fork", {"box_id": "x"}, "bad_request"),
         ("box_fork", {"box_id": new_box_id(), "new_box_id": new_box_id()}, "bad_request"),
         ("box_fork", {"box_id": new_box_id()}, "unknown_box"),
+        ("box_make", {}, "bad_request"),
+        ("box_make", {"parts": [{"text": "a\0"}]}, "bad_request"),
+        ("box_make", {"parts": [{"card_id": "none"}]}, "unknown_card"),
+        ("box_make", {"parts": [{"text": "a"}, {"box_id": new_box_id()}]}, "unknown_box"),
+        ("box_make", {"parts": [{"text": "x" * 600_000}]}, "text_too_large"),
         ("box_replace", {"agent_id": ALICE}, "bad_request"),
         ("box_replace", {"agent_id": "a.b", "memory_context_box_id": None}, "bad_request"),
         ("box_replace", {"agent_id": ALICE, "memory_context_box_id": "x"}, "bad_request"),
@@ -40,12 +45,15 @@ async def test_a_command_that_fails_after_its_commit_is_done_once(
     tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fails between the commit and the ack comes again, as the same command."""
-    written = (await tenant.run("echo")).view.output_box_id
+    ended = (await tenant.run("echo")).view
+    written, deliverable = ended.output_box_id, ended.deliverable_card_id
     verbs = Verbs(tenant.pool, NatsPublisher(tenant.stack.conn), depth_limit=20).handlers()
-    monkeypatch.setenv("TURNSTILE_FAULTS", f"{Fault.BOX_FORKED}=throw,{Fault.BOX_REPLACED}=throw")
+    armed = (Fault.BOX_FORKED, Fault.BOX_MADE, Fault.BOX_REPLACED)
+    monkeypatch.setenv("TURNSTILE_FAULTS", ",".join(f"{point}=throw" for point in armed))
     monkeypatch.setenv("TURNSTILE_FAULTS_DIR", str(tmp_path))
     commands: dict[str, JsonObject] = {
         "box_fork": {"box_id": written},
+        "box_make": {"parts": [{"card_id": deliverable}, {"text": "more"}]},
         "box_replace": {"agent_id": ALICE, "memory_context_box_id": written},
     }
     answers: dict[str, JsonObject] = {}
@@ -57,7 +65,18 @@ async def test_a_command_that_fails_after_its_commit_is_done_once(
     forks = await tenant.rows("SELECT box_id::text AS box FROM boxes WHERE $1::text::uuid = ANY (parent_ids)", written)
     fork = answers["box_fork"]
     assert (fork["status"], fork["duplicate"], [fork["box_id"]]) == ("accepted", True, [row["box"] for row in forks])
+    made = answers["box_make"]
+    assert (made["status"], made["duplicate"], made["cards"]) == ("accepted", True, 2)
     assert answers["box_replace"]["memory_context_box_id"] == written
+
+
+async def test_a_turn_reads_a_box_of_parts(tenant: Tenant) -> None:
+    """What was said before, as the caller keeps it, and a question."""
+    agent = await tenant.agent("echo")
+    said: list[JsonObject] = [{"text": "I am Ada."}, {"text": "Hello Ada.", "type": "task.deliverable"}]
+    made = await tenant.client.request("box_make", {"parts": [*said, {"text": "Who am I?"}]})
+    ended = await tenant.turn(agent, None, context_box_id=made["box_id"])
+    assert "Who am I?" in str(ended.deliverable())
 
 
 @pytest.mark.parametrize("gone", ["expires_at = now()", "deleted_at = now()"])

@@ -61,6 +61,11 @@ CARD = (
     " VALUES ('$plain-x', 'p1', '{{}}', {}, '{}');"
 )
 ROW = "UPDATE state.agent_inbox SET {} WHERE {};"
+PAUSE = (
+    "UPDATE resource.project_agents SET status = 'paused' WHERE agent_id = '{0}';"
+    "INSERT INTO state.identity_edges (edge_id, project_id, action, target_agent_id)"
+    " VALUES ('x', 'p1', 'pause', '{0}');"
+)
 CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-memory-cut'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
@@ -145,6 +150,28 @@ DAMAGES = [
         "UPDATE state.agent_inbox SET agent_id = 'eve' WHERE agent_turn_id = '$queued';"
         "UPDATE state.execution_edges SET target_agent_id = 'eve' WHERE target_agent_turn_id = '$queued'",
         {"agent_id": "eve", "agent_turn_id": "$queued"},
+    ),
+    Damage(
+        "paused_agents_take_no_lease",
+        head("heidi", "paused_at_epoch = NULL"),
+        {"agent_id": "heidi"},
+        {"no_idle_head_with_a_free_turn"},
+    ),
+    Damage("paused_agents_take_no_lease", head("eve", "paused_at_epoch = 0"), {"agent_id": "eve"}),
+    Damage(
+        "paused_agents_take_no_lease",
+        PAUSE.format("dave") + head("dave", "paused_at_epoch = turn_epoch - 1"),
+        {"agent_id": "dave", "agent_turn_id": "$leased"},
+    ),
+    Damage(
+        "statuses_have_their_edges",
+        "DELETE FROM state.identity_edges WHERE action = 'pause'",
+        {"agent_id": "heidi"},
+    ),
+    Damage(
+        "statuses_have_their_edges",
+        "UPDATE resource.project_agents SET status = 'retired' WHERE agent_id = 'eve'",
+        {"agent_id": "eve"},
     ),
     Damage(
         "queued_turns_can_be_leased",
@@ -423,6 +450,13 @@ DAMAGES = [
         "no_card_twice_in_a_box",
         place("$running_box", "$running-s1-thought"),
         {"agent_turn_id": "$running", "box_id": "$running_box", "card_id": "$running-s1-thought"},
+    ),
+    Damage(
+        "made_boxes_hold_each_card_once",
+        "INSERT INTO boxes (box_id, tenant_id, request_digest) VALUES ('$made', 'p1', 'x');"
+        "INSERT INTO box_cards SELECT '$made', n, '$plain-instruction' FROM generate_series(1, 2) n",
+        {"box_id": "$made"},
+        {"no_card_twice_in_a_box"},
     ),
     Damage(
         "places_are_whole",

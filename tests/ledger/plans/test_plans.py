@@ -16,6 +16,7 @@ from tests.support.ledger.agents import (
     ALICE,
     BOB,
     CAROL,
+    CHANNEL,
     PROJECT,
     TARGET,
     add_agents,
@@ -37,10 +38,12 @@ from tests.support.ledger.calls import ask_to_stop, call_record, ending, request
 from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import mark_announced, recall_step
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.lease import LiveTurn, claim_inbox, dispatch_next, release_claims
+from turnstile.ledger.turns.roster import LOCAL, set_status_on
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import (
     apply_reports,
@@ -50,11 +53,12 @@ from turnstile.ledger.turns.waiting import (
     request_stop,
 )
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, new_box_id, uuid7
 from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire.box_requests import BoxMakeRequest
 from turnstile.schema.wire.limits import Admission
 
-DAVE, EVE, FRANK, GRACE = AgentId("dave"), AgentId("eve"), AgentId("frank"), AgentId("grace")
+DAVE, EVE, FRANK, GRACE, HEIDI = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "heidi"))
 T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
@@ -198,6 +202,13 @@ async def in_hand(conn: Connection, targets: list[str]) -> list[LiveTurn]:
     return [turn async for turn in recovery.list_in_hand(run, targets, older_seconds=-9)]
 
 
+async def made_of_parts(conn: Connection, now: Live) -> object:
+    """compose_box, of a box, a card and a text."""
+    parts = [{"box_id": now.running.context_box_id}, {"card_id": f"{now.ended}-s1-deliverable"}, {"text": "more"}]
+    wanted = BoxMakeRequest.model_validate({"parts": parts})
+    return await compose_box(conn, PROJECT, CHANNEL, wanted, new_box_id(), "user.test")
+
+
 def statements(now: Live) -> dict[str, Statement]:
     """Every hot statement, in an order in which each has something to do."""
     sent, limits = command(EVE), Admission(max_queued_turns=9, max_live_turns=30)
@@ -233,6 +244,8 @@ def statements(now: Live) -> dict[str, Statement]:
         "enqueue_turn": lambda conn: send(conn, sent),
         "enqueue_turn_with_limits": lambda conn: send(conn, limited),
         "enqueue_turn_to_a_queue": lambda conn: send(conn, queued),
+        "compose_box": lambda conn: made_of_parts(conn, now),
+        "set_agent_status": lambda conn: set_status_on(conn, PROJECT, HEIDI, "pause", LOCAL, uuid7()),
         "claim_inbox": lambda conn: claim_inbox(conn, keys, targets, row_limit=10),
         "apply_reports": lambda conn: apply_reports(conn, asleep, [now.reported]),
         "finish_suspended_turn": ending(asleep),
@@ -267,7 +280,7 @@ async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
     """Each statement is planned while the database is empty; then it gets its past."""
     name = await databases.create(migrated)
     pool = Pool(databases.url(name), size=3)
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI)
     async with pool.connection() as conn:
         session = Explaining(conn)
         for statement in statements(await live(pool)).values():

@@ -1,4 +1,4 @@
-"""Boxes that callers fork, and those that they put into an agent's pointers (protocol §6)."""
+"""Boxes that callers fork or make of parts, and those that they put into an agent's pointers (protocol §6)."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from tests.ledger.turns.test_enqueue import packed, texts
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
+    CHANNEL,
     PROJECT,
     ask,
     begin,
@@ -24,13 +25,24 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.healthy import cut_record
 from tests.support.waiting import in_flight, overtaken
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.turns.boxes import agent_boxes, fork_box, replace_boxes
+from turnstile.ledger.turns.boxes import agent_boxes, compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import box_cards
 from turnstile.ledger.turns.steps import commit_step
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, BoxId, CardId, ProjectId, first_id, forked_box_id, new_box_id
+from turnstile.schema.ids import (
+    AgentId,
+    BoxId,
+    CardId,
+    ChannelId,
+    ProjectId,
+    first_id,
+    forked_box_id,
+    made_box_id,
+    new_box_id,
+)
 from turnstile.schema.turns import TurnRef
-from turnstile.schema.wire.box_requests import AgentBoxes, BoxReplaceRequest
+from turnstile.schema.wire.box_requests import CARD_LIMIT, AgentBoxes, BoxMakeRequest, BoxReplaceRequest
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 LOCK = "SELECT FROM boxes WHERE box_id = $1::text::uuid FOR UPDATE"
 
@@ -235,3 +247,190 @@ async def play_in(pool: Pool, conversation: str) -> TurnRef:
     await begin(pool, turn)
     await finish(pool, turn)
     return turn
+
+
+def of_parts(*parts: Any) -> BoxMakeRequest:
+    return BoxMakeRequest.model_validate({"parts": parts})
+
+
+async def make(
+    pool: Pool,
+    *parts: Any,
+    box: BoxId | None = None,
+    channel: ChannelId = CHANNEL,
+    project: ProjectId = PROJECT,
+) -> tuple[int, bool]:
+    new = box or new_box_id()
+    return await pool.run(lambda conn: compose_box(conn, project, channel, of_parts(*parts), new, "user.test"))
+
+
+async def made(pool: Pool, *parts: Any) -> list[str]:
+    """The types of the cards of a new box."""
+    box = new_box_id()
+    await make(pool, *parts, box=box)
+    return [card.type for card in await pool.run(lambda conn: box_cards(conn, PROJECT, box)) or []]
+
+
+async def test_a_box_of_parts_has_their_cards_in_order(agents: Pool) -> None:
+    context, box = await packed(agents, "first", "second", "third"), new_box_id()
+    [first, *_] = await agents.run(lambda conn: box_cards(conn, PROJECT, context)) or []
+    parts = [
+        {"text": "before"},
+        {"box_id": context, "last": 2},
+        {"card_id": first.card_id},
+        {"text": "after", "type": "task.deliverable"},
+        {"fields": [{"name": "sum"}]},
+    ]
+    assert await make(agents, *parts, box=box) == (6, True)
+    cards = await agents.run(lambda conn: box_cards(conn, PROJECT, box)) or []
+    assert await texts(agents, box) == ["before", "second", "third", "first", "after", "task.result_fields"]
+    roles = [(card.type, card.metadata.role, card.metadata.author_id) for card in (cards[0], *cards[4:])]
+    assert roles == [
+        ("task.instruction", "user", "user.test"),
+        ("task.deliverable", "assistant", "user.test"),
+        ("task.result_fields", "system", "user.test"),
+    ]
+    parents = await value(agents, "SELECT parent_ids::text FROM boxes WHERE box_id = $1::text::uuid", box)
+    assert parents == f"{{{context}}}"
+
+
+async def test_a_part_takes_some_types_and_the_last_of_these(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    await finish(agents, turn)
+    said = {"box_id": turn.output_box_id}
+    assert await made(agents, said) == ["agent.thought", "task.deliverable"]
+    assert await made(agents, {**said, "types": ["agent.thought", "tool.call"]}) == ["agent.thought"]
+    assert await made(agents, {**said, "types": ["agent.thought"], "last": 3}) == ["agent.thought"]
+    assert await made(agents, {**said, "types": ["tool.result"]}) == []
+
+
+async def test_a_card_that_parts_share_is_taken_once(agents: Pool) -> None:
+    a, b = await packed(agents, "a", "b"), new_box_id()
+    await fork(agents, a, b)
+    box = new_box_id()
+    assert await make(agents, {"box_id": b, "last": 1}, {"box_id": a}, {"box_id": b}, box=box) == (2, True)
+    assert await texts(agents, box) == ["b", "a"]
+
+
+async def test_cards_that_are_deleted_or_expired_are_no_parts(agents: Pool) -> None:
+    box = await packed(agents, "deleted", "expired", "there")
+    deleted, expired, _ = [card.card_id for card in await agents.run(lambda conn: box_cards(conn, PROJECT, box)) or []]
+    await rows(agents, "UPDATE cards SET deleted_at = now() WHERE card_id = $1", deleted)
+    await rows(agents, "UPDATE cards SET expires_at = now() - interval '1 s' WHERE card_id = $1", expired)
+    new = new_box_id()
+    assert await make(agents, {"box_id": box, "last": 2}, box=new) == (1, True)
+    assert await texts(agents, new) == ["there"]
+    for card in (deleted, expired):
+        with refused("unknown_card"):
+            await make(agents, {"card_id": card})
+
+
+async def test_a_repeated_box_of_parts_is_found(agents: Pool) -> None:
+    source, named = await packed(agents, "a"), made_box_id(PROJECT, "c")
+    parts = ({"text": "new"}, {"box_id": source})
+    assert [await make(agents, *parts, box=named) for _ in range(3)] == [(2, True), (2, False), (2, False)]
+    assert await texts(agents, named) == ["new", "a"]
+    for other in (parts[:1], (*parts, {"text": "more"}), tuple(reversed(parts))):
+        with refused("correlation_conflict"):
+            await make(agents, *other, box=named)
+    with refused("correlation_conflict"):
+        await make(agents, *parts, box=named, channel=ChannelId("u_other"))
+    assert named != forked_box_id(PROJECT, "c")
+
+
+async def test_a_box_of_parts_that_waited_for_its_twin_finds_the_twins(agents: Pool) -> None:
+    source, named = await packed(agents, "a"), made_box_id(PROJECT, "c")
+    parts = of_parts({"box_id": source}, {"text": "new"})
+    twin = overtaken(
+        agents,
+        lambda conn: compose_box(conn, PROJECT, CHANNEL, parts, named, "user.test"),
+        make(agents, {"box_id": source}, {"text": "new"}, box=named),
+    )
+    assert await twin == (2, False)
+    assert await texts(agents, named) == ["a", "new"]
+
+
+async def test_one_missing_part_refuses_the_whole(agents: Pool) -> None:
+    """What another project or channel has is missing, too, and nobody is told which it is."""
+    source = await packed(agents, "a")
+    [own] = await agents.run(lambda conn: box_cards(conn, PROJECT, source)) or []
+    turn = await lease(agents)
+    await begin(agents, turn)
+    await finish(agents, turn)
+    [*_, deliverable] = await agents.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id)) or []
+    other = ChannelId("u_other")
+    before = await value(agents, "SELECT count(*) FROM boxes"), await value(agents, "SELECT count(*) FROM cards")
+    refusals: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+        ({"box_id": new_box_id()}, "unknown_box", {}),
+        ({"card_id": "none"}, "unknown_card", {}),
+        ({"box_id": source}, "unknown_box", {"project": ProjectId("other")}),
+        ({"card_id": own.card_id}, "unknown_card", {"project": ProjectId("other")}),
+        ({"box_id": turn.output_box_id}, "unknown_box", {"channel": other}),
+        ({"box_id": turn.output_box_id, "last": 1}, "unknown_box", {"channel": other}),
+        ({"box_id": turn.context_box_id}, "unknown_box", {"channel": other}),
+        ({"card_id": deliverable.card_id}, "unknown_card", {"channel": other}),
+    ]
+    for part, code, where in refusals:
+        with pytest.raises(Refused, match="part 2 names no", check=lambda error, code=code: error.code == code):
+            await make(agents, {"text": "new"}, part, {"text": "more"}, **where)
+    after = await value(agents, "SELECT count(*) FROM boxes"), await value(agents, "SELECT count(*) FROM cards")
+    assert after == before
+    assert await make(agents, {"box_id": source}, {"card_id": own.card_id}, channel=other) == (1, True)
+
+
+async def test_a_box_of_parts_has_a_bounded_number_of_cards(agents: Pool) -> None:
+    box = await packed(agents, "a")
+    await rows(
+        agents,
+        "WITH new AS (INSERT INTO cards (card_id, tenant_id, content, metadata)"
+        " SELECT 'many-' || n, $1, '{}', '{}' FROM generate_series(1, $3::int) n RETURNING card_id),"
+        " box AS (INSERT INTO boxes (box_id, tenant_id) VALUES ($2::text::uuid, $1) RETURNING box_id)"
+        " INSERT INTO box_cards (box_id, position, card_id) SELECT box_id, row_number() OVER (), card_id FROM new, box",
+        PROJECT,
+        many := new_box_id(),
+        CARD_LIMIT,
+    )
+    assert await make(agents, {"box_id": many}) == (CARD_LIMIT, True)
+    assert await make(agents, {"box_id": many, "last": CARD_LIMIT - 1}, {"box_id": box}) == (CARD_LIMIT, True)
+    with refused("too_many_cards"):
+        await make(agents, {"box_id": many}, {"box_id": box})
+    with refused("text_too_large"):
+        await make(agents, {"text": "x" * TEXT_LIMIT_BYTES}, {"text": "y"})
+
+
+async def test_a_box_of_parts_waits_for_retention_and_retention_passes_by_it(agents: Pool) -> None:
+    source = await packed(agents, "a")
+    [card] = await agents.run(lambda conn: box_cards(conn, PROJECT, source)) or []
+    parts = of_parts({"card_id": card.card_id})
+    async with in_flight(agents, lambda conn: compose_box(conn, PROJECT, CHANNEL, parts, new_box_id(), "user.test")):
+        locked = await rows(agents, f"{LOCK} SKIP LOCKED", source)
+    assert locked == []
+    kept = await value(agents, "SELECT max(box_id::text) FROM box_cards WHERE card_id = $1", card.card_id)
+    assert kept != source
+    new = new_box_id()
+    await overtaken(agents, lambda conn: _removed(conn, kept), make(agents, {"card_id": card.card_id}, box=new))
+    assert await texts(agents, new) == ["a"]  # from the box that is still there
+    with refused("unknown_box"):
+        await overtaken(agents, lambda conn: _removed(conn, source), make(agents, {"box_id": source}))
+
+
+NO_PARTS: list[tuple[list[Any], str]] = [
+    ([], "at least 1 item"),
+    ([{}], "a part has one of box_id, card_id, text and fields"),
+    (["text"], "a part has one of"),
+    ([{"text": "a", "card_id": "b"}], "Extra inputs"),
+    ([{"box_id": "x"}], "uuid"),
+    ([{"box_id": new_box_id(), "last": 0}], "greater than or equal to 1"),
+    ([{"box_id": new_box_id(), "types": ["task.instructoin"]}], "task.instruction"),
+    ([{"text": "a", "type": "tool.result"}], "task.instruction"),
+    ([{"text": ""}], "at least 1 character"),
+    ([{"fields": []}], "at least 1 item"),
+    ([{"box_id": new_box_id()}] * 101, "at most 100 parts name a box"),
+]
+
+
+@pytest.mark.parametrize(("parts", "told"), NO_PARTS)
+def test_a_part_that_is_none_is_told(parts: list[Any], told: str) -> None:
+    with pytest.raises((ValidationError, BadRequest), match=told):
+        of_parts(*parts)

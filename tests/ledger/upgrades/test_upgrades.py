@@ -77,7 +77,7 @@ class EarlierQuery(Query):
         made = [EarlierRow({**SINCE, **row}) for row in found]
         if self.name == "begin_step" and made:
             made[0]["content"] = json.dumps(json.loads(made[0]["content"]) | {"boxes": WHOLE})
-        return made
+        return [*made]
 
 
 @pytest.fixture

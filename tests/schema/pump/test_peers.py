@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, TypeAdapter
 from tests.schema.pump.strategies import drawn_payloads
 from turnstile.schema.base import JsonObject
 from turnstile.schema.pump.payloads import Payload
-from turnstile.schema.pump.peers import RESPONSE_WARNING, tool_parameters, usage_instructions
+from turnstile.schema.pump.peers import RESPONSE_WARNING, tool_instructions, tool_parameters, usage_instructions
 
 
 class Unit(StrEnum):
@@ -124,6 +124,20 @@ def test_usage_instructions() -> None:
     assert usage_instructions(peers) == INSTRUCTIONS
     assert usage_instructions(dict(reversed(peers.items()))) == INSTRUCTIONS
     assert usage_instructions({}) == RESPONSE_WARNING
+
+
+def test_a_model_is_told_its_tools_and_no_xml() -> None:
+    peers = {"store": "Keeps\n things.", "clerk": "Takes orders."}
+    told = tool_instructions(peers, send="send_", respond="respond", think="think")
+    assert told == tool_instructions(dict(reversed(peers.items())), send="send_", respond="respond", think="think")
+    clerk = "# clerk\nTakes orders.\nCall the tool send_clerk."
+    store = "# store\nKeeps things.\nCall the tool send_store."
+    assert f"{clerk}\n\n{store}" in told
+    assert "calling the tool respond" in told
+    assert "call the tool think" in told
+    assert "<" not in told
+    assert told.endswith(RESPONSE_WARNING)
+    assert "peers" not in tool_instructions({}, send="send_", respond="respond", think="think").partition("\n")[0]
 
 
 @pytest.mark.parametrize("word", ["ALL sub-tasks", "terminated", "state and context are lost", "wait for it first"])

@@ -4,13 +4,16 @@ Alice has a running turn and a queued one. Three of her turns have ended: a plai
 timed-out call, and one that was stopped in the queue. Bob's turn sleeps with one pending and one reported call; an
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
 turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
-after the first turn of a conversation, and Hank after four, of which the last two have cut it.
+after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
+queued turn. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
     CAROL,
+    CHANNEL,
+    PROJECT,
     STARTED,
     TARGET,
     act,
@@ -31,21 +34,24 @@ from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.ends import Ending, finish_turn
+from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
-from turnstile.schema.ids import AgentId, AgentTurnId, CardId
+from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.box_requests import BoxMakeRequest
 
-DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
+DAVE, EVE, FRANK, GRACE, HANK, HEIDI = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank", "heidi"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -72,7 +78,13 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     for name, turn in turns.items():
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
-    return names
+    await set_agent_status(pool, PROJECT, HEIDI, "pause", LOCAL)
+    await ask(pool, HEIDI)
+    made = made_box_id(PROJECT, "made")
+    parts = [{"text": "before"}, {"box_id": turns["plain"].output_box_id}]
+    wanted = BoxMakeRequest.model_validate({"parts": parts})
+    await pool.run(lambda conn: compose_box(conn, PROJECT, CHANNEL, wanted, made, "user.test"))
+    return {**names, "made": new_box_id(), "made_box": made}
 
 
 async def _cut(pool: Pool) -> dict[str, TurnRef]:

@@ -18,6 +18,7 @@ PROCESSES = tuple(
 )
 SHARED = {
     "touch_worker": "worker",
+    "declare_listeners": "worker",
     "touch_bridge": "bridge",
     "pending": "both",
     "Pool": "both",

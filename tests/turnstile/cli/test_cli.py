@@ -84,6 +84,49 @@ async def test_an_agents_memory_is_shown_set_and_forgotten(home: Path) -> None:
     assert "memory       none" in (await turnstile("agent", "memory", "echo", cwd=home)).out
 
 
+async def test_an_agent_is_paused_resumed_and_retired(home: Path) -> None:
+    assert (await turnstile("agent", "add", "sleepy", "--profile", "echo", cwd=home)).code == 0
+    told = [await turnstile("agent", verb, "sleepy", cwd=home) for verb in ("pause", "pause")]
+    assert [ran.out.startswith("agent sleepy is paused") for ran in told] == [True, True], told[0].err
+    assert "as before" in told[1].out
+    asked = (await turnstile("enqueue", "sleepy", "hi", "--json", cwd=home)).json()
+    shown = await turnstile("turn", "show", asked["agent_turn_id"], cwd=home)
+    assert "its agent, which is paused" in shown.out
+    listed = (await turnstile("agent", "list", "--json", cwd=home)).json()
+    assert [each["status"] for each in listed if each["agent_id"] == "sleepy"] == ["paused"]
+    assert (await turnstile("agent", "resume", "sleepy", cwd=home)).out == "agent sleepy is active\n"
+    assert (await turnstile("watch", asked["agent_turn_id"], cwd=home)).code == 0
+    assert (await turnstile("agent", "retire", "sleepy", "--json", cwd=home)).json()["agent_status"] == "retired"
+    refused = await turnstile("enqueue", "sleepy", "hi", "--json", cwd=home)
+    assert (refused.code, refused.json()["error"]["code"]) == (1, "agent_inactive")
+    nobody = await turnstile("agent", "pause", "nobody", "--json", cwd=home)
+    assert (nobody.code, nobody.json()["error"]["code"]) == (1, "unknown_agent")
+
+
+async def test_a_box_is_made_of_parts_and_shown(home: Path) -> None:
+    asked = (await turnstile("enqueue", "echo", "remember me", "--wait", "--json", cwd=home)).json()
+    written, card = asked["output_box_id"], asked["deliverable_card_id"]
+    (home / "more.txt").write_text("from a file")
+    fields = '{"fields": [{"name": "sum"}]}'
+    parts = (f"card:{card}", f"box:{written}:2", "text:a: text", "@more.txt", fields)
+    made = await turnstile("box", "make", *parts, "--correlation-id", "b1", cwd=home)
+    assert (made.code, made.out.endswith("with 5 cards\n")) == (0, True), made.err
+    again = (await turnstile("box", "make", *parts, "--correlation-id", "b1", "--json", cwd=home)).json()
+    assert (again["duplicate"], again["box_id"] in made.out) == (True, True)
+    shown = (await turnstile("box", "show", again["box_id"], "--json", cwd=home)).json()
+    types = ["task.deliverable", "agent.thought", "task.instruction", "task.instruction", "task.result_fields"]
+    assert [each["metadata"]["type"] for each in shown["cards"]] == types
+    assert [each["content"].get("text") for each in shown["cards"]][2:4] == ["a: text", "from a file"]
+    listed = await turnstile("box", "show", again["box_id"], "--last", "2", cwd=home)
+    assert ("from a file" in listed.out, "a: text" in listed.out) == (True, False)
+    for part, code in (("remember", "bad_request"), (f"box:{written}:x", "bad_request"), ("{", "bad_request")):
+        assert (await turnstile("box", "make", part, "--json", cwd=home)).json()["error"]["code"] == code
+    missing = await turnstile("box", "make", "text:a", "card:none", "--json", cwd=home)
+    assert (missing.code, missing.json()["error"]["code"]) == (1, "unknown_card")
+    nobody = await turnstile("box", "show", "00000000-0000-7000-8000-000000000000", "--json", cwd=home)
+    assert (nobody.code, nobody.json()["error"]["code"]) == (1, "unknown_box")
+
+
 async def test_a_long_text_goes_into_a_box_or_comes_from_a_file(home: Path) -> None:
     (home / "long.txt").write_text("long words " * 40_000)
     (home / "longer.txt").write_text("x" * 524_289)

@@ -1,4 +1,4 @@
-"""`turnstile agent`: add, list and remove agents, and show or set their memory."""
+"""`turnstile agent`: add, list, pause, resume, retire and remove agents, and show or set their memory."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -78,6 +78,30 @@ async def remove(session: "Session", agent: Annotated[str, typer.Argument(help="
         {"agent_id": agent, "removed": True},
         f"agent {agent} removed from {session.project}; its turns stay until `turnstile prune`",
     )
+
+
+@command(app, "pause", project=True, channel=True)
+async def pause(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
+    """Let an agent take no further turn. Its turn in hand goes on; what waits stays queued until `agent resume`."""
+    from turnstile.cli.roster.agent_status import set_status
+
+    await set_status(session, "pause", agent)
+
+
+@command(app, "resume", project=True, channel=True)
+async def resume(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
+    """Make a paused or retired agent active: it goes on with what waits."""
+    from turnstile.cli.roster.agent_status import set_status
+
+    await set_status(session, "resume", agent)
+
+
+@command(app, "retire", project=True, channel=True)
+async def retire(session: "Session", agent: Annotated[str, typer.Argument(help="The agent's id.")]) -> None:
+    """Let an agent take no further request. What waits still runs; `agent resume` makes it active again."""
+    from turnstile.cli.roster.agent_status import set_status
+
+    await set_status(session, "retire", agent)
 
 
 @command(app, "memory", project=True)

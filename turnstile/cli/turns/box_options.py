@@ -1,12 +1,32 @@
-"""`agent memory`: shows an agent's memory box from the ledger, and sets it by the bridge."""
+"""`agent memory`, `box make` and `box show`: boxes are read from the ledger, and made and set by the bridge."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic_core import from_json
 
 from turnstile.cli.session import HEADERS, Session
-from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentId
-from turnstile.schema.wire.box_requests import BoxForkReply, BoxForkRequest, BoxReplaceReply, BoxReplaceRequest
+from turnstile.cli.turns.texts import read_text
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import Card, value_of
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import AgentId, box_id
+from turnstile.schema.wire.box_requests import (
+    BoxForkReply,
+    BoxForkRequest,
+    BoxMakeReply,
+    BoxMakeRequest,
+    BoxReplaceReply,
+    BoxReplaceRequest,
+)
 from turnstile.sdk.requests import parse_request
+
+
+class PlacedCard(Card):
+    """A card with its position in the box that is shown."""
+
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +78,81 @@ async def set_memory(session: Session, memory: Memory) -> None:
         session.out.line(f"agent {memory.agent} has no memory any more")
     else:
         session.out.line(f"agent {memory.agent} remembers box {now.memory_context_box_id}")
+
+
+async def make_of_parts(session: Session, parts: list[str], correlation_id: str | None) -> None:
+    """Make a box of the parts; raises as `set_memory` does."""
+    given: JsonObject = {"parts": [part_of(each) for each in parts]}
+    if correlation_id is not None:
+        given["correlation_id"] = correlation_id
+    async with session.bridge() as client:
+        await session.await_bridge(client)
+        wanted = parse_request(BoxMakeRequest, given)
+        made = await client.request_as("box_make", wanted, BoxMakeReply, headers=HEADERS)
+    before = ", made before" if made.duplicate else ""
+    session.out.result(made, f"box {made.box_id} with {made.cards} cards{before}")
+
+
+def part_of(argument: str) -> JsonObject:
+    """A part of `box make` as `box_make` takes it; raises `BadRequest` if it is none."""
+    kind, _, rest = argument.partition(":")
+    match kind:
+        case "box":
+            box, _, last = rest.partition(":")
+            if last and not last.isdecimal():
+                raise BadRequest(f"{argument[:80]!r}: the number of last cards is a number, as in box:ID:20")
+            return {"box_id": box, **({"last": int(last)} if last else {})}
+        case "card":
+            return {"card_id": rest}
+        case "text":
+            return {"text": rest}
+        case "-":
+            return {"text": sys.stdin.read()}
+        case _ if argument.startswith("@"):
+            return {"text": read_text(Path(argument[1:]))}
+        case _ if argument.startswith("{"):
+            return _part_in_json(argument)
+        case _:
+            raise BadRequest(f"{argument[:80]!r} is no part: write box:ID, card:ID, text:TEXT, @FILE, - or JSON")
+
+
+def _part_in_json(argument: str) -> JsonObject:
+    try:
+        return from_json(argument)
+    except ValueError as error:
+        raise BadRequest(f"{argument[:80]!r} is no JSON: {error}") from None
+
+
+async def show_box(session: Session, box: str, last: int | None) -> None:
+    """Print the cards of a box; raises `BadRequest` or `Refused` (`unknown_box`)."""
+    from turnstile.ledger.turns.cards import box_cards  # noqa: PLC0415 -- needs the extra [server]
+
+    named = box_id(box, "box")
+    async with session.ledger() as pool:
+        cards = await pool.run(lambda conn: box_cards(conn, session.project, named))
+    if cards is None:
+        raise Refused("unknown_box", f"project {session.project} has no box {named}")
+    placed = [PlacedCard(position=place, **dict(card)) for place, card in enumerate(cards, 1)]
+    shown = placed[-last:] if last else placed
+    if session.out.as_json:
+        session.out.document({"box_id": named, "cards": [each.model_dump(mode="json") for each in shown]})
+        return
+    session.out.records(
+        f"cards of box {named}",
+        shown,
+        {
+            "position": lambda card: card.position,
+            "type": lambda card: card.type,
+            "by": lambda card: card.metadata.author_id,
+            "card": lambda card: card.card_id,
+            "content": _beginning,
+        },
+        cut="content",
+    )
+
+
+def _beginning(card: Card) -> str:
+    """The first characters of a card's content, on one line."""
+    value = value_of(card)
+    text = value if isinstance(value, str) else str(value)
+    return " ".join(text[:200].split())

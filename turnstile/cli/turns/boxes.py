@@ -1,4 +1,4 @@
-"""`turnstile box put`: stores texts in a new box."""
+"""`turnstile box`: store texts in a new box, make a box of parts, and show a box."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from turnstile.cli.session import Session
 
 app = typer.Typer()
-
-
-@app.callback()
-def _options() -> None:  # pyright: ignore[reportUnusedFunction] -- typer: a single command keeps its name
-    pass
 
 
 @command(app, "put", project=True)
@@ -47,3 +42,38 @@ async def put(
     session.out.result(
         {"box_id": box, "card_ids": [card.card_id for card in cards]}, f"box {box} with {len(cards)} texts"
     )
+
+
+@command(app, "make", project=True, channel=True)
+async def make(
+    session: "Session",
+    parts: Annotated[
+        list[str],
+        typer.Argument(
+            help="`box:ID`, `box:ID:LAST`, `card:ID`, `text:TEXT`, `@FILE`, `-` (standard input), or a part as JSON.",
+            metavar="PART...",
+        ),
+    ],
+    correlation_id: Annotated[
+        str | None, typer.Option(help="An idempotency key: repeating the request with it finds the same box.")
+    ] = None,
+) -> None:
+    """Make a box of parts, in their order: cards of boxes, single cards and new texts.
+
+    All or nothing: a part that the project and channel do not have refuses the whole.
+    """
+    from turnstile.cli.turns.box_options import make_of_parts
+
+    await make_of_parts(session, parts, correlation_id)
+
+
+@command(app, "show", project=True)
+async def show(
+    session: "Session",
+    box: Annotated[str, typer.Argument(help="The box (uuid).")],
+    last: Annotated[int | None, typer.Option(help="Only this many of its last cards.", min=1)] = None,
+) -> None:
+    """List the cards of a box in order; `--json` has their content."""
+    from turnstile.cli.turns.box_options import show_box
+
+    await show_box(session, box, last)

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
 
 _TEXT = 2000
+_QUEUED = {
+    "agent_paused": "its agent, which is paused: `turnstile agent resume` goes on",
+    "agent_busy": "its agent, which has another turn",
+    "output_box_busy": "its output box, which a turn of another agent writes",
+}
 _VALUE = 400
 """Without --full this many characters are shown of a text (`_TEXT`), and of a call's arguments or result (`_VALUE`)."""
 
@@ -142,7 +147,7 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
 
 
 def _facts(turn: TurnView, transcript: Transcript) -> dict[str, object]:
-    waits = None
+    waits = _QUEUED.get(turn.queued_because or "")
     if turn.waiting_tool_count:
         until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
         waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"

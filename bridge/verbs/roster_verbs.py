@@ -1,0 +1,169 @@
+"""The operators' verbs on the roster: agents, profiles and tools (protocol §6).
+
+They are requests only, each with a subject of two tokens, so that a permission for `req.sys.bridge.*` does not cover
+them. Each sets what it names, so that a repeat is harmless.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import (
+    Origin,
+    StatusAction,
+    list_agents,
+    list_profiles,
+    list_tools,
+    put_agent,
+    put_profile,
+    put_tool,
+    remove_tool,
+    set_agent_status,
+)
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.schema.states import AgentStatus, ReplyStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.roster_requests import (
+    AgentLine,
+    AgentListReply,
+    AgentPutReply,
+    AgentPutRequest,
+    AgentRequest,
+    AgentStatusReply,
+    ListRequest,
+    ProfileLine,
+    ProfileListReply,
+    ProfilePutReply,
+    ProfilePutRequest,
+    ToolListReply,
+    ToolPutReply,
+    ToolPutRequest,
+    ToolRemoveReply,
+    ToolRemoveRequest,
+)
+
+Row = TypeVar("Row")
+
+
+class RosterVerbs:
+    """The verbs over one ledger."""
+
+    def __init__(self, pool: Pool, publisher: Publisher) -> None:
+        self._pool = pool
+        self._publisher = publisher
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {
+            "agent.put": self.put_agent,
+            "agent.list": self.list_agents,
+            "agent.pause": self.pause,
+            "agent.resume": self.resume,
+            "agent.retire": self.retire,
+            "profile.put": self.put_profile,
+            "profile.list": self.list_profiles,
+            "tool.put": self.put_tool,
+            "tool.list": self.list_tools,
+            "tool.remove": self.remove_tool,
+        }
+
+    async def put_agent(self, request: VerbRequest) -> AgentPutReply:
+        """Add an agent, or change what is given."""
+        wanted = request.parse(AgentPutRequest)
+        done, target = await put_agent(self._pool, request.project_id, wanted, origin_of(request))
+        hit(Fault.AGENT_CHANGED)
+        return AgentPutReply(
+            status=ReplyStatus.ACCEPTED,
+            agent_id=wanted.agent_id,
+            worker_target=target,
+            created=done == "added",
+            duplicate=done == "same",
+        )
+
+    async def list_agents(self, request: VerbRequest) -> AgentListReply:
+        """The project's agents, a page at a time."""
+        wanted = request.parse(ListRequest)
+        rows = await list_agents(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
+        found, more = _page(rows, wanted.limit)
+        lines = tuple(AgentLine.model_validate(row.model_dump()) for row in found)
+        return AgentListReply(status=ReplyStatus.ACCEPTED, agents=lines, next=lines[-1].agent_id if more else None)
+
+    async def put_profile(self, request: VerbRequest) -> ProfilePutReply:
+        """Store a profile; its agents have it from their next turn on."""
+        profile = request.parse(ProfilePutRequest).profile
+        box, created, agents = await put_profile(self._pool, request.project_id, profile)
+        hit(Fault.PROFILE_STORED)
+        return ProfilePutReply(
+            status=ReplyStatus.ACCEPTED, name=profile.name, profile_box_id=box, created=created, agents=agents
+        )
+
+    async def list_profiles(self, request: VerbRequest) -> ProfileListReply:
+        """The project's profiles, a page at a time."""
+        wanted = request.parse(ListRequest)
+        rows = await list_profiles(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
+        found, more = _page(rows, wanted.limit)
+        lines = tuple(ProfileLine.model_validate(row.model_dump()) for row in found)
+        return ProfileListReply(status=ReplyStatus.ACCEPTED, profiles=lines, next=lines[-1].name if more else None)
+
+    async def put_tool(self, request: VerbRequest) -> ToolPutReply:
+        """Store a tool; turns that have begun keep the one that they know."""
+        tool = request.parse(ToolPutRequest).tool
+        created = await put_tool(self._pool, request.project_id, tool)
+        hit(Fault.TOOL_STORED)
+        return ToolPutReply(status=ReplyStatus.ACCEPTED, tool_name=tool.tool_name, created=created)
+
+    async def list_tools(self, request: VerbRequest) -> ToolListReply:
+        """The project's tools, a page at a time."""
+        wanted = request.parse(ListRequest)
+        rows = await list_tools(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
+        found, more = _page(rows, wanted.limit)
+        return ToolListReply(
+            status=ReplyStatus.ACCEPTED, tools=tuple(found), next=found[-1].tool_name if more else None
+        )
+
+    async def remove_tool(self, request: VerbRequest) -> ToolRemoveReply:
+        """Remove a tool; turns that have begun can still call it."""
+        name = request.parse(ToolRemoveRequest).tool_name
+        await remove_tool(self._pool, request.project_id, name)
+        hit(Fault.TOOL_REMOVED)
+        return ToolRemoveReply(status=ReplyStatus.ACCEPTED, tool_name=name)
+
+    async def pause(self, request: VerbRequest) -> AgentStatusReply:
+        """Let the agent take no further lease."""
+        return await self._set_status(request, "pause", AgentStatus.PAUSED)
+
+    async def resume(self, request: VerbRequest) -> AgentStatusReply:
+        """Make a paused or retired agent active, and lease it to what waits."""
+        return await self._set_status(request, "resume", AgentStatus.ACTIVE)
+
+    async def retire(self, request: VerbRequest) -> AgentStatusReply:
+        """Let the agent take no further enqueue; what is queued still runs."""
+        return await self._set_status(request, "retire", AgentStatus.RETIRED)
+
+    async def _set_status(self, request: VerbRequest, action: StatusAction, status: AgentStatus) -> AgentStatusReply:
+        agent = request.parse(AgentRequest).agent_id
+        changed, leases = await set_agent_status(self._pool, request.project_id, agent, action, origin_of(request))
+        hit(Fault.AGENT_CHANGED)
+        for lease in leases:
+            await publish_best_effort(self._publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, action))
+        hit(Fault.AGENT_PUBLISHED)
+        return AgentStatusReply(status=ReplyStatus.ACCEPTED, agent_id=agent, agent_status=status, duplicate=not changed)
+
+
+def _page(rows: Sequence[Row], limit: int) -> tuple[Sequence[Row], bool]:
+    """The rows that fit, and whether there are more."""
+    return rows[:limit], len(rows) > limit
+
+
+def origin_of(request: VerbRequest) -> Origin:
+    """Who asks, as identity edges record it; raises `BadRequest` for malformed lineage."""
+    context = headers.context_headers(request.headers)
+    return Origin(
+        sender=request.headers.get(headers.SENDER, "client")[:128],
+        channel_id=request.channel_id,
+        trace_id=headers.trace_id(context[headers.TRACEPARENT]),
+        parent_step_id=context.get(headers.PARENT_STEP_ID),
+    )

@@ -1,0 +1,1 @@
+"""The actors of worlds of turns, each as the moves that it may make in a state."""

@@ -1,0 +1,212 @@
+"""Who is in a world of turns: the scripts of its turns, and the parts of the world that their moves read.
+
+A `Script` says what a turn's steps may come to, a `Cast` who else is there. All ids are made of the turn's letter, so
+that worlds of like turns can be folded by renaming.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from lab.explore.net import TARGET
+from lab.explore.statements import statement
+from lab.explore.world import Move, View
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.schema.errors import Refused, StaleTurn
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    ChannelId,
+    InboxId,
+    ProjectId,
+    ToolCallId,
+)
+from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.turns import TurnRef
+
+PROJECT, CHANNEL = ProjectId("p1"), ChannelId("public")
+ALICE, BOB = AgentId("alice"), AgentId("bob")
+MOMENT = datetime(2020, 1, 1, tzinfo=UTC)
+WAIT_SECONDS = 24 * 3600.0
+"""Longer than any exploration: a deadline passes by a move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The step sends these calls; `ends` are those whose result ends the turn."""
+
+    names: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Goes:
+    """The step says something, and another follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The step delivers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The step finds a result that ends the turn: no model is asked, and no step is made."""
+
+
+Step = Calls | Goes | Ends | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A turn: its letter, its agent, and what each of its steps may come to, by two attempts perhaps differently."""
+
+    letter: str
+    steps: tuple[tuple[Step, ...], ...]
+    agent: AgentId = ALICE
+    box: str = ""
+    """The letter of the turn whose output box it shares; its own by default."""
+    action: bool = False
+    """Whether it is a UI action."""
+
+    @property
+    def turn(self) -> AgentTurnId:
+        return AgentTurnId(f"turn_{self.letter}")
+
+    @property
+    def inbox(self) -> InboxId:
+        return InboxId(f"row_{self.letter}")
+
+    @property
+    def trace(self) -> str:
+        return f"{self.letter * 4}{'0' * 28}"
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace}-{'1' * 16}-01"
+
+    def box_id(self, kind: str) -> BoxId:
+        """Its context (`c`) or output (`d`) box."""
+        letter = self.box if kind == "d" and self.box else self.letter
+        return BoxId(f"{letter * 8}-0000-7000-8000-00000000000{kind}")
+
+    def call(self, step: int, name: str) -> ToolCallId:
+        """The id of a call."""
+        return ToolCallId(f"call_{self.letter}{step}{name}")
+
+    def calls(self) -> Iterator[tuple[int, str, bool]]:
+        """Step and name of every call that it may send, and whether its result ends the turn."""
+        for number, choices in enumerate(self.steps, 1):
+            for choice in choices:
+                if isinstance(choice, Calls):
+                    yield from ((number, name, name in choice.ends) for name in choice.names)
+
+
+def renaming(*letters: str) -> Mapping[str, str]:
+    """The renaming that makes each of these turns the next."""
+    renamed: dict[str, str] = {}
+    for old, new in zip(letters, (*letters[1:], letters[0]), strict=True):
+        renamed |= {f"{each}_{old}": f"{each}_{new}" for each in ("turn", "row", "call", "corr")}
+        renamed[old * 8] = new * 8
+        renamed[old * 4 + "0" * 28] = new * 4 + "0" * 28
+    return renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who is there beside the clients, the bridge and the workers."""
+
+    scripts: tuple[Script, ...]
+    stops: tuple[str, ...] = ()
+    """The letters of the turns that somebody stops."""
+    reaps: tuple[str, ...] = ()
+    """The turns that are fenced, although a worker may be on them."""
+    sweeps: bool = True
+    """Whether statements of the net come at any time; all of its rules come where the net is alone."""
+    wipes: bool = False
+    """Whether Temporal's data is deleted at any time, and turns started again."""
+    loses: bool = True
+    """Whether a bridge may die between a claim and the start of the workflow."""
+    reports: Sequence[TurnStatus] = (TurnStatus.SUCCESS,)
+    """How a tool may report."""
+
+    def by(self, letter: str) -> Script:
+        return next(each for each in self.scripts if each.letter == letter)
+
+
+async def prepare(pool: Pool, agents: Iterable[AgentId]) -> None:
+    """A profile, its agents, and a worker that serves them."""
+    await put_profile(pool, PROJECT, Profile(name="helper", llm_config=LlmConfig(model="scripted/echo")))
+    for agent in agents:
+        await add_agent(pool, PROJECT, agent, "helper")
+    await pool.run(lambda conn: statement("sign_on").many(conn, worker_target=TARGET))
+
+
+def part_of(view: View, part: str) -> Sequence[str]:
+    """The rows that a move reads.
+
+    `turn a` are the rows that name the turn, and whose each head is. `agent a` are these and the queue, for moves that
+    may end the turn: they lease the next one. `live` are those of claims: what is not final. `net` are these and the
+    outcomes.
+    """
+    kind, _, letter = part.partition(" ")
+    if kind in {"live", "net"}:
+        live = [json.dumps(row, sort_keys=True) for row in view.all("agent_inbox", archived_at=None)]
+        tables = ["agent_state_head", "turn_waiting_tools", "workflows", *(["turn_outcomes"] if kind == "net" else [])]
+        return [*live, *view.texts(tables=tables)]
+    words = [*(f"{each}_{letter}" for each in ("turn", "row", "call", "corr")), letter * 8]
+    tables = []
+    if kind == "agent":
+        words.append('"status": "queued"')
+        tables = ["agent_state_pointers", "agent_state_head"]  # an enqueue writes the head, whatever turn it is on
+    heads = [
+        f"{row['agent_id']} {row['status']} {row['active_agent_turn_id']} {row['turn_epoch']}"
+        for row in view.table("agent_state_head")
+    ]
+    return [*view.texts(words, tables=tables), *heads]
+
+
+def of_turn(script: Script, move: Move) -> Move:
+    """The same with the part that it reads."""
+    ends = move.name.split()[0] not in _WITHIN
+    return replace(move, part=f"{'agent' if ends else 'turn'} {script.letter}", alone=True)
+
+
+_WITHIN = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop", "restart"}
+"""Moves that read and write rows of their turn only, and of its agent's head."""
+
+
+def gated(do: Callable[[Pool], Awaitable[str]]) -> Callable[[Pool], Awaitable[str]]:
+    """The same; a closed gate and a refusal are answers."""
+
+    async def tried(pool: Pool) -> str:
+        try:
+            return await do(pool)
+        except StaleTurn:
+            return "stale"
+        except Refused as error:
+            return f"refused {error.code}"
+
+    return tried
+
+
+def turn_ref(script: Script, row: Mapping[str, Any]) -> TurnRef:
+    """What everybody who works on the turn holds of it: it stays the same, however late they come."""
+    return TurnRef(
+        project_id=PROJECT,
+        channel_id=CHANNEL,
+        agent_id=script.agent,
+        agent_turn_id=script.turn,
+        turn_epoch=row["turn_epoch"],
+        inbox_id=script.inbox,
+        worker_target=TARGET,
+        profile_box_id=BoxId(row["payload"]["profile_box_id"]),
+        context_box_id=script.box_id("c"),
+        output_box_id=script.box_id("d"),
+        trace_id=script.trace,
+    )

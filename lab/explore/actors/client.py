@@ -1,0 +1,86 @@
+"""Clients: they enqueue, repeat themselves, and stop turns (protocol §6)."""
+
+from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, of_turn, turn_ref
+from lab.explore.world import Move, View
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.ends import (
+    STOP_REASON,
+    STOPPED,
+    end_by_fallback,
+    fallback_card,
+)
+from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
+from turnstile.ledger.turns.waiting import request_stop
+from turnstile.schema.ids import (
+    InboxId,
+)
+from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.schema.wire.ui_actions import UiAction
+
+
+def enqueue_command(script: Script) -> Enqueue:
+    """The request of this turn; a repeat has the same content and ids of its own, which are never used."""
+    action = None
+    request = EnqueueRequest(
+        agent_id=script.agent,
+        instruction=None if script.action else "hello",
+        correlation_id=f"corr_{script.letter}",
+        output_box_id=script.box_id("d") if script.box else None,
+    )
+    if script.action:
+        action = UiAction(
+            action_id=f"corr_{script.letter}", agent_id=script.agent, tool_name="search", args={"q": "it"}
+        )
+        request = EnqueueRequest(agent_id=script.agent, correlation_id=action.correlation_id)
+    return Enqueue(
+        project_id=PROJECT,
+        channel_id=CHANNEL,
+        request=request,
+        context_headers=headers.context_headers({headers.TRACEPARENT: script.traceparent}),
+        depth_limit=20,
+        agent_turn_id=script.turn,
+        inbox_id=script.inbox,
+        new_context_box_id=script.box_id("c"),
+        new_output_box_id=script.box_id("d"),
+        action=action,
+    )
+
+
+async def enqueues(pool: Pool, script: Script) -> str:
+    command = enqueue_command(script)
+    done = await pool.run(lambda conn: enqueue_turn(conn, command, _cards(command, "user.test")))
+    return done.reply.status.value
+
+
+def stops(cast: Cast, script: Script, view: View) -> list[Move]:
+    """Whoever asks for a stop may have found the turn queued, or leased, a while ago."""
+    if script.letter not in cast.stops:
+        return []
+
+    async def ask(pool: Pool) -> str:
+        row = InboxId(f"stop_{script.turn}")
+        return (await pool.run(lambda conn: request_stop(conn, PROJECT, script.turn, "enough", row))).verdict
+
+    async def stop_queued(pool: Pool) -> str:
+        card = fallback_card(_unleased(script), (), TurnStatus.CANCELED, STOP_REASON)
+        done = await pool.run(lambda conn: stop_queued_turn(conn, PROJECT, script.agent, script.turn, card, STOPPED))
+        return "not queued" if done is None else "stopped"
+
+    moves = [Move(f"stop {script.letter}", ask), Move(f"stop-queued {script.letter}", stop_queued)]
+    row = view.find("agent_inbox", inbox_id=script.inbox)
+    if row is not None and row["turn_epoch"]:
+        turn = turn_ref(script, row)
+
+        async def stop_leased(pool: Pool) -> str:
+            leased = (HeadStatus.DISPATCHED,)
+            return (await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON, leased)).result
+
+        moves.append(Move(f"stop-leased {script.letter}", gated(stop_leased)))
+    return [of_turn(script, move) for move in moves]
+
+
+def _unleased(script: Script) -> TurnRef:
+    return turn_ref(script, {"turn_epoch": 0, "payload": {"profile_box_id": ""}})

@@ -1,0 +1,198 @@
+"""Workers: any number of them, each of which may come late with any step that it has begun (protocol §7)."""
+
+from collections.abc import Sequence
+
+from lab.explore.actors.cast import (
+    CHANNEL,
+    MOMENT,
+    PROJECT,
+    WAIT_SECONDS,
+    Calls,
+    Ended,
+    Ends,
+    Goes,
+    Script,
+    Step,
+    gated,
+)
+from lab.explore.world import Move, View
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import BoxCache, box_cards
+from turnstile.ledger.turns.ends import (
+    STOP_REASON,
+    STOPPED,
+    Ending,
+    end_by_fallback,
+    fallback_ending,
+    finish_turn,
+    mark_announced,
+)
+from turnstile.ledger.turns.steps import StepRecord, begin_step, commit_step
+from turnstile.schema.cards import (
+    Card,
+    CardType,
+    JsonContent,
+    Role,
+    TextContent,
+    ToolCallContent,
+    make_card,
+)
+from turnstile.schema.ids import (
+    CardId,
+    step_card_id,
+    step_id,
+    turn_card_id,
+)
+from turnstile.schema.states import AfterExecution, StepStatus, TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, SuspendMetadata
+from turnstile.schema.tools import ToolCommand
+from turnstile.schema.turns import TurnRef
+
+
+def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
+    """Every step that an attempt may begin, and every one that an attempt has begun and may still commit."""
+    recorded = len(view.all("agent_steps", agent_turn_id=script.turn))
+    head = view.find("agent_state_head", active_agent_turn_id=script.turn)
+    over = view.find("turn_outcomes", agent_turn_id=script.turn)
+    begun = recorded
+    if (head is not None and head["step_attempt"]) or (over is not None and over["started_at"]):
+        begun += 1
+    stopping = view.find("agent_inbox", inbox_id=f"stop_{script.turn}") is not None
+    moves: list[Move] = []
+    for number, choices in enumerate(script.steps, 1):
+        name = f"{script.letter} {number}"
+        if number <= recorded + 1:
+            moves.append(Move(f"begin {name}", gated(lambda pool, n=number: _begin(pool, turn, n))))
+        if number <= begun:
+            moves += [_move(script, turn, number, each) for each in choices if _may_be(script, each, view)]
+            if stopping:
+                moves.append(Move(f"cancel {name}", gated(lambda pool, n=number: _cancel(pool, turn, n))))
+    if stopping:
+
+        async def end_stopped(pool: Pool) -> str:
+            return (await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)).result
+
+        moves.append(Move(f"end-stopped {script.letter}", gated(end_stopped)))
+    if over is not None:
+
+        async def announce(pool: Pool) -> str:
+            await pool.run(lambda conn: mark_announced(conn, [script.turn]))
+            return "announced"
+
+        moves.append(Move(f"announce {script.letter}", announce))
+    return moves
+
+
+def _may_be(script: Script, choice: Step, view: View) -> bool:
+    """Whether an attempt can come to this: a result that ends the turn leaves nothing else, and nothing else does."""
+    ending = [script.call(number, name) for number, name, ends in script.calls() if ends]
+    if not ending or isinstance(choice, Calls):
+        return True
+    ended = any(
+        row["tool_call_id"] in ending and row["wait_status"] == "applied" for row in view.table("turn_waiting_tools")
+    )
+    return ended == isinstance(choice, Ended)
+
+
+def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
+    name = f"{script.letter} {number}"
+    match choice:
+        case Calls(names):
+            said = f"call {name} {','.join(names)}"
+            return Move(said, gated(lambda pool: _call(pool, script, turn, number, names)))
+        case Goes():
+            return Move(f"go-on {name}", gated(lambda pool: _go_on(pool, turn, number)))
+        case Ends():
+            return Move(f"finish {name}", gated(lambda pool: _finish(pool, turn, number)))
+        case Ended():
+            return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn)))
+
+
+async def _begin(pool: Pool, turn: TurnRef, number: int) -> str:
+    begun = await pool.run(lambda conn: begin_step(conn, turn, number, BoxCache(0)))
+    return f"begun {begun.head.message_type}"
+
+
+def _thought(turn: TurnRef, number: int) -> Card:
+    step = step_id(turn.agent_turn_id, number)
+    return make_card(
+        step_card_id(step, "thought"),
+        CardType.THOUGHT,
+        Role.ASSISTANT,
+        TextContent(text="so be it"),
+        author=turn.agent_id,
+        turn=turn.agent_turn_id,
+        step=step,
+        trace=turn.trace_id,
+    )
+
+
+async def _call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str]) -> str:
+    calls = [script.call(number, name) for name in names]
+    sent = [
+        ToolCommand(
+            tool_call_id=call,
+            tool_name="search",
+            tool_call_card_id=CardId(f"{call}-call"),
+            after_execution=AfterExecution.SUSPEND,
+            subject=f"cg.v1r4.{PROJECT}.{CHANNEL}.cmd.tool.search.run",
+        )
+        for call in calls
+    ]
+    cards = [
+        make_card(
+            CardId(each.tool_call_card_id),
+            CardType.TOOL_CALL,
+            Role.ASSISTANT,
+            ToolCallContent(tool_name="search", arguments={"q": "it"}, target_subject=each.subject),
+            author=turn.agent_id,
+            turn=turn.agent_turn_id,
+            step=step_id(turn.agent_turn_id, number),
+            trace=turn.trace_id,
+            tool_call=each.tool_call_id,
+        )
+        for each in sent
+    ]
+    thoughts = [] if script.action else [_thought(turn, number)]
+    metadata = SuspendMetadata(commands=tuple(sent))
+    record = StepRecord(number, metadata, [*thoughts, *cards], calls, MOMENT, wait_seconds=WAIT_SECONDS)
+    return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+
+
+async def _go_on(pool: Pool, turn: TurnRef, number: int) -> str:
+    record = StepRecord(number, ContinueMetadata(), [_thought(turn, number)], [], MOMENT)
+    return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+
+
+def _deliverable(turn: TurnRef) -> Card:
+    return make_card(
+        turn_card_id(turn.agent_turn_id, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        JsonContent(data={"text": "done"}),
+        author=turn.agent_id,
+        turn=turn.agent_turn_id,
+        trace=turn.trace_id,
+    )
+
+
+async def _finish(pool: Pool, turn: TurnRef, number: int) -> str:
+    card = _deliverable(turn)
+    record = StepRecord(number, EndMetadata(), [_thought(turn, number), card], [], MOMENT)
+    ending = Ending(TurnStatus.SUCCESS, card.card_id)
+    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record))).result
+
+
+async def _terminate(pool: Pool, turn: TurnRef) -> str:
+    card = _deliverable(turn)
+    ending = Ending(TurnStatus.SUCCESS, card.card_id)
+    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, cards=[card]))).result
+
+
+async def _cancel(pool: Pool, turn: TurnRef, number: int) -> str:
+    """A step that was stopped: it ends the turn itself (§6, stop)."""
+    made = await pool.run(lambda conn: box_cards(conn, PROJECT, turn.output_box_id))
+    card, ending = fallback_ending(turn, made or (), TurnStatus.CANCELED, STOPPED, STOP_REASON)
+    record = StepRecord(number, EndMetadata(), [card], [], MOMENT, StepStatus.CANCELED)
+    done = await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record, raise_epoch=True))
+    return done.result

@@ -1,0 +1,94 @@
+"""What no move may do, whatever the audit says of the state after it: rules on two states, one after the other."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lab.explore.states.folding import AHEAD, Rows
+
+_NEVER = {"cards", "boxes", "box_cards", "agent_steps", "execution_edges"}
+"""Rows that are what they are from the moment that they are there."""
+_FINAL_CALLS = {"applied", "expired", "dropped"}
+_HOW = ("status", "deliverable_card_id", "tool_result_card_id", "output_box_id", "error_code", "turn_epoch")
+
+
+def broken_by(before: Rows, changed: Rows) -> list[str]:
+    """What the move broke that wrote `changed`, one sentence for each."""
+    return list(_broken(before, changed))
+
+
+def _broken(before: Rows, changed: Rows) -> Iterator[str]:
+    for (table, key), text in changed.items():
+        earlier = before.get((table, key))
+        if earlier is None:
+            yield from _came(before, table, json.loads(text))
+        else:
+            yield from _turned(table, key, json.loads(earlier), json.loads(text))
+
+
+def _came(before: Rows, table: str, row: Mapping[str, Any]) -> Iterator[str]:
+    """A row came that was not there."""
+    if table == "box_cards":
+        yield from _entered(before, row)
+    if table == "agent_inbox":
+        yield from _timed_out(before, row)
+
+
+def _turned(table: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """A row changed."""
+    match table:
+        case "turn_outcomes":
+            if any(old[name] != new[name] for name in _HOW):
+                yield f"the outcome of {key} changed"
+        case "turn_waiting_tools":
+            if old["wait_status"] in _FINAL_CALLS and old["wait_status"] != new["wait_status"]:
+                yield f"the call {key} was {old['wait_status']} and is {new['wait_status']}"
+        case "agent_inbox":
+            if old["archived_at"] is not None and old["status"] != new["status"]:
+                yield f"the row {key} was final as {old['status']} and is {new['status']}"
+        case "agent_state_head":
+            if new["turn_epoch"] < old["turn_epoch"]:
+                yield f"the epoch of {key} fell"
+            if old["active_agent_turn_id"] != new["active_agent_turn_id"]:
+                yield from _moved(key, old, new)
+        case _:
+            if table in _NEVER and _said(old) != _said(new):
+                yield f"{table} {key} changed"
+
+
+def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a row says, without the moments and numbers that the canonical form replaces."""
+    left_out = {"created_at", "updated_at", "started_at", "ended_at", "made_by"}
+    said = {name: value for name, value in row.items() if name not in left_out}
+    if isinstance(said.get("metadata"), dict):
+        said["metadata"] = {name: value for name, value in said["metadata"].items() if name != "created_at"}
+    return said
+
+
+def _moved(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """The head is on another turn: each lease has an epoch of its own."""
+    if new["active_agent_turn_id"] is not None and new["turn_epoch"] <= old["turn_epoch"]:
+        yield f"{key} was leased to {new['active_agent_turn_id']} under the epoch of the lease before"
+
+
+def _timed_out(before: Rows, row: Mapping[str, Any]) -> Iterator[str]:
+    """A call timed out: the deadline of its turn had passed, or was cleared."""
+    if row["message_type"] != "timeout":
+        return
+    for (table, _), text in before.items():
+        if table != "agent_state_head":
+            continue
+        head = json.loads(text)
+        if head["active_agent_turn_id"] == row["agent_turn_id"] and head["resume_deadline"] == AHEAD:
+            yield f"the call {row['correlation_id']} timed out before its deadline"
+
+
+def _entered(before: Rows, place: Mapping[str, Any]) -> Iterator[str]:
+    """A card entered a box that was there: only as the next one, and never a context box."""
+    box = place["box_id"]
+    if ("boxes", box) not in before:
+        return
+    rows = [json.loads(text) for (table, _), text in before.items() if table == "agent_inbox"]
+    named = [row["payload"] for row in rows if row["message_type"] in {"turn", "ui_action"}]
+    if any(each["context_box_id"] == box for each in named) and not any(each["output_box_id"] == box for each in named):
+        yield f"the card {place['card_id']} entered the context box {box}"

@@ -1,0 +1,228 @@
+"""The canonical form of a state: its rows, with everything left out that no statement can tell apart.
+
+What is left out, each with its reason, is the table `_COLUMNS`. Two databases with one form behave alike, so one of
+them stands for both; two with different forms may still behave alike, which costs time and hides nothing. A form is
+itself a state of the database and is loaded as it is.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Final
+
+Key = tuple[str, str]
+"""Table and primary key of a row."""
+Rows = dict[Key, str]
+"""Rows by key, as JSON."""
+
+PAST: Final = "2020-01-01T00:00:{:02d}+00:00"
+"""Moments that are over: so long ago that whatever waits for time to pass has waited enough."""
+AHEAD: Final = "2099-01-01T00:00:00+00:00"
+
+_SET = "set"
+"""Whether there is a moment is kept, and not which: statements compare it with the age that a rule waits for, and every
+rule may find that it has waited long enough."""
+_DUE = "due"
+"""As `_SET`, and infinity stays: a queued row waits for its lease, every other wait is over by the next statement."""
+_DEADLINE = "deadline"
+"""Ahead or past: a deadline passes by a move of the world."""
+_RANK = "rank"
+"""The order among the rows of one class: the queue of an agent, or the reports of a turn. Nothing compares others."""
+_EPOCH = "epoch"
+"""The rank among the epochs that the agent's rows name: statements compare epochs for equality and order only."""
+_ZERO = "zero"
+"""A counter that only grows, which no statement compares while nobody else runs (`queue_seq`, `made_by`)."""
+_ONCE = "once"
+"""A counter that only grows, of which only the activities read more than whether it is 0."""
+_LIVE = "live"
+"""Read of rows that are final (or, of a defer_reason, of deferred rows), else a trace of what was."""
+
+_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
+    "agent_state_head": {
+        "updated_at": _SET,
+        "started_at": _SET,
+        "resume_deadline": _DEADLINE,
+        "turn_epoch": _EPOCH,
+        "queue_seq": _ZERO,
+        "step_attempt": _ONCE,
+        "model_failures": _ONCE,
+    },
+    "agent_state_pointers": {"updated_at": _SET},
+    "agent_inbox": {
+        "created_at": _RANK,
+        "next_retry_at": _DUE,
+        "processed_at": _LIVE,
+        "archived_at": _SET,
+        "turn_epoch": _EPOCH,
+        "last_error": _LIVE,
+        "defer_reason": _LIVE,
+    },
+    "turn_waiting_tools": {
+        "created_at": _SET,
+        "updated_at": _SET,
+        "received_at": _SET,
+        "applied_at": _SET,
+        "turn_epoch": _EPOCH,
+    },
+    "agent_steps": {"started_at": _SET, "ended_at": _SET},
+    "execution_edges": {"created_at": _SET},
+    "cards": {"created_at": _SET},
+    "boxes": {"created_at": _SET, "updated_at": _SET, "made_by": _ZERO},
+    "turn_outcomes": {"started_at": _SET, "ended_at": _SET, "announced_at": _SET, "turn_epoch": _EPOCH},
+    "threads": {"created_at": _SET, "updated_at": _SET, "ended_at": _SET, "version": _ZERO},
+    "thread_segments": {"created_at": _SET, "ended_at": _SET},
+    "thread_messages": {
+        "created_at": _SET,
+        "begun_at": _SET,
+        "ended_at": _SET,
+        "deadline": _DEADLINE,
+    },
+    "thread_replies": {"created_at": _SET, "announced_at": _SET},
+}
+_TIMES: Final = frozenset({"queue_delay_ms", "e2e_ms"})
+"""How long it took, in an outcome's `stats`."""
+_SLOT: Final = re.compile(r'"@(epoch|rank)"')
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row whose epoch and rank are still open."""
+
+    template: str
+    agent: str
+    epoch: int
+    group: str
+    moment: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A canonical form, sorted by key."""
+
+    rows: tuple[tuple[Key, str], ...]
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for equal forms."""
+        text = "\n".join(f"{table} {key} {row}" for (table, key), row in self.rows)
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def fold(
+    rows: Mapping[Key, str], swaps: Sequence[Mapping[str, str]] = (), names: Mapping[str, str] | None = None
+) -> State:
+    """The canonical form of these rows. `swaps` are the renamings that map the world onto itself.
+
+    `names` are renamed before. Rows of a form and rows that statements wrote may be mixed.
+    """
+    if names:
+        rows = {(key[0], _renamed_text(key[1], names)): _renamed_text(text, names) for key, text in rows.items()}
+    read = {key: _row(key[0], text) for key, text in rows.items()}
+    epochs: dict[str, list[int]] = {}
+    moments: dict[str, list[str]] = {}
+    for row in read.values():
+        if row.epoch:
+            epochs.setdefault(row.agent, []).append(row.epoch)
+        if row.group:
+            moments.setdefault(row.group, []).append(row.moment)
+    order = {agent: {each: n for n, each in enumerate(sorted(set(found)), 1)} for agent, found in epochs.items()}
+    place = {group: {each: n for n, each in enumerate(sorted(set(found)))} for group, found in moments.items()}
+    whole = sorted((key, _filled(row, order, place)) for key, row in read.items())
+    least = min([tuple(whole), *(_renamed(whole, swap) for swap in swaps)])
+    return State(tuple(_ROWS.setdefault(row, row) for row in least))
+
+
+_ROWS: Final[dict[tuple[Key, str], tuple[Key, str]]] = {}
+"""Every row of every form, once: a state then takes some hundred bytes."""
+
+
+def _filled(row: _Row, order: Mapping[str, Mapping[int, int]], place: Mapping[str, Mapping[str, int]]) -> str:
+    if '"@' not in row.template:
+        return row.template
+    text = row.template.replace('"@epoch"', str(order[row.agent][row.epoch]) if row.epoch else "0")
+    return text.replace("@rank", PAST.format(place[row.group][row.moment])) if row.group else text
+
+
+def _renamed(rows: Sequence[tuple[Key, str]], swap: Mapping[str, str]) -> tuple[tuple[Key, str], ...]:
+    return tuple(sorted(((key[0], _renamed_text(key[1], swap)), _renamed_text(text, swap)) for key, text in rows))
+
+
+def _renamed_text(text: str, swap: Mapping[str, str]) -> str:
+    return _pattern(tuple(swap)).sub(lambda found: swap[found[0]], text)
+
+
+@cache
+def _pattern(names: tuple[str, ...]) -> "re.Pattern[str]":
+    return re.compile("|".join(map(re.escape, names)))
+
+
+@lru_cache(maxsize=200_000)
+def _row(table: str, text: str) -> _Row:
+    data: dict[str, Any] = json.loads(text)
+    epoch, group, moment = 0, "", ""
+    for column, how in _COLUMNS.get(table, {}).items():
+        value = data[column]
+        match how:
+            case "set":
+                data[column] = None if value is None else PAST.format(0)
+            case "due":
+                data[column] = value if value == "infinity" else PAST.format(0)
+            case "deadline":
+                data[column] = None if value is None else AHEAD if _ahead(value) else PAST.format(0)
+            case "rank":
+                group, moment = _group(data), value
+                data[column] = "@rank" if group else PAST.format(0)
+            case "epoch":
+                epoch = value or 0
+                data[column] = "@epoch"
+            case "zero":
+                data[column] = 0 if isinstance(value, int) else "1"
+            case "once":
+                data[column] = min(value, 1)
+            case _:
+                data[column] = _lived(data, column)
+    if table == "agent_inbox" and (trace := data["context_headers"].get("traceparent")):
+        data["context_headers"]["traceparent"] = (
+            f"{trace[:36]}{'0' * 16}-01"  # a span is drawn, and only traces show it
+        )
+    if table == "turn_outcomes":
+        data["stats"] = {name: each for name, each in data["stats"].items() if name not in _TIMES}
+    if table == "cards":
+        data["metadata"]["created_at"] = PAST.format(0)
+    template = json.dumps(data, sort_keys=True)
+    return _Row(template, f"{data.get('project_id')}/{data.get('agent_id')}", epoch, group, moment)
+
+
+def _ahead(moment: str) -> bool:
+    """Whether a deadline had not passed when it was written: a world's waits are of hours, and its runs are not."""
+    return moment >= _started()
+
+
+@lru_cache(maxsize=1)
+def _started() -> str:
+    from datetime import UTC, datetime, timedelta  # noqa: PLC0415 -- once a process
+
+    return (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    match row["message_type"]:
+        case "turn" | "ui_action":
+            return f"queue {row['project_id']}/{row['agent_id']}"
+        case "tool_result" | "timeout":
+            return f"reports {row['agent_turn_id']}"
+        case _:
+            return ""
+
+
+def _lived(row: Mapping[str, Any], column: str) -> Any:
+    match column:
+        case "processed_at":
+            return PAST.format(0) if row["status"] == "processing" else None
+        case "last_error":
+            return row[column] if row["archived_at"] is not None else None
+        case _:
+            return row[column] if row["status"] == "deferred" else None

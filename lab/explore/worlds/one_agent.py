@@ -1,0 +1,61 @@
+"""One agent with a queue of turns: calls, reports and repeats, timeouts, stops, fences, crashed and late workers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lab.explore.actors.cast import BOB, Calls, Cast, Ended, Ends, Goes, Script
+from lab.explore.world import AGES, AT_ONCE, World
+from lab.explore.worlds.turns import world_of
+
+_CALLS = (Calls(("x",)),)
+_ENDS = (Ends(),)
+
+
+def worlds() -> Iterator[World]:
+    """The small ones come first."""
+    yield world_of(
+        "small",
+        "one turn with a call: its report and repeat, a timeout, a stop; workers crash and come late",
+        Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), loses=False, sweeps=False),
+    )
+    yield world_of(
+        "queue",
+        "two turns of one agent, one of them stopped, the other fenced",
+        Cast((Script("b", (_ENDS,)), Script("c", (_ENDS,))), stops=("b",), reaps=("c",)),
+    )
+    yield world_of(
+        "box",
+        "two agents whose turns share an output box; one of the turns takes two steps",
+        Cast((Script("a", ((Goes(),), _ENDS)), Script("b", (_ENDS,), agent=BOB, box="a")), stops=("a", "b")),
+        bounds=replace(AT_ONCE, stranded_seconds=AGES),  # whoever frees a box leases no other agent: the net does
+    )
+    yield world_of(
+        "pair",
+        "one turn with two calls at once, the result of one of which ends the turn",
+        Cast(
+            (Script("a", ((Calls(("x", "y"), ends=("y",)),), (Ends(), Ended()))),),
+            stops=("a",),
+            reaps=("a",),
+            loses=False,
+        ),
+    )
+    yield world_of(
+        "action",
+        "a UI action against a queue of turns: busy, repeated, stopped, answered",
+        Cast(
+            (Script("a", (_ENDS,)), Script("c", (_CALLS, (Ended(),)), action=True), Script("b", (_ENDS,))),
+            stops=("b", "c"),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
+        "wiped",
+        "one turn with a call, while Temporal's data is deleted again and again",
+        Cast((Script("a", (_CALLS, _ENDS)),), stops=("a",), reaps=("a",), wipes=True),
+    )
+    yield world_of(
+        "turns",
+        "two turns of one agent with a call each: reports, repeats, timeouts, stops, fences; late workers",
+        Cast((Script("a", (_CALLS, _ENDS)), Script("b", (_CALLS, _ENDS))), stops=("a", "b"), reaps=("a", "b")),
+    )

@@ -1,0 +1,103 @@
+"""A world of turns: all moves of its cast, its net, and what is not over (protocol §6 to §8)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lab.explore.actors.bridge import bridge
+from lab.explore.actors.cast import Cast, gated, of_turn, part_of, prepare, turn_ref
+from lab.explore.actors.client import enqueues, stops
+from lab.explore.actors.tools import waits, wipe
+from lab.explore.actors.workers import steps
+from lab.explore.net import LEDGER_RULES, REAPS, rule_move
+from lab.explore.world import AT_ONCE, Move, Net, View, World
+from turnstile.ledger.operations.audit import Bounds
+
+
+def turn_moves(cast: Cast, view: View) -> list[Move]:
+    """Every move of this cast in this state."""
+    moves: list[Move] = []
+    for script in cast.scripts:
+        asks = Move(f"enqueue {script.letter}", gated(lambda pool, s=script: enqueues(pool, s)))
+        moves.append(of_turn(script, asks))
+        row = view.find("agent_inbox", inbox_id=script.inbox)
+        if row is None:
+            continue
+        moves += stops(cast, script, view)
+        if row["turn_epoch"] and view.find("workflows", agent_turn_id=script.turn) is not None:
+            turn = turn_ref(script, row)
+            late = steps(script, turn, view) + waits(cast, script, turn, view)
+            moves += [of_turn(script, move) for move in late]
+    moves += bridge(cast, view)
+    if cast.wipes and any(row["known"] for row in view.table("workflows")):
+        moves.append(Move("wipe", wipe, part="live", alone=True))
+    return moves
+
+
+def world_of(
+    name: str, says: str, cast: Cast, *, swaps: Sequence[Mapping[str, str]] = (), bounds: Bounds = AT_ONCE
+) -> World:
+    """The world of this cast."""
+    agents = list(dict.fromkeys(script.agent for script in cast.scripts))
+    return World(
+        name=name,
+        says=says,
+        prepare=lambda pool: prepare(pool, agents),
+        moves=lambda view: turn_moves(cast, view),
+        net=net_of(cast),
+        at_end=not_over,
+        part=part_of,
+        checks=_broken,
+        swaps=swaps,
+        bounds=bounds,
+    )
+
+
+def _broken(view: View) -> list[str]:
+    """The end of a turn settles what asked for it (§6 stop); later stops find that it is over, and write nothing."""
+    over = {row["agent_turn_id"] for row in view.table("turn_outcomes")}
+    stops = view.all("agent_inbox", message_type="stop", archived_at=None)
+    return [f"{row['agent_turn_id']} is over, and its stop is live" for row in stops if row["agent_turn_id"] in over]
+
+
+def not_over(view: View) -> list[str]:
+    """What is not over yet: turns without an outcome, heads that are busy, rows that are live, ends not announced."""
+    left = [
+        f"{row['agent_id']} is {row['status']}" for row in view.table("agent_state_head") if row["status"] != "idle"
+    ]
+    for row in view.table("agent_inbox"):
+        if row["archived_at"] is None:
+            left.append(f"{row['inbox_id']} is {row['status']}")
+        if row["message_type"] in {"turn", "ui_action"} and not view.find("turn_outcomes", inbox_id=row["inbox_id"]):
+            left.append(f"{row['agent_turn_id']} has no outcome")
+    left += [f"{row['agent_turn_id']} is not announced" for row in view.all("turn_outcomes", announced_at=None)]
+    return left
+
+
+def net_of(cast: Cast) -> Net:
+    """The net of a world with this cast, and the worker that lives."""
+    return Net(
+        rules=[rule_move(name) for name in LEDGER_RULES],
+        time=lambda view: [move for move in turn_moves(cast, view) if move.name.startswith("deadline ")],
+        reaps=[rule_move(name) for name in REAPS],
+        healthy=lambda view: _healthy(cast, view),
+    )
+
+
+def _healthy(cast: Cast, view: View) -> Iterable[Move]:
+    """What the worker of each turn in hand does next: apply what is due, begin, or commit what its script says."""
+    for script in cast.scripts:
+        head = view.find("agent_state_head", active_agent_turn_id=script.turn)
+        if head is None:
+            continue
+        wanted = {
+            "suspended": ("apply",),
+            "dispatched": ("begin",),
+            "running": ("call", "go-on", "finish", "terminate") if head["step_attempt"] else ("begin",),
+        }[head["status"]]
+        moves = {move.name: move for move in turn_moves(cast, view)}
+        number = str(head["step_count"] + 1)
+        for verb in wanted:
+            names = [name.split() for name in moves if name.startswith(f"{verb} {script.letter} ")]
+            named = [name for name in names if verb == "apply" or name[2] == number]
+            if named:
+                yield moves[" ".join(named[0])]
+                break

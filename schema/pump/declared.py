@@ -1,0 +1,78 @@
+"""Listeners as a worker declares them in the ledger, for operators to list: names, peers, and payloads with XSDs."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BeforeValidator
+from pydantic_core import from_json
+
+from turnstile.schema.base import Tolerant
+from turnstile.schema.ids import AgentId
+from turnstile.schema.pump.listeners import Registry
+from turnstile.schema.pump.payloads import Payload, form_of
+
+
+class DeclaredPayload(Tolerant):
+    """A payload: its root tag, and its XML schema."""
+
+    root_tag: str
+    """The root tag of its documents."""
+    xsd: str | None = None
+    """Its XML schema; null where it was not asked for."""
+
+
+def _parsed(value: object) -> object:
+    """A column of JSON is text; in a reply it is the list."""
+    return from_json(value) if isinstance(value, str) else value
+
+
+class DeclaredListener(Tolerant):
+    """A listener, as the worker that started last declared it."""
+
+    listener: str
+    """Its name."""
+    description: str
+    """What it does."""
+    agent_id: AgentId | None
+    """The agent of the roster that handles its messages; null for a handler in Python."""
+    is_agent: bool
+    """Whether it may address only its peers and itself."""
+    peers: Sequence[str]
+    """The listeners that it may address, if it is an agent."""
+    root_tag: str
+    """The root tag of the payload that it takes."""
+    xsd: str | None = None
+    """The XML schema of that payload; null where it was not asked for."""
+    answers: Annotated[Sequence[DeclaredPayload], BeforeValidator(_parsed)] = ()
+    """Payloads that it sends and no listener takes; the first is an agent's response."""
+
+
+class ListenerView(DeclaredListener):
+    """A listener in a list."""
+
+    declared_at: datetime
+    """When a worker declared it last."""
+    workers: int
+    """The number of live workers that have it."""
+
+
+def declared(registry: Registry) -> list[DeclaredListener]:
+    """The registry's listeners by name, with all XSDs."""
+    return [
+        DeclaredListener(
+            listener=name,
+            description=each.description,
+            agent_id=each.agent_id,
+            is_agent=each.agent,
+            peers=each.peers,
+            root_tag=each.payload.root_tag(),
+            xsd=each.payload.xsd().decode(),
+            answers=[_payload(answer) for answer in (each.answers or ((each.response,) if each.agent_id else ()))],
+        )
+        for name, each in sorted(registry.listeners.items())
+    ]
+
+
+def _payload(payload: type[Payload]) -> DeclaredPayload:
+    return DeclaredPayload(root_tag=form_of(payload).name, xsd=payload.xsd().decode())

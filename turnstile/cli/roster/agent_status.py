@@ -1,0 +1,22 @@
+"""`agent pause`, `resume` and `retire`: asked of the bridge, which rings for the turns that a resumed agent takes."""
+
+from typing import Literal
+
+from turnstile.cli.session import HEADERS, Session
+from turnstile.schema.wire.roster_requests import AgentRequest, AgentStatusReply
+from turnstile.sdk.requests import parse_request
+
+_DONE = {
+    "pause": "is paused: its turn in hand goes on, and what waits stays queued",
+    "resume": "is active",
+    "retire": "is retired: it takes no request, and what waits still runs",
+}
+
+
+async def set_status(session: Session, action: Literal["pause", "resume", "retire"], agent: str) -> None:
+    """Set the agent's status; raises `Refused` with the bridge's code, `NoBridge` or `ServerUnavailable`."""
+    wanted = parse_request(AgentRequest, {"agent_id": agent})
+    async with session.bridge() as client:
+        await session.await_bridge(client)
+        done = await client.request_as(f"agent.{action}", wanted, AgentStatusReply, headers=HEADERS)
+    session.out.result(done, f"agent {agent} {_DONE[action]}{', as before' if done.duplicate else ''}")

@@ -1,0 +1,43 @@
+"""`turnstile listeners`: the listeners of the message pump, their peers and the XML schemas of their payloads."""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from turnstile.cli.session import Session
+
+
+async def listeners(
+    session: "Session",
+    xsd: Annotated[
+        str | None, typer.Option("--xsd", help="Print the XSD of what this listener takes.", metavar="NAME")
+    ] = None,
+) -> None:
+    """List the listeners that workers have declared, with their peers and how many live workers have each."""
+    from turnstile.ledger.pump.thread_views import list_listeners
+    from turnstile.schema.errors import Refused
+
+    async with session.ledger() as pool:
+        target = session.settings.pump.worker_target
+        rows = await pool.run(lambda conn: list_listeners(conn, target, name=xsd, with_xsd=session.out.as_json))
+    if xsd is None:
+        session.out.records(
+            f"listeners of {target}",
+            rows,
+            {
+                "name": lambda row: row.listener,
+                "handled by": lambda row: f"agent {row.agent_id}" if row.agent_id else "handler",
+                "takes": lambda row: row.root_tag,
+                "peers": lambda row: ", ".join(row.peers) if row.is_agent else "any",
+                "workers": lambda row: row.workers,
+                "description": lambda row: row.description,
+            },
+            cut="description",
+        )
+        return
+    if not rows:
+        raise Refused("unknown_listener", f"no worker of {target} has declared a listener {xsd!r}")
+    session.out.result(rows[0], (rows[0].xsd or "").rstrip())
