@@ -86,14 +86,14 @@ class LostEngine(Reconciler):
     async def list_undispatched(self, run: Run, *, older_seconds: float) -> list[LiveTurn]:
         """As the reconciler does, without a look at the engine's health."""
         return await run(
-            lambda conn: list_undispatched(conn, self._served.now(), older_seconds=older_seconds, row_limit=500)
+            lambda conn: list_undispatched(conn, self.served.now(), older_seconds=older_seconds, row_limit=500)
         )
 
     async def _visible(self) -> list[AgentTurnId]:
         return []
 
     async def _describe(self, turn: LiveTurn) -> Workflow:
-        found = await self._pool.run(
+        found = await self.pool.run(
             lambda conn: statement("knows_workflow").one(conn, agent_turn_id=turn.agent_turn_id)
         )
         return Workflow(known=found["known"])

@@ -198,7 +198,8 @@ async def test_a_turn_queued_before_a_cut_reads_what_one_after_it_reads(pool: Po
 async def test_a_cache_that_knows_more_reads_the_same(pool: Pool) -> None:
     cold, warm = Talk(pool), Talk(pool, cache=CountedCache(1_000_000))
     await cold.begun(SUMS_UP)
-    number, said = 1, await warm.say(1)
+    number = 1
+    said = await warm.say(number)
     while await count_cuts(pool) < 2:
         number += 1
         said = await warm.say(number)

@@ -65,6 +65,7 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "updated_at": _SET,
         "received_at": _SET,
         "applied_at": _SET,
+        "deadline": _DEADLINE,
         "turn_epoch": _EPOCH,
     },
     "agent_steps": {"started_at": _SET, "ended_at": _SET},

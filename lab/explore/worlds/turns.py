@@ -44,11 +44,16 @@ def world_of(
         moves=lambda view: turn_moves(cast, view),
         net=net_of(cast),
         at_end=not_over,
-        part=part_of,
+        part=_whole if any(script.box for script in cast.scripts) else part_of,
         checks=_broken,
         swaps=swaps,
         bounds=bounds,
     )
+
+
+def _whole(view: View, part: str) -> Sequence[str]:
+    """Turns that share a box write into each other's part of the world: each move depends on all of it."""
+    return [part, *view.texts(("",))]
 
 
 def _broken(view: View) -> list[str]:

@@ -301,7 +301,7 @@ async def test_operators_list_listeners_peers_and_schemas(caller: Caller) -> Non
     one: Any = await client.request("listener.list", {"listener": "shouter"})
     [shouter] = one["listeners"]
     assert shouter["xsd"] == Shout.xsd().decode()
-    every = await client.request("listener.list", {"xsd": True})
+    every: Any = await client.request("listener.list", {"xsd": True})
     assert all(each["xsd"].startswith("<xs:schema") for each in every["listeners"])
     for asked, code in (({"listener": "nobody"}, "unknown_listener"), ({"listener": "a.b"}, "bad_request")):
         refused = await client.request("listener.list", {**asked})

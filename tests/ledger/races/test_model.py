@@ -95,7 +95,7 @@ class Turn:
 
     @property
     def agent(self) -> AgentId:
-        return self.sent.request.agent_id
+        return self.sent.agent_id
 
 
 @dataclass
