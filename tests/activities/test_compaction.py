@@ -10,7 +10,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.runtime.faults import Fault, FaultStruckError
 from turnstile.schema.profiles import Memory
-from turnstile.schema.turns import StepContinues, StepEnds, StepOutlasts
+from turnstile.schema.turns import StepContinues, StepEnds, StepOutlasts, TurnRef
 
 LIMIT = 160
 DROPS = Memory(max_context_tokens=LIMIT, keep_last_turns=3)
@@ -232,23 +232,22 @@ async def test_a_quick_step_leaves_a_cut_to_the_other(pool: Pool) -> None:
 
 async def test_a_cut_that_is_repeated_is_made_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = await Talk(pool).begun(SUMS_UP)
-    number = 0
-    while True:
-        number += 1
-        await talk.enqueue(number)
-        turn = await start(pool)
-        if number == 3:
-            monkeypatch.setenv("TURNSTILE_FAULTS", f"{Fault.MEMORY_CUT}=throw")
-        try:
+    monkeypatch.setenv("TURNSTILE_FAULTS", f"{Fault.MEMORY_CUT}=throw")
+    begun: list[TurnRef] = []
+
+    async def talks_on() -> None:
+        while True:
+            begun.append(turn := await talk.begin(len(begun) + 1))
             result = await talk.step(turn)
-        except FaultStruckError:
-            break
-        while isinstance(result, StepContinues):
-            result = await talk.step(turn, result.step + 1)
+            while isinstance(result, StepContinues):
+                result = await talk.step(turn, result.step + 1)
+
+    with pytest.raises(FaultStruckError):
+        await talks_on()
     monkeypatch.undo()
     assert await count_cuts(pool) == 1
     done = await value(pool, "SELECT step_count FROM state.agent_state_head")
-    again = await talk.step(turn, done)
+    again = await talk.step(begun[-1], done)
     assert (again.next, again.step) == ("continue", done)
     assert await count_cuts(pool) == 1
     assert len(talk.cast.summaries) == 1

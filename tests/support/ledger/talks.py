@@ -168,6 +168,11 @@ class Talk:
         """Ask the agent something with a marker, so many words long."""
         await ask(self.pool, ALICE, f"m-{number} " + "word " * (words - 1), conversation_id=conversation)
 
+    async def begin(self, number: int) -> TurnRef:
+        """Ask; returns the turn, which is claimed."""
+        await self.enqueue(number)
+        return await start(self.pool)
+
     async def say(self, number: int, conversation: str = "c1", words: int = 3) -> Said:
         """Ask, and play the turn to its end."""
         await self.enqueue(number, conversation, words)

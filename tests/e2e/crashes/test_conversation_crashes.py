@@ -1,5 +1,6 @@
-"""The worker dies at every place of a step that cuts the memory: one cut, one summary, and the turn ends as ever."""
+"""Conversations whose processes die: turns remember, and a memory is cut once, with one summary."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, turn_of
 from turnstile.runtime.faults import Fault
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 
 POINTS = (Fault.STEP_BEGUN, Fault.SUMMARY_ANSWERED, Fault.MEMORY_CUT, Fault.STEP_PUBLISHED)
@@ -57,5 +60,34 @@ async def test_a_memory_is_cut_once_wherever_the_worker_dies(
         ], point
         assert len(ended.steps) == 2
     assert await apart.count("state.memory_cuts") == len(POINTS)
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+async def test_two_turns_remember_though_everything_was_killed_in_between(
+    apart: Tenant, processes: Processes, tmp_path: Path
+) -> None:
+    await apart.profile("crew", "chat", instances=True)
+    asked: JsonObject = {"profile_name": "crew", "instruction": "one", "conversation_id": "c1", "correlation_id": "k1"}
+    first = await apart.ended(turn_of(await apart.ask(asked)))
+    await asyncio.gather(processes.worker.kill(), processes.bridge.kill())
+    processes.bridge.env = {
+        "TURNSTILE_FAULTS": f"{Fault.ENQUEUE_COMMITTED}=kill",
+        "TURNSTILE_FAULTS_DIR": str(tmp_path),
+    }
+    await processes.ensure()
+    asked |= {"instruction": "two", "correlation_id": "k2"}
+    with pytest.raises(ServerUnavailable):
+        await apart.ask(asked, timeout=5)
+    await processes.bridge.died()
+    await processes.ensure()
+    again = await apart.ask(asked)
+    assert again.duplicate
+    ended = await apart.ended(turn_of(again))
+    assert ended.deliverable() == "You said: two (before that: one)"
+    assert ended.view.output_box_id == first.view.output_box_id
+    assert await apart.rows("SELECT turn_count FROM state.conversations WHERE project_id = $1", apart.project) == [
+        {"turn_count": 2}
+    ]
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)
