@@ -1,11 +1,7 @@
--- Boxes made of parts, paused agents, and the listeners that operators list (protocol §6, §9).
+-- Boxes made of parts, and the listeners that operators list (protocol §6, §9).
 
 -- A fingerprint of the request that made the box: it tells a repeat from a conflict.
 ALTER TABLE public.boxes ADD COLUMN request_digest text;
-
--- The epoch at which the agent was paused, null while it is not paused. It is on the head because every lease locks the head: a
--- lease that waited for a pause sees it. No lease is taken while it is set, so a busy head's epoch is at most this one.
-ALTER TABLE state.agent_state_head ADD COLUMN paused_at_epoch bigint;
 
 -- The listeners of the pump's target, as the worker that started last declared them. answers: a list of {root_tag, xsd}.
 CREATE TABLE state.listeners (

@@ -31,7 +31,7 @@ from turnstile.bridge import engine
 from turnstile.bridge.engine import ensure_engine
 from turnstile.bridge.inbox import workflow_starter
 from turnstile.bridge.publishing.publisher import NatsPublisher
-from turnstile.bridge.safety.reconciler import Workflow
+from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.embedded import EmbeddedServers, ServerName
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue
@@ -397,10 +397,10 @@ async def test_a_start_that_the_engine_does_not_answer_ends_no_turn(
     turn = await unheard(tenant)
     late, reconciler = [await in_hand(tenant, turn)], net_of(stack).rules.reconciler
 
-    async def unknown(_: object) -> Workflow:
+    async def unknown(*_: object) -> Workflow:
         return Workflow()
 
-    monkeypatch.setattr(reconciler, "_describe", unknown)  # what it said before it hung
+    monkeypatch.setattr(Reconciler, "_describe", unknown)  # what it said before it hung
     monkeypatch.setattr(workflow_starter, "_RPC_TIMEOUT", timedelta(seconds=0.5))
     with hanging(own_servers), pytest.raises(ServerUnavailable, match="Timeout expired"):
         await reconciler.reap_undispatched(late)

@@ -59,7 +59,14 @@ BY_THEIR_OWNER = {
     "state.thread_segments": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
     "state.thread_replies": "thread_id IN (SELECT thread_id FROM state.threads WHERE project_id = $1)",
 }
-EMPTY = {"state.pmo_batches", "state.pmo_batch_tasks", "state.turn_nodes", "state.identity_edges", "state.rejections"}
+EMPTY = {
+    "state.pmo_batches",
+    "state.pmo_batch_tasks",
+    "state.turn_nodes",
+    "state.identity_edges",
+    "state.rejections",
+    "state.memory_cuts",
+}
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
 

@@ -133,7 +133,8 @@ async def test_an_agent_is_offered_its_peers_and_told_how_to_ask_them(caller: Ca
     assert errand["parameters"]["required"] == ["do"]
     [[_, system]] = [each for each in shown["messages"] if each[0] == "system"]
     assert "# clerk" in system
-    assert "<errand>" in system
+    assert "send_clerk" in system
+    assert "<errand>" not in system
     assert RESPONSE_WARNING in system
 
 

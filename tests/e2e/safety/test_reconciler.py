@@ -49,7 +49,7 @@ from tests.support.tools import Hand, call_of, calling, hand_of
 from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.safety import reconciler
-from turnstile.bridge.safety.reconciler import Workflow
+from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.bridge.safety.watchdog import RuleReport
 from turnstile.ledger.turns.lease import LiveTurn
 from turnstile.ledger.turns.waiting import request_stop
@@ -386,7 +386,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
     turn, found = await unstarted(tenant, net)
     reconciler, look = net.rules.reconciler, net.rules.reconciler._describe
 
-    async def overtaken(lease: LiveTurn) -> Workflow:
+    async def overtaken(_: Reconciler, lease: LiveTurn) -> Workflow:
         seen = await look(lease)
         await net.look("doorbell")
         await tenant.ended(turn)
@@ -394,7 +394,7 @@ async def test_a_lease_that_starts_and_ends_while_the_rule_looks_is_nothing_to_i
         return seen
 
     async with running_here(tenant.stack, run_worker):
-        monkeypatch.setattr(reconciler, "_describe", overtaken)
+        monkeypatch.setattr(Reconciler, "_describe", overtaken)
         assert await reconciler.reap_undispatched(found) == 0
     assert (await tenant.ended(turn)).view.status == "success"
     assert await tenant.task_events() == {turn: 1}
