@@ -72,7 +72,7 @@ async def test_an_identical_update_and_an_expiry_pass(agents: Pool) -> None:
         "DELETE FROM box_cards",
         "DELETE FROM boxes",
         "TRUNCATE cards, box_cards",
-        "TRUNCATE boxes",
+        "TRUNCATE boxes CASCADE",
         "UPDATE box_cards SET position = position + 1",
         "UPDATE boxes SET tenant_id = 'p2'",
         "UPDATE boxes SET made_by = pg_current_xact_id()",

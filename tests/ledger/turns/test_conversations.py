@@ -27,7 +27,7 @@ from tests.support.ledger.agents import (
 from tests.support.waiting import overtaken
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import Enqueued, enqueue
-from turnstile.ledger.turns.roster import add_agent, put_profile
+from turnstile.ledger.turns.roster import LOCAL, add_agent, put_profile, set_agent_status
 from turnstile.schema.errors import BadRequest, Limited, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, new_box_id
 from turnstile.schema.profiles import Memory
@@ -250,7 +250,8 @@ async def test_an_instance_runs_like_any_agent(agents: Pool) -> None:
 async def test_instances_that_are_refused(agents: Pool, code: str, arguments: dict[str, Any]) -> None:
     await crew(agents)
     retired = (await talk(agents, "retired", **CREW)).reply.agent_id
-    await rows(agents, "UPDATE resource.project_agents SET status = 'retired' WHERE agent_id = $1", retired)
+    assert retired is not None
+    await set_agent_status(agents, PROJECT, retired, "retire", LOCAL)
     await add_agent(agents, PROJECT, AgentId(command(**CREW, conversation_id="taken").agent_id), "helper")
     before = await counts(agents)
     with pytest.raises(Refused) as refused:
