@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.explore.crew import LoneCrew, process_crew
+from lab.explore.crew import LoneCrew, process_crew, silence_rules
 from lab.explore.expansion import Explorer
 from lab.explore.graph import Violation
 from lab.explore.mutations import MUTATIONS, Mutation, mutated
@@ -56,6 +56,7 @@ def read_options() -> argparse.Namespace:
 async def main() -> int:
     """Explore; returns the exit code."""
     given = read_options()
+    silence_rules()
     console = Console(width=None if sys.stdout.isatty() else 150)
     async with databases(given.database_url) as make:
         if given.replay is not None:

@@ -4,6 +4,7 @@ A state is expanded by the process that met it first, so that mostly digests and
 """
 
 import asyncio
+import logging
 import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -160,8 +161,14 @@ async def process_crew(urls: Sequence[str], world: str, mutation: str | None = N
                 process.kill()
 
 
+def silence_rules() -> None:
+    """Log no warnings of the bridge's rules: they run in every state."""
+    logging.getLogger("turnstile.bridge").setLevel(logging.CRITICAL)
+
+
 def _member(pipe: Any, url: str, world: str, mutation: str | None) -> None:
     """The life of a process: it answers until the pipe is closed."""
+    silence_rules()
     asyncio.run(_serve(pipe, url, world, mutation))
 
 

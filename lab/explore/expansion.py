@@ -7,7 +7,6 @@ that depends on its part of the world alone (`Move.part`) comes to what it came 
 """
 
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,6 +253,3 @@ def _phase(net: Net, phase: str, view: View) -> Iterable[Move]:
 
 def _digest(texts: Sequence[str]) -> bytes:
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).digest()
-
-
-logging.getLogger("turnstile.bridge").setLevel(logging.CRITICAL)
