@@ -96,6 +96,7 @@ async def test_plain_turns_and_yardsticks(environment: Environment, bars: Bars) 
     }
 
 
+@pytest.mark.long
 async def test_tool_turns_have_histories_that_know_no_content(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.TOOL](environment, bars)
     check_turns(result)

@@ -155,6 +155,7 @@ async def test_nothing_leaks(tenant: Tenant, stub: OpenAIStub, caplog: pytest.Lo
     assert any(card.type == CardType.THOUGHT for card in ended[0].cards)
 
 
+@pytest.mark.long
 async def test_a_crash_keeps_the_attempts(stack: Stack, stub: OpenAIStub, tmp_path: Path) -> None:
     """The worker is killed in the middle of an answer; its attempts are in the step all the same."""
     tenant = new_tenant(stack)

@@ -166,6 +166,7 @@ async def lateness(tenant: Tenant, before: dict[str, datetime]) -> list[timedelt
     return [row["created_at"] - before[row["agent_id"]] for row in found]
 
 
+@pytest.mark.long
 async def test_all_live_turns_survive_the_loss_of_temporals_data(
     own_servers: EmbeddedServers,
     data: Path,

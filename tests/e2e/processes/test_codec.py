@@ -186,8 +186,8 @@ async def test_the_codec_server_shows_what_histories_hold(stack: Stack) -> None:
     tenant: Tenant = new_tenant(stack)
     async with running_here(stack):
         ended = await tenant.run("plain")
-    turn: AgentTurnId = ended.view.agent_turn_id
-    history = await stack.history(turn)
+        turn: AgentTurnId = ended.view.agent_turn_id
+        history = await stack.history(turn)  # while there is a worker that closes the workflow behind the turn's end
     sealed = Payloads(payloads=list(payloads_in(history.events[0])))
     codec = codec_of(stack.settings.temporal)
     assert codec is not None

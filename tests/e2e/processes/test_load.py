@@ -80,6 +80,7 @@ async def run_all(tenant: Tenant, disturb: Callable[[], Awaitable[None]]) -> Non
     await check(tenant, turns)
 
 
+@pytest.mark.long
 async def test_every_turn_ends_once(apart: Tenant) -> None:
     await run_all(apart, lambda: asyncio.sleep(0))
     [target] = apart.stack.settings.worker.worker_targets

@@ -169,6 +169,7 @@ async def test_a_handler_that_dies_with_its_worker_does_not_run_again(caller: Ca
     assert effects(directory)["die"] == 1
 
 
+@pytest.mark.long
 async def test_a_handler_that_blocks_its_process_is_a_timeout_for_its_caller(
     caller: Caller, workers: list[Mortal], directory: Path, tmp_path: Path
 ) -> None:
