@@ -149,6 +149,8 @@ class Pool:
                         "max_size": self._size,
                         "timeout": 10,
                         "command_timeout": 60,
+                        # By default asyncpg keeps no statement above 15 KiB prepared, and plans it at each call.
+                        "max_cacheable_statement_size": 0,
                         "reset": _reset,
                         "connect": connect,
                         "server_settings": {**_SETTINGS, "application_name": self._name},

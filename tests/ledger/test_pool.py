@@ -6,7 +6,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.ledger.agents import ALICE, add_agents, command, send
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import all_queries
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.schema.errors import ConfigError
 
@@ -82,3 +84,15 @@ async def test_what_runs_in_a_task_that_was_canceled_before_is_tried_again(datab
     running.cancel()
     assert (await running, runs) == ("done", 2)
     await pool.close()
+
+
+async def test_every_statement_stays_prepared(pool: Pool) -> None:
+    """Planning the longest of them takes five times as long as running it."""
+    longest = max(all_queries().values(), key=lambda each: len(each.sql))
+    await add_agents(pool, ALICE)
+    async with pool.connection() as conn:
+        for _ in range(2):
+            await send(conn, command())
+        kept = await conn.fetch("SELECT name FROM pg_prepared_statements WHERE statement = $1", longest.sql)
+    assert longest.name == "enqueue_turn"
+    assert len(kept) == 1
