@@ -27,7 +27,6 @@ from turnstile.runtime.ports import Publisher
 from turnstile.schema.states import AgentStatus, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.roster_requests import (
-    AgentLine,
     AgentListReply,
     AgentPutReply,
     AgentPutRequest,
@@ -87,9 +86,10 @@ class RosterVerbs:
         """The project's agents, a page at a time."""
         wanted = request.parse(ListRequest)
         rows = await list_agents(self._pool, request.project_id, after=wanted.after, row_limit=wanted.limit + 1)
-        found, more = _page(rows, wanted.limit)
-        lines = tuple(AgentLine.model_validate(row.model_dump()) for row in found)
-        return AgentListReply(status=ReplyStatus.ACCEPTED, agents=lines, next=lines[-1].agent_id if more else None)
+        lines, more = _page(rows, wanted.limit)
+        return AgentListReply(
+            status=ReplyStatus.ACCEPTED, agents=tuple(lines), next=lines[-1].agent_id if more else None
+        )
 
     async def put_profile(self, request: VerbRequest) -> ProfilePutReply:
         """Store a profile; its agents have it from their next turn on."""

@@ -15,12 +15,12 @@ from turnstile.ledger.turns.lease import NewLease, dispatch_next
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonContent, Role, read_content
 from turnstile.schema.errors import BadRequest, Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
+from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
 from turnstile.schema.ids import worker_target as checked_target
 from turnstile.schema.profiles import Profile
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
-from turnstile.schema.wire.roster_requests import AgentPutRequest
+from turnstile.schema.wire.roster_requests import AgentLine, AgentPutRequest
 
 StatusAction = Literal["pause", "resume", "retire"]
 _STATUS: dict[StatusAction, AgentStatus] = {
@@ -67,20 +67,6 @@ class ProfileRow(Tolerant):
     tags: Json[list[str]]
     updated_at: datetime
     agents: int
-
-
-class AgentRow(Tolerant):
-    """An agent in `agent list`, with its head's status."""
-
-    agent_id: AgentId
-    worker_target: str
-    status: str
-    display_name: str | None
-    profile_name: str | None
-    head_status: str
-    active_agent_turn_id: AgentTurnId | None
-    turn_epoch: int
-    queued: int
 
 
 async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple[BoxId, bool, int]:
@@ -273,10 +259,10 @@ async def get_profile(pool: Pool, project: ProjectId, name: str) -> JsonObject:
 
 async def list_agents(
     pool: Pool, project: ProjectId, *, after: str | None = None, row_limit: int | None = None
-) -> list[AgentRow]:
+) -> list[AgentLine]:
     """The project's agents by id; all, or at most `row_limit` whose ids follow `after`."""
     page = {"project_id": project, "after": after, "row_limit": row_limit}
-    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentRow, **page))
+    return await pool.run(lambda conn: query("list_agents").all_as(conn, AgentLine, **page))
 
 
 async def put_tool(pool: Pool, project: ProjectId, tool: ToolDefinition) -> bool:

@@ -20,7 +20,7 @@ from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import Ring
-from turnstile.schema.wire import descriptions
+from turnstile.schema.wire import descriptions, roster_requests
 from turnstile.schema.wire.box_requests import AgentBoxes
 
 CARD = {"card_id", "content", "tool_calls", "tool_call_id", "metadata"}
@@ -113,7 +113,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "holder_of": {"holder"},
     "inject_timeouts": Ring,
     "is_served": {"served"},
-    "list_agents": roster.AgentRow,
+    "list_agents": roster_requests.AgentLine,
     "list_canceled_turns": thread_views.ThreadTurn,
     "list_due_agents": AGENT_KEY,
     "list_ended_messages": thread_views.EndedMessage,
