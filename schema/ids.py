@@ -77,8 +77,16 @@ def instance_id(project: ProjectId, channel: ChannelId, profile_name: str, kind:
 
     It begins with the profile's name as far as that can be part of a subject.
     """
-    parts = json.dumps([project, channel, profile_name.lower(), kind, name])
-    digest = hashlib.sha256(parts.encode()).hexdigest()
+    return _named_after(profile_name, [project, channel, profile_name.lower(), kind, name])
+
+
+def spawned_agent_id(profile_name: str, call: ToolCallId, task_index: int) -> AgentId:
+    """The id of the agent that a delegating call makes for one of its tasks; a repeat of the call means the same."""
+    return _named_after(profile_name, ["spawned", call, str(task_index)])
+
+
+def _named_after(profile_name: str, parts: list[str]) -> AgentId:
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     shown = re.sub(r"[^a-z0-9]+", "-", profile_name.lower())[:40].strip("-")
     return AgentId("-".join(filter(None, (shown, digest[:24]))))
 

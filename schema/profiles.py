@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.parameters import object_schema
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
 
@@ -87,6 +88,8 @@ class Profile(Strict):
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
+    delegation_policy: DelegationPolicy | None = Field(default=None, exclude_if=operator.not_)
+    """Whom its agents may delegate to; by default nobody."""
 
 
 STORED = {"stored": True}

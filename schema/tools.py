@@ -4,6 +4,7 @@ Anyone may have written a row, so it is kept raw; `options_of` parses its option
 """
 
 import re
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import (
@@ -25,8 +26,20 @@ from turnstile.schema.wire import subjects
 
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
-PMO_TOOLS = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
-"""Tools of v1r4's orchestrator; a tool of this name is served at `cmd.sys.pmo.internal.{name}`."""
+
+
+class PmoTool(StrEnum):
+    """Tools of v1r4's orchestrator, by which agents ask others; each is served at `cmd.sys.pmo.internal.{tool}`."""
+
+    DELEGATE_ASYNC = "delegate_async"
+    LAUNCH_PRINCIPAL = "launch_principal"
+    ASK_EXPERT = "ask_expert"
+    FORK_JOIN = "fork_join"
+    PROVISION_AGENT = "provision_agent"
+
+
+PMO_TOOLS = frozenset(str(each) for each in PmoTool)
+"""Their names, which no other tool has."""
 
 FUNCTION_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 """The function names that every provider accepts."""

@@ -24,6 +24,7 @@ from turnstile.transport.json_messages import decode_object, encode
 
 COMMANDS_CONSUMER: Final = "turnstile_bridge_verbs"
 UI_ACTIONS_CONSUMER: Final = "turnstile_ui_actions"
+PMO_CONSUMER: Final = "turnstile_pmo"
 THREAD_TURNS_CONSUMER: Final = "turnstile_thread_turns"
 _SECOND = 1_000_000_000
 _UI_ACTION_SECONDS = 5
@@ -214,6 +215,12 @@ async def declare_commands(conn: NatsConnection) -> None:
     """Declare the streams and the consumer of the durable verbs."""
     await declare_streams(conn)
     await declare_consumer(conn, COMMANDS_CONSUMER, subjects.BRIDGE_COMMANDS)
+
+
+async def declare_pmo(conn: NatsConnection) -> None:
+    """Declare the streams and the consumer of delegating calls."""
+    await declare_streams(conn)
+    await declare_consumer(conn, PMO_CONSUMER, subjects.PMO_COMMANDS)
 
 
 async def declare_ui_actions(conn: NatsConnection) -> None:

@@ -165,6 +165,14 @@ _SUBJECTS = (
         receivers=_TOOL,
     ),
     Entry(
+        subject="cmd.sys.pmo.internal.{tool}",
+        summary="A call by which an agent asks others. Who asks for what is read from the ledger alone.",
+        section="12",
+        payload=ToolCommandPayload,
+        headers=envelopes.ToolCommandHeaders,
+        receivers=(Role.BRIDGE,),
+    ),
+    Entry(
         subject="req.tool.{target}.{suffix}.{tool_call_id}",
         summary="Asks which replica runs a call, after a command was delivered again; no responders means: none.",
         transport=Transport.REQUEST,
@@ -241,7 +249,7 @@ _SUBJECTS = (
 
 ENTRIES: tuple[Entry, ...] = (*(entry for verb in VERBS for entry in verb.entries()), *_SUBJECTS)
 
-NOT_SPOKEN = frozenset({"cmd.sys.pmo.internal.{tool}"})
+NOT_SPOKEN = frozenset[str]()
 """Subjects of protocol §5 that are not implemented yet."""
 
 

@@ -19,6 +19,7 @@ PARAMETERS = {
     "target": "The tool service, by the tool's `target_subject`.",
     "suffix": "The tool in its service, by the tool's `target_subject`; it may have more than one token.",
     "tool_call_id": "The call.",
+    "tool": "The delegating tool: delegate_async, ask_expert, launch_principal, provision_agent or fork_join.",
 }
 """The parameters of subjects: each is one token of A-Z a-z 0-9 _ -, at most 128 characters, except `suffix`."""
 _WORD = r"[A-Za-z0-9_-]{1,128}"

@@ -17,6 +17,7 @@ EVT_SUBJECTS = f"cg.{VERSION}.*.*.evt.>"
 BRIDGE_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.bridge.*"
 BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
 UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
+PMO_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.pmo.internal.*"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
 _PROBE = "_probe"
@@ -134,6 +135,11 @@ def probe_event(project: ProjectId, channel: ChannelId) -> str:
 def tool_target(target: str, suffix: str) -> str:
     """`target_subject` of a tool's row: the subject of its commands, with placeholders for project and channel."""
     return f"cg.{VERSION}.{{project_id}}.{{channel_id}}.{_tool_command(target, suffix)}"
+
+
+def pmo_target(tool: str) -> str:
+    """`target_subject` of a delegating tool's row: `cmd.sys.pmo.internal.{tool}`."""
+    return f"cg.{VERSION}.{{project_id}}.{{channel_id}}.cmd.sys.pmo.internal.{token(tool, 'tool_name')}"
 
 
 def tool_commands_filter(project: ProjectId | None, target: str, suffix: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from tests.conftest import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
+from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
@@ -101,6 +102,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
     },
+    "find_targets": targets.Target,
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._EarlierMessage,
     "find_roles": {"role", "found", "is_owner"},
@@ -182,6 +184,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "reject": NOTHING,
     "release_claims": {"inbox_id"},
     "release_stale_claims": AGENT_KEY,
+    "provision_agent": {"verdict"},
+    "provision_facts": provision.Facts,
     "remove_tool": {"tool_name"},
     "replace_boxes": set(AgentBoxes.model_fields) | {"verdict"},
     "report_call": {

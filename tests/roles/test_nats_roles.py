@@ -21,6 +21,8 @@ MAY: dict[str, tuple[str, ...]] = {
     "bridge": (
         *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.agent.t.wakeup", "cmd.tool.a.b", "cmd.tool.a.b.c")),
         *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.sys.bridge.stop", "evt.agent.a.task", "evt.sys.pump.reply")),
+        "pub cg.v1r4.p.c.cmd.sys.pmo.internal.fork_join",
+        f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_pmo.cg.v1r4.*.*.cmd.sys.pmo.internal.*",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_wakeup_t.cg.v1r4.*.*.cmd.agent.t.wakeup",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_bridge_verbs.cg.v1r4.*.*.cmd.sys.bridge.*",
         f"pub $JS.API.CONSUMER.CREATE.{CMD}.turnstile_ui_actions.cg.v1r4.*.*.cmd.sys.ui.action",
@@ -36,6 +38,7 @@ MAY: dict[str, tuple[str, ...]] = {
     "worker": (
         *(f"pub cg.v1r4.p.c.{rest}" for rest in ("cmd.agent.t.wakeup", "cmd.tool.a.b", "cmd.sys.bridge.stop")),
         *(f"pub cg.v1r4.p.c.{rest}" for rest in ("evt.agent.a.task", "evt.sys.pump.reply", "str.agent.a.chunk")),
+        "pub cg.v1r4.p.c.cmd.sys.pmo.internal.fork_join",
         *(f"pub _INBOX_{user}.x" for user in ("client", "operator", "client_other")),
         f"pub $JS.API.STREAM.INFO.{EVT}",
     ),
@@ -113,6 +116,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     ),
     "tool": (
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.enqueue" for way in ("req", "cmd")),
+        "pub cg.v1r4.demo.c.cmd.sys.pmo.internal.fork_join",
         "pub cg.v1r4.demo.c.req.sys.bridge.stop",
         *(f"pub cg.v1r4.other.c.req.sys.bridge.{verb}" for verb in ("describe", "report")),
         "pub cg.v1r4.other.c.cmd.sys.bridge.report",
@@ -136,6 +140,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS),
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         "pub cg.v1r4.demo.c.cmd.tool.text.count",
+        "pub cg.v1r4.demo.c.cmd.sys.pmo.internal.fork_join",
         f"pub $JS.API.CONSUMER.MSG.NEXT.{CMD}.{TOOL}",
         f"pub $JS.API.STREAM.INFO.{EVT}",
         f"pub $JS.ACK.{CMD}.{TOOL}.1.1.1.1.1",

@@ -19,9 +19,11 @@ from turnstile.temporal.plugin import turnstile_plugin
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.streams import (
     COMMANDS_CONSUMER,
+    PMO_CONSUMER,
     THREAD_TURNS_CONSUMER,
     UI_ACTIONS_CONSUMER,
     declare_commands,
+    declare_pmo,
     declare_streams,
     declare_thread_turns,
     declare_ui_actions,
@@ -74,6 +76,7 @@ async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: b
     consumers = [
         COMMANDS_CONSUMER,
         THREAD_TURNS_CONSUMER,
+        PMO_CONSUMER,
         *(wakeup_consumer(target) for target in settings.worker.worker_targets),
         *([UI_ACTIONS_CONSUMER] if settings.bridge.ui_actions else []),
     ]
@@ -84,6 +87,7 @@ async def _declare(settings: Settings, conn: NatsConnection) -> None:
     await declare_streams(conn, gone_seconds=0)
     await declare_commands(conn)
     await declare_thread_turns(conn)
+    await declare_pmo(conn)
     for target in settings.worker.worker_targets:
         await declare_wakeups(conn, target)
     if settings.bridge.ui_actions:

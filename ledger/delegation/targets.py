@@ -1,0 +1,61 @@
+"""Looks up whom a delegating call names, and what its caller may (protocol §12.1). Only reads, one round trip each."""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from pydantic import Json, ValidationError
+from pydantic_core import to_json
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.cards import box_cards
+from turnstile.schema.base import Tolerant
+from turnstile.schema.cards import CardType, JsonContent, readable_content
+from turnstile.schema.delegation.policy import DelegationPolicy
+from turnstile.schema.ids import AgentId, BoxId, ProjectId
+
+Kind = Literal["profile", "agent"]
+
+
+class Target(Tolerant):
+    """A profile by its name, or an agent with its profile. What is not there is None."""
+
+    kind: Kind
+    ref: str
+    agent_id: AgentId | None
+    display_name: str | None
+    output_box_id: BoxId | None
+    """Where the agent's turn in hand writes, else where its last one did."""
+    profile_box_id: BoxId | None
+    profile_name: str | None
+    worker_target: str | None
+    """The profile's."""
+    tags: Json[list[str]]
+    """The profile's."""
+
+
+async def find_targets(
+    conn: Connection, project: ProjectId, wanted: Collection[tuple[Kind, str]]
+) -> dict[tuple[Kind, str], Target]:
+    """What these references name, each of them."""
+    named = to_json([{"kind": kind, "ref": ref} for kind, ref in wanted]).decode()
+    found = await query("find_targets").all_as(conn, Target, project_id=project, wanted=named)
+    return {(each.kind, each.ref): each for each in found}
+
+
+async def policy_of(conn: Connection, project: ProjectId, profile: BoxId) -> DelegationPolicy | None:
+    """The policy of the profile in this box; None if it has none, or one that cannot be read."""
+    for card in reversed(await box_cards(conn, project, profile) or ()):
+        content = readable_content(card) if card.type == CardType.PROFILE else None
+        if not isinstance(content, JsonContent) or not isinstance(content.data, dict):
+            continue
+        given = content.data.get("delegation_policy")
+        try:
+            return None if given is None else DelegationPolicy.model_validate(given)
+        except ValidationError:
+            return None
+    return None
+
+
+def references(strategies: Sequence[tuple[str, str]]) -> set[tuple[Kind, str]]:
+    """What tasks of these strategies and references name."""
+    return {("profile" if strategy == "new" else "agent", ref) for strategy, ref in strategies}

@@ -1,0 +1,19 @@
+-- Whom delegating calls name (protocol §12.1).
+
+-- name: find_targets :many
+-- The profiles and agents that are wanted, one row each; what is not there is null.
+SELECT w.kind, w.ref, a.agent_id, a.display_name, coalesce(h.output_box_id, m.last_output_box_id)::text AS output_box_id,
+       p.profile_box_id, p.name AS profile_name, p.worker_target, coalesce(p.tags, '[]')::text AS tags
+FROM jsonb_to_recordset(:wanted::jsonb) w (kind text, ref text)
+LEFT JOIN LATERAL (  -- OFFSET 0: each of these by its key, however many are wanted
+    SELECT a.* FROM resource.project_agents a
+    WHERE w.kind = 'agent' AND a.agent_id = w.ref AND a.project_id = :project_id OFFSET 0) a ON true
+LEFT JOIN LATERAL (
+    SELECT p.* FROM resource.profiles p
+    WHERE w.kind = 'profile' AND lower(p.name) = lower(w.ref) AND p.project_id = :project_id
+    UNION ALL
+    SELECT p.* FROM resource.profiles p
+    WHERE w.kind = 'agent' AND p.profile_box_id = a.profile_box_id::text AND p.project_id = :project_id
+    LIMIT 1) p ON true
+LEFT JOIN state.agent_state_head h ON h.agent_id = a.agent_id AND h.project_id = :project_id AND h.status <> 'idle'
+LEFT JOIN state.agent_state_pointers m ON m.agent_id = a.agent_id AND m.project_id = :project_id;
