@@ -13,8 +13,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
 
-from tests.conftest import Databases
 from tests.e2e.scripts.python import BUG
+from tests.support.databases import Databases
 from tests.support.processes.stack import PATIENT, Stack, open_stack, script_names
 from tests.support.tenants import Ended, Tenant, new_tenant
 from tests.workflows.recordings import replay
