@@ -85,8 +85,8 @@ RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
--- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published. With a
--- memory.cut among the cards: where turns begin to read the box from now on (§7.3).
+-- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
+-- head's deadline is the earliest of theirs. With a memory.cut among the cards: where turns begin to read the box from now on (§7.3).
 -- result: done | already (committed before, and the gate is open). No row: stale.
 WITH
 head AS (
@@ -134,8 +134,10 @@ cut AS (  -- the card that is kept is in the box, or comes with this step
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
                                           deadline)
-    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id, head.resume_deadline FROM head
-    CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[]) c (id, name, card_id)
+    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id,
+           head.resume_deadline + make_interval(secs => c.wait_seconds - :wait_seconds::float8) FROM head
+    CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[], :call_waits::float8[])
+               c (id, name, card_id, wait_seconds)
 ),
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,

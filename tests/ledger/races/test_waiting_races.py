@@ -48,7 +48,7 @@ from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection
 from turnstile.ledger.turns.lease import claim_inbox
-from turnstile.ledger.turns.steps import commit_step
+from turnstile.ledger.turns.steps import CommittedStep, commit_step
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts, report_call
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, uuid7
@@ -217,6 +217,20 @@ async def test_8_timeouts_that_waited_for_an_apply_leave_its_calls_alone(agents:
     assert [ring.inbox_id for ring in rings if ring.message_type == "timeout"] == ["timeout-b"]
     assert await waits(agents) == {"a": "applied", "b": "waiting"}
     assert (await head(agents))["waiting_tool_count"] == 1
+
+
+async def test_8_timeouts_that_waited_for_the_next_calls_leave_them_and_their_deadline_alone(agents: Pool) -> None:
+    turn = await sleeper(agents, "a", wait_seconds=0)
+    answer = await told(agents, "a")
+
+    async def answered_and_suspended_again(conn: Connection) -> CommittedStep:
+        await apply_reports(conn, turn, [answer])
+        return await commit_step(conn, turn, call_record(turn, 2, "b", wait_seconds=60))
+
+    rings = await overtaken(agents, answered_and_suspended_again, expire(agents, turn))
+    assert rings == []
+    assert (await head(agents))["resume_deadline"] is not None
+    assert await waits(agents) == {"a": "applied", "b": "waiting"}
 
 
 async def test_a_report_that_waited_for_one_by_sql_does_not_say_received(agents: Pool) -> None:
