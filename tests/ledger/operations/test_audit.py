@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from lab.benchmarks.audit import fill
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, PROJECT, add_agents, ask
 from tests.support.ledger.healthy import make_healthy
 from tests.support.ledger.invariants import violations
@@ -231,7 +231,7 @@ DAMAGES = [
         {"agent_id": "bob", "agent_turn_id": "$asleep"},
     ),
     Damage("deadlines_are_kept", head("bob", f"resume_deadline = {LATE}"), {"agent_turn_id": "$asleep"}),
-    Damage(
+    Damage(  # with a report that is there
         "deadlines_are_kept", head("bob", f"resume_deadline = NULL, updated_at = {LATE}"), {"agent_turn_id": "$asleep"}
     ),
     Damage(
