@@ -69,18 +69,27 @@ async def declare_search_attributes(client: Client) -> list[str]:
     kinds = {key.name: _INDEXED_TYPES[key.indexed_value_type] for key in options.SEARCH_ATTRIBUTES}
     if await are_known(client):
         return list(kinds)
-    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
     try:
-        await client.operator_service.add_search_attributes(request)
+        for name, kind in kinds.items():  # each alone: one that is there would refuse the others with it
+            await _declare(client, name, kind)
     except RPCError as error:
         if error.status in _DENIED:
             missing = ", ".join(f"{key.name} ({key.indexed_value_type.name})" for key in options.SEARCH_ATTRIBUTES)
             raise ConfigError(
                 f"this client may not create search attributes; create these in namespace {client.namespace}: {missing}"
             ) from None
+        raise
+    return list(kinds)
+
+
+async def _declare(client: Client, name: str, kind: IndexedValueType.ValueType) -> None:
+    """Declare one search attribute, unless it is there."""
+    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes={name: kind})
+    try:
+        await client.operator_service.add_search_attributes(request)
+    except RPCError as error:
         if error.status != RPCStatusCode.ALREADY_EXISTS:
             raise
-    return list(kinds)
 
 
 async def ensure_readable(client: Client, worker_targets: Sequence[str]) -> None:

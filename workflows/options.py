@@ -62,7 +62,13 @@ TURN_CHANNEL = SearchAttributeKey.for_keyword("TurnChannel")
 TURN_STATUS = SearchAttributeKey.for_keyword("TurnStatus")
 TURN_EPOCH = SearchAttributeKey.for_int("TurnEpoch")
 WORKER_TARGET = SearchAttributeKey.for_keyword("WorkerTarget")
-SEARCH_ATTRIBUTES = (TURN_PROJECT, TURN_AGENT, TURN_CHANNEL, TURN_STATUS, TURN_EPOCH, WORKER_TARGET)
+TURN_ROOT = SearchAttributeKey.for_keyword("TurnRoot")
+TURN_PARENT = SearchAttributeKey.for_keyword("TurnParent")
+SEARCH_ATTRIBUTES = (
+    *(TURN_PROJECT, TURN_AGENT, TURN_CHANNEL, TURN_STATUS, TURN_EPOCH, WORKER_TARGET),
+    *(TURN_ROOT, TURN_PARENT),
+)
+"""The last two are set on turns that another turn asked for (protocol §12.9)."""
 
 
 def task_queue(worker_target: str) -> str:

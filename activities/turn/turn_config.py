@@ -25,6 +25,7 @@ from turnstile.schema.cards import (
     content_of,
     make_card,
 )
+from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
 from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
@@ -78,7 +79,10 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         return _pinned(turn, begun, begun.head.turn_config)
     profile = _profile(begun.profile)
     runtime = begun.head.runtime_config
-    found = build_tool_specs(tool_rows(begun.head.tools), profile.allowed_tools, runtime.choices)
+    rows = tool_rows(begun.head.tools)
+    known = {row.tool_name for row in rows}
+    rows += [row for name, row in kernel_tools().items() if name in profile.allowed_tools and name not in known]
+    found = build_tool_specs(rows, profile.allowed_tools, runtime.choices)
     for warning in found.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
     config = TurnConfig(

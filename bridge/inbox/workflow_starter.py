@@ -15,13 +15,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
+from turnstile.ledger.delegation.places import TreePlace, find_place
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import Claim
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.turns import TurnInput, TurnRef
+from turnstile.schema.wire import headers
 from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
 
@@ -72,7 +75,7 @@ class Starter(Claims):
         """Start the workflow of this row's turn, or release the row."""
         turn = claim.turn()
         try:
-            if await self.start(turn):
+            if await self.start(turn, place=await self._place(claim)):
                 hit(Fault.WORKFLOW_STARTED)
                 self.counts.started += 1
                 return
@@ -87,22 +90,39 @@ class Starter(Claims):
         log.warning("turn %s: its workflow has ended, and the ledger says that the turn is live", turn.agent_turn_id)
         await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
 
-    async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> bool:
+    async def _place(self, claim: Claim) -> TreePlace | None:
+        """Where the turn stands in its tree; it is looked up only for turns whose headers name a parent."""
+        turn = claim.agent_turn_id
+        if turn is None or headers.PARENT_TURN_ID not in claim.context_headers:
+            return None
+        try:
+            return await self._pool.run(lambda conn: find_place(conn, claim.project_id, turn))
+        except ServerUnavailable:  # the turn starts without the two attributes: they are for people
+            return None
+
+    async def start(
+        self,
+        turn: TurnRef,
+        reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE,
+        place: TreePlace | None = None,
+    ) -> bool:
         """Start the turn's workflow unless it runs; False if it is closed and may not be started again.
 
         Raises `RPCError` and `OSError` as the client does.
         """
         given = TurnInput.model_validate(turn.model_dump() | self._limits)
         try:
-            return await self._start_workflow(turn, given, reuse)
+            return await self._start_workflow(turn, given, reuse, place)
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
             # Temporal's data was wiped, and the search attributes with it: declare them again.
             await declare_search_attributes(self._client)
-            return await self._start_workflow(turn, given, reuse)
+            return await self._start_workflow(turn, given, reuse, place)
 
-    async def _start_workflow(self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy) -> bool:
+    async def _start_workflow(
+        self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy, place: TreePlace | None
+    ) -> bool:
         attributes = TypedSearchAttributes(
             [
                 SearchAttributePair(options.TURN_PROJECT, turn.project_id),
@@ -111,6 +131,7 @@ class Starter(Claims):
                 SearchAttributePair(options.TURN_STATUS, "running"),
                 SearchAttributePair(options.TURN_EPOCH, turn.turn_epoch),
                 SearchAttributePair(options.WORKER_TARGET, turn.worker_target),
+                *_in_tree(place),
             ]
         )
         try:
@@ -143,3 +164,13 @@ def _details(turn: TurnRef) -> str:
             f"- trace {turn.trace_id}",
         )
     )
+
+
+def _in_tree(place: TreePlace | None) -> list[SearchAttributePair[str]]:
+    """The attributes of a turn that another asked for."""
+    if place is None or place.parent_turn_id is None:
+        return []
+    return [
+        SearchAttributePair(options.TURN_ROOT, place.root_turn_id),
+        SearchAttributePair(options.TURN_PARENT, place.parent_turn_id),
+    ]

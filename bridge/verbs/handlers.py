@@ -13,6 +13,7 @@ from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.bridge.verbs.stop import stop_turn
 from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.intake import enqueue
@@ -33,7 +34,7 @@ from turnstile.schema.wire.box_requests import (
     BoxReplaceReply,
     BoxReplaceRequest,
 )
-from turnstile.schema.wire.descriptions import DescribeReply
+from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn
 from turnstile.schema.wire.inbox import (
     DescribeRequest,
     EnqueueReply,
@@ -113,7 +114,14 @@ class Verbs:
                 turn = await self.pool.run(lambda conn: describe_turn(conn, request.project_id, turn_id))
                 if turn is None:
                     raise Refused("unknown_turn", "the project has no such turn")
-                return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
+                if not wanted.tree:
+                    return DescribeReply(status=ReplyStatus.ACCEPTED, turn=turn)
+                nodes = await self.pool.run(lambda conn: tree(conn, request.project_id, turn_id))
+                return DescribeReply(
+                    status=ReplyStatus.ACCEPTED,
+                    turn=turn,
+                    tree=tuple(TreeTurn.model_validate(node.model_dump()) for node in nodes),
+                )
             case DescribeRequest(agent_turn_id=None, card_id=None, tool_call_id=str() as call_id):
                 call = await self.pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
                 if call is None:

@@ -127,6 +127,51 @@ class CallView(Tolerant):
     """The deadline until which the turn waits for it."""
 
 
+class TreeTurn(Tolerant):
+    """A turn in its tree. `tokens`, `cost` and `steps` are its own."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    parent_turn_id: AgentTurnId | None
+    """The turn that asked for it; null for the root."""
+    depth: int
+    """How far below the root it is."""
+    agent_id: AgentId
+    """Its agent."""
+    waited: bool
+    """Whether its parent waits for it."""
+    stopping: bool
+    """Whether it is being stopped, and not over."""
+    stop_reason: str | None
+    """Why it is or was stopped by what is above it."""
+    status: str
+    """Its outcome's status, else its head's, or `queued`."""
+    error_code: str | None
+    """Why it failed."""
+    created_at: datetime
+    """When it was enqueued."""
+    started_at: datetime | None
+    """When its first step began."""
+    ended_at: datetime | None
+    """When it ended."""
+    batch_id: str | None
+    """The batch that it is a task of."""
+    task_index: int | None
+    """Its place in that batch."""
+    label: str | None
+    """The name that the fork gave it."""
+    tool_call_id: ToolCallId | None
+    """The call whose batch it is a task of."""
+    batch_status: str | None
+    """The status of that batch."""
+    tokens: int
+    """Tokens of its model calls."""
+    cost: float | None
+    """In USD; null if no model of it has a price."""
+    steps: int
+    """Its committed steps."""
+
+
 class DescribeReply(Reply):
     """Reply to `describe`: a turn, a card or a call."""
 
@@ -136,6 +181,8 @@ class DescribeReply(Reply):
     """The card, if the request named one."""
     call: CallView | None = None
     """The call, if the request named one."""
+    tree: tuple[TreeTurn, ...] | None = None
+    """The whole tree of the turn, parents before children, if the request asked for it."""
 
 
 class ThreadLine(Tolerant):

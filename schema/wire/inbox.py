@@ -147,6 +147,8 @@ class DescribeRequest(Strict):
     """A card."""
     tool_call_id: ToolCallId | None = None
     """A call."""
+    tree: bool = False
+    """With a turn: whether to answer its whole tree, too."""
 
 
 class TurnPayload(Tolerant):

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from turnstile.bridge.delegation.commands import DelegatingCommands
+from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
@@ -80,11 +82,14 @@ class Bridge:
             throttle=throttle,
             telemetry=telemetry,
         )
+        delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
+        delegating = DelegatingCommands(conn, pool, publisher, delegation, telemetry=telemetry)
         listens = asyncio.Event()
         shared, exclusive = split_targets(settings.worker.worker_targets)
         jobs = [
             _serve(service, conn, listens, stop),
             commands.run(stop),
+            delegating.run(stop),
             self.claims.run(rules.starter, stop),
             Watchdog(pool, rules).run(stop),
             sign_on_bridge(pool, client.identity, stop),
@@ -119,6 +124,16 @@ async def _serve(service: VerbService, conn: NatsConnection, listens: asyncio.Ev
     await unless_stopped(stop, listen())
     await stop.wait()
     await service.stop(timeout=20)
+
+
+def delegation_limits(settings: Settings) -> DelegationLimits:
+    """What forks are held against, from the settings."""
+    return DelegationLimits(
+        depth_limit=settings.protocol.max_recursion_depth,
+        max_tasks=settings.pmo.fork_join_max_tasks,
+        deadline_seconds=settings.pmo.fork_join_default_deadline_seconds,
+        admission=settings.limits.admission,
+    )
 
 
 def safety_rules(

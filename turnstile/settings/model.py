@@ -223,6 +223,13 @@ class PumpSettings(Strict):
     max_open: int = Field(default=100, ge=1, le=10_000)
 
 
+class PmoSettings(Strict):
+    """`[pmo]`: agents that delegate to others (protocol §12); the names are v1r4's."""
+
+    fork_join_max_tasks: int = Field(default=1000, ge=1, le=10_000)
+    fork_join_default_deadline_seconds: Seconds = 900.0
+
+
 class LimitsSettings(Strict):
     """`[limits]`: request rate and live turns of one project; 0 means no limit (docs/limits.md)."""
 
@@ -290,6 +297,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
+    pmo: PmoSettings = PmoSettings()
     limits: LimitsSettings = LimitsSettings()
     retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()

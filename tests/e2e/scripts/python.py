@@ -58,7 +58,7 @@ def player(request: ModelRequest) -> ScriptLine:
     `{"attempts": [line, …]}`); then answers with the request.
     """
     told = next(each.content for each in request.messages if each.role == "user")
-    lines = json.loads(told)["steps"]
+    lines = json.JSONDecoder().raw_decode(told)[0]["steps"]  # the fields that are wanted may follow
     if request.step > len(lines):
         return mirror(request)
     tried = lines[request.step - 1].get("attempts", [lines[request.step - 1]])

@@ -78,6 +78,22 @@ async def show_all(
         session.out.remark(f"turns that did not succeed, in Temporal: {link}")
 
 
+@command(app, "tree", project=True)
+async def tree(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The id of a turn in the tree, or the beginning of it.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show it live until every turn is over.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.1, max=3600)] = 0.5,
+) -> None:
+    """Show the tree of turns that a turn is in: status, time, tokens and cost, own and with all below.
+
+    With --json one document, with --follow --json one line for each change.
+    """
+    from turnstile.cli.turns.turn_tree import show_tree
+
+    await show_tree(session, turn, follow=follow, interval=interval)
+
+
 @command(app, "stop", project=True, channel=True)
 async def stop(
     session: "Session",
