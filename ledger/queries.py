@@ -151,7 +151,7 @@ def _fragments() -> Mapping[str, tuple[list[str], str]]:
     return found
 
 
-_ROOMS = (".", "turns", "pump", "operations")
+_ROOMS = (".", "turns", "trees", "pump", "operations")
 
 
 @functools.cache

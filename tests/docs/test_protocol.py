@@ -79,14 +79,15 @@ async def test_each_column_is_there_and_written_unless_it_is_marked(defaults: di
 
 @cache
 def written(name: str) -> frozenset[str]:
-    """The columns of a table that a statement inserts or updates."""
+    """The columns of a table that a statement, or a function of the trees, inserts or updates."""
     found: set[str] = set()
-    for query in all_queries().values():
-        for insert in re.finditer(rf"INSERT INTO {re.escape(name)}(?: AS \w+)?\s*\(([^)]*)\)", query.sql):
+    functions = (ROOT / "ledger" / "migrations" / "0024_join_turns.sql").read_text(encoding="utf-8")
+    for sql in (*(query.sql for query in all_queries().values()), *functions.split(";")):
+        for insert in re.finditer(rf"INSERT INTO {re.escape(name)}(?: AS \w+)?\s*\(([^)]*)\)", sql):
             found |= {each.strip() for each in insert[1].split(",")}
-            if (conflict := re.search(r"DO UPDATE SET(.*)", query.sql[insert.end() :], re.DOTALL)) is not None:
+            if (conflict := re.search(r"DO UPDATE SET(.*)", sql[insert.end() :], re.DOTALL)) is not None:
                 found |= assigned(conflict[1])
-        for update in re.finditer(rf"UPDATE {re.escape(name)}(?: (?:AS )?\w+)? SET(.*)", query.sql, re.DOTALL):
+        for update in re.finditer(rf"UPDATE {re.escape(name)}(?: (?:AS )?\w+)? SET(.*)", sql, re.DOTALL):
             found |= assigned(update[1])
     return frozenset(found)
 
