@@ -4,7 +4,7 @@
 -- What is there: the agent, the agent that it is derived from, and the profiles that are named. What is not there is null.
 SELECT EXISTS (SELECT FROM state.identity_edges e WHERE e.edge_id = :edge_id AND e.project_id = :project_id) AS done,
        a.agent_id IS NOT NULL AS found, a.status, a.profile_box_id::text AS agent_profile_box_id, a.owner_agent_id, a.worker_target,
-       coalesce(a.tags, '[]')::text AS tags, coalesce(a.metadata, '{}')::text AS metadata, a.display_name, a.xmin::text AS version,
+       coalesce(a.tags, '[]') AS tags, coalesce(a.metadata, '{}') AS metadata, a.display_name, a.xmin::text AS version,
        f.profile_box_id::text AS source_profile_box_id,
        (SELECT to_jsonb(p)::text FROM resource.profiles p
         WHERE lower(p.name) = lower(:profile_name::text) AND p.project_id = :project_id) AS named_profile,

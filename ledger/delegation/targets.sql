@@ -3,7 +3,7 @@
 -- name: find_targets :many
 -- The profiles and agents that are wanted, one row each; what is not there is null.
 SELECT w.kind, w.ref, a.agent_id, a.display_name, coalesce(h.output_box_id, m.last_output_box_id)::text AS output_box_id,
-       p.profile_box_id, p.name AS profile_name, p.worker_target, coalesce(p.tags, '[]')::text AS tags
+       p.profile_box_id, p.name AS profile_name, p.worker_target, coalesce(p.tags, '[]') AS tags
 FROM jsonb_to_recordset(:wanted::jsonb) w (kind text, ref text)
 LEFT JOIN LATERAL (  -- OFFSET 0: each of these by its key, however many are wanted
     SELECT a.* FROM resource.project_agents a

@@ -16,6 +16,7 @@ from turnstile.ledger.operations import audit, export, monitor, recovery, remova
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
+from turnstile.ledger.trees import batches, tree_views
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
 from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
@@ -194,6 +195,22 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("worker_target", "context_headers"),
     },
     "request_stop": waiting.RequestedStop,
+    "find_call": batches.ParentCall,
+    "open_batch": {"verdict"},
+    "enqueue_children": {
+        *("task_index", "verdict", "agent_id", "agent_turn_id", "inbox_id", "turn_epoch", "leased_at", "worker_target"),
+        *("channel_id", "context_headers", "context_box_id", "output_box_id"),
+    },
+    "list_tasks": (set(batches.ForkedTask.model_fields) - {"lease"}) | {"batch_status"},
+    "find_delegated": {
+        *("agent_id", "agent_turn_id", "turn_epoch", "inbox_id", "status", "context_box_id", "output_box_id"),
+    },
+    "expire_batch": {"status"},
+    "list_due_batches": {"batch_id"},
+    "mark_tree": {"marked"},
+    "count_on_their_way": {"on_their_way"},
+    "list_rings": lease.Lease,
+    "list_tree": tree_views.TreeNode,
     "restart_turn": {"restart_count"},
     "retry_commands": sweep.SilentCall,
     "retry_dispatched": AGENT_KEY,
