@@ -201,6 +201,7 @@ MATRIX: dict[str, Make] = {
     "report, project in the header": lambda _, its: report(its.call, {headers.PROJECT_ID: its.project}),
     "describe agent_turn_id, asleep": lambda _, its: Case("describe", {"agent_turn_id": its.asleep}),
     "describe agent_turn_id, ended": lambda _, its: Case("describe", {"agent_turn_id": its.ended}),
+    "describe tree": lambda _, its: Case("describe", {"agent_turn_id": its.ended, "tree": True}),
     "describe card_id": lambda _, its: Case("describe", {"card_id": its.card}),
     "describe tool_call_id": lambda _, its: Case("describe", {"tool_call_id": its.call}),
     "describe, project in the header": lambda _, its: Case(
