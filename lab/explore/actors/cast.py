@@ -59,7 +59,12 @@ class Ended:
     """The step finds a result that ends the turn: no model is asked, and no step is made."""
 
 
-Step = Calls | Goes | Ends | Ended
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The step cuts the memory right before its turn, and another follows; only a first step that remembers may."""
+
+
+Step = Calls | Goes | Ends | Ended | Cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Script:
     """The letter of the turn whose output box it shares; its own by default."""
     action: bool = False
     """Whether it is a UI action."""
+    talk: str = ""
+    """The conversation that it is in: the first turn of it that is enqueued brings the box."""
 
     @property
     def turn(self) -> AgentTurnId:
@@ -176,7 +183,7 @@ def of_turn(script: Script, move: Move) -> Move:
     return replace(move, part=f"{'agent' if ends else 'turn'} {script.letter}", alone=True)
 
 
-_WITHIN = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop", "restart"}
+_WITHIN = {"begin", "call", "go-on", "cut", "report", "apply", "expire", "deadline", "announce", "stop", "restart"}
 """Moves that read and write rows of their turn only, and of its agent's head."""
 
 
@@ -206,6 +213,6 @@ def turn_ref(script: Script, row: Mapping[str, Any]) -> TurnRef:
         worker_target=TARGET,
         profile_box_id=BoxId(row["payload"]["profile_box_id"]),
         context_box_id=script.box_id("c"),
-        output_box_id=script.box_id("d"),
+        output_box_id=BoxId(row["payload"].get("output_box_id", script.box_id("d"))),
         trace_id=script.trace,
     )
