@@ -165,10 +165,10 @@ _NET_PARTS: Mapping[str, Sequence[str]] = {
 def part_of(view: View, part: str) -> Sequence[str]:
     """The rows that a move reads, or by which it finds that it has nothing to do.
 
-    `turn a` are the rows that name the turn, and whose each head is; `step a`, `stop a` and `end a`, too, as long as the
-    gate is open. Where the turn is in no head and no queue, every gate is closed: a step then reads nothing, an end the
-    outcome, a stop or an enqueue what was asked. `ask a` and `end a` have the queue, since they lease turns. `outcome a`
-    is the outcome. `live` are the rows of claims: what is not final. `net` are these and the outcomes.
+    `turn a` are the rows that name the turn, and whose each head is; `step a`, `stop a` and `end a` are these while the
+    gate is open. Where the turn is in no head and no queue, every gate is closed: a step then reads nothing, an end
+    the outcome, a stop or an enqueue what was asked. `ask a` and `end a` have the queue, since they lease turns.
+    `outcome a` is the outcome. `live` are the rows of claims: what is not final. `net` are these and the outcomes.
     """
     kind, _, letter = part.partition(" ")
     if part in _NET_PARTS:
