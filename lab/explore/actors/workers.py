@@ -67,8 +67,8 @@ def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
         if number <= recorded + 1:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: _begin(pool, turn, n))))
         if number <= begun:
-            moves += [_move(script, turn, number, each) for each in choices if _may_be(script, each, view)]
-            if stopping:
+            moves += [_move(script, turn, number, each, view) for each in choices if _may_be(script, each, view)]
+            if stopping and (number == 1 or not script.action):  # an action has one step: later it is ended without
                 moves.append(Move(f"cancel {name}", gated(lambda pool, n=number: _cancel(pool, turn, n))))
     if stopping:
 
@@ -97,7 +97,7 @@ def _may_be(script: Script, choice: Step, view: View) -> bool:
     return ended == isinstance(choice, Ended)
 
 
-def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
+def _move(script: Script, turn: TurnRef, number: int, choice: Step, view: View) -> Move:
     name = f"{script.letter} {number}"
     match choice:
         case Calls(names):
@@ -110,7 +110,8 @@ def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
         case Ends():
             return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number)))
         case Ended():
-            return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn)))
+            ending = _ended_by(script, turn, view)
+            return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn, ending)))
 
 
 async def _begin(pool: Pool, turn: TurnRef, number: int) -> str:
@@ -206,10 +207,18 @@ async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int) -> str
     return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record))).result
 
 
-async def _terminate(pool: Pool, turn: TurnRef) -> str:
-    card = _deliverable(turn)
-    ending = Ending(TurnStatus.SUCCESS, card.card_id)
-    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, cards=[card]))).result
+def _ended_by(script: Script, turn: TurnRef, view: View) -> Ending:
+    """The end by the result of a call: of one that ends the turn, or of a UI action's only one."""
+    ends = {script.call(number, name) for number, name, ends in script.calls() if ends or script.action}
+    rows = view.all("turn_waiting_tools", agent_turn_id=script.turn)
+    card = next((row["tool_result_card_id"] for row in rows if row["tool_call_id"] in ends), None)
+    timed_out = any(row["tool_call_id"] in ends and row["wait_status"] == "expired" for row in rows)
+    status = TurnStatus.TIMEOUT if timed_out else TurnStatus.SUCCESS
+    return Ending(status, _deliverable(turn).card_id, tool_result_card_id=card)
+
+
+async def _terminate(pool: Pool, turn: TurnRef, ending: Ending) -> str:
+    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, cards=[_deliverable(turn)]))).result
 
 
 async def _cancel(pool: Pool, turn: TurnRef, number: int) -> str:
