@@ -2,18 +2,21 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.databases import Databases
 from tests.support.processes.hatchery import shared_hatchery
 from tests.support.processes.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
-from turnstile.schema.ids import uuid7
 
 settings.register_profile(
     "default",
@@ -26,6 +29,8 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile("default")
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
 FUZZ_CASES = 5_000
 """In the usual run."""
 
@@ -117,41 +122,20 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Endpoints]:
+def servers_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the session's servers keep their files: in memory if there is much, since they make and drop thousands."""
+    if MEMORY.is_dir() and disk_usage(MEMORY).free >= MEMORY_BYTES:
+        with TemporaryDirectory(prefix="turnstile-tests-", dir=MEMORY) as name:
+            yield Path(name)
+    else:
+        yield tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+async def servers(servers_path: Path) -> AsyncIterator[Endpoints]:
     """PostgreSQL, NATS and Temporal, empty."""
-    async with EmbeddedServers(tmp_path_factory.mktemp("servers") / ".turnstile") as running:
+    async with EmbeddedServers(servers_path / ".turnstile") as running:
         yield running.endpoints
-
-
-class Databases:
-    """Makes and drops databases on the session's server."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._pool = Pool(self.url("postgres"), size=1)
-
-    def url(self, name: str) -> str:
-        """The address of a database."""
-        return f"{self._url.rpartition('/')[0]}/{name}"
-
-    async def execute(self, statement: str) -> None:
-        """Run a statement that concerns the whole server."""
-        async with self._pool.connection() as conn:
-            await conn.execute(statement)
-
-    async def close(self) -> None:
-        """The server itself goes on."""
-        await self._pool.close()
-
-    async def create(self, template: str = "template0") -> str:
-        """A new database; returns its name."""
-        name = f"t_{uuid7().replace('-', '')}"
-        await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        return name
-
-    async def drop(self, name: str) -> None:
-        """Gone, whoever is connected."""
-        await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")
@@ -177,9 +161,9 @@ async def migrated(databases: Databases) -> str:
 @pytest.fixture
 async def database_url(databases: Databases, migrated: str) -> AsyncIterator[str]:
     """A migrated, empty database of this test alone."""
-    name = await databases.create(migrated)
+    name = await databases.lend(migrated)
     yield databases.url(name)
-    await databases.drop(name)
+    await databases.take_back(name)
 
 
 @pytest.fixture

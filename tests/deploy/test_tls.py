@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.deploy.tls import Certificates, make_certificates, tls_before
+from tests.support.databases import Databases
 from tests.support.processes.nats_server import NatsServer, eventually
 from turnstile.doctor.examine import examine
 from turnstile.embedded import Endpoints

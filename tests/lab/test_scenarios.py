@@ -14,8 +14,8 @@ from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
 from lab.bench.plan import Plan, Scenario
 from lab.bench.run import RUNNERS
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.turnstile.support import launch, processes_of, read_until, turnstile, until_gone
 from turnstile.embedded import Endpoints
 from turnstile.settings import Settings, load_settings

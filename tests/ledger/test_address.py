@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from lab.bench.yardsticks.postgres import scratch_database
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from turnstile.ledger.address import read_address
 from turnstile.ledger.migrate import migrate, pending
 from turnstile.ledger.operations.exclusive import LockTimes, try_hold

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
@@ -30,15 +30,16 @@ Refusal = asyncpg.RestrictViolationError
 
 
 @pytest.fixture(scope="module")
-async def busy(databases: Databases, populated: str) -> AsyncIterator[Pool]:
+async def busy(databases: Databases, migrated: str) -> AsyncIterator[Pool]:
     """Alice and Bob have a turn, and Alice's next one waits. For statements that are refused and change nothing."""
-    name = await databases.create(populated)
+    name = await databases.lend(migrated)
     pool = Pool(databases.url(name))
+    await add_agents(pool, ALICE, BOB)
     for agent in (ALICE, BOB, ALICE):
         await ask(pool, agent)
     yield pool
     await pool.close()
-    await databases.drop(name)
+    await databases.take_back(name)
 
 
 @pytest.mark.parametrize(

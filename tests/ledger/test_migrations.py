@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import rows
 from turnstile.ledger import migrate as module
 from turnstile.ledger import pool as pool_module

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep

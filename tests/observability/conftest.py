@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tests.conftest import Databases
 from tests.observability.collector import Collector, collecting
 from tests.sdk.tools.stack import TARGET, Stack
+from tests.support.databases import Databases
 from tests.support.paths import TESTS
 from tests.support.pump.pump import ORGANISM
 from tests.support.pump.troupe import TROUPE

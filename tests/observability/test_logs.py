@@ -11,8 +11,8 @@ import pytest
 
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, Fault, Said
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.processes.process import Processes, processes_of
 from tests.support.processes.stack import QUICK, Stack, open_stack
 from tests.support.pump.organism import Order

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.packaging.test_archives import build
+from tests.support.databases import Databases
 from tests.support.paths import ROOT, TESTS
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant

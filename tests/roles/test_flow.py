@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import pytest
 import yaml
 
-from tests.conftest import Databases
 from tests.roles.conftest import BRIDGE, WORKER
 from tests.roles.servers import ROOT, GuardedNats, login_url
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.net import net_of, terminate
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here

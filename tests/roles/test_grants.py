@@ -11,9 +11,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.conftest import Databases
 from tests.roles.conftest import BRIDGE, WORKER
 from tests.roles.servers import logged_in, login_url
+from tests.support.databases import Databases
 from tests.support.ledger.reach import SHARED, queries_of, used_by_processes
 from turnstile.ledger.grants import grant
 from turnstile.ledger.migrate import migrate

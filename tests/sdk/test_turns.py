@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import turnstile
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.processes.stack import open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from turnstile import BadRequest, Client, Refused, Turn

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 
 
 @pytest.fixture

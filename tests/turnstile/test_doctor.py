@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import rows
 from tests.support.processes.stack import Run, Stack, open_stack, running_here
 from turnstile.doctor.checks import Check

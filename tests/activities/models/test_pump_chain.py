@@ -9,7 +9,7 @@ import pytest
 
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import COMPLETION_TOKENS, PROMPT_TOKENS, Call, Fault, Said
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config

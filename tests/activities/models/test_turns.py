@@ -11,8 +11,8 @@ import pytest
 from tests.activities.models.asking import PROMPT
 from tests.activities.models.openai_stub import OpenAIStub
 from tests.activities.models.provider_stub import API_KEY, COMPLETION_TOKENS, PROMPT_TOKENS, Fault, Said
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from tests.support.processes.process import TurnstileProcess
 from tests.support.processes.stack import QUICK, Stack, open_stack, running_here

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY, PASSED, POINTS, Kind, played, unharmed
 from tests.support.processes.hatchery import Hatchery

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from lab.chaos.proxy import HOST, Proxy
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import DONE
 from tests.support.processes.net import unheard, workflow

@@ -16,8 +16,8 @@ from temporalio.api.history.v1 import History, HistoryEvent
 from temporalio.client import WorkflowHistory
 
 from examples.codec.server import application
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.stack import Config, Stack, open_stack, running_here
 from tests.support.pump.organism import Order

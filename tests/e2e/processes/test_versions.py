@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY
 from tests.support.processes.hatchery import Hatchery

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from pydantic import JsonValue
 
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from turnstile.embedded import Endpoints

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.pump.pump import Caller, assert_threads, calling_in, pump_config
 from turnstile.doctor.examine import examine

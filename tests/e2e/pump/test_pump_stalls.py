@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.processes.stack import QUICK, Stack, open_stack, running_here
 from tests.support.pump.organism import Order
 from tests.support.pump.pump import assert_threads, calling_in, pump_config

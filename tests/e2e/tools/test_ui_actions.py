@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.ledger.actions import (
     ARGS,
     acks,

@@ -9,7 +9,7 @@ from lab.explore.expansion import Explorer
 from lab.explore.states.place import Place
 from lab.explore.states.places import prepare_world
 from lab.explore.worlds import all_worlds
-from tests.conftest import Databases
+from tests.support.databases import Databases
 
 OpenExplorer = Callable[[str], Awaitable[Explorer]]
 

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from lab.benchmarks.audit import fill
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, PROJECT, add_agents, ask
 from tests.support.ledger.healthy import make_healthy
 from tests.support.ledger.invariants import violations

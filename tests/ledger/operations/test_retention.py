@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lab.benchmarks.audit import fill
-from tests.conftest import Databases
 from tests.ledger.plans.test_plans import literal, nodes
+from tests.support.databases import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import Databases
 from tests.ledger.plans.test_plans import Explained, Explaining, Statement, nodes
+from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, PROJECT, TARGET, add_agents, ask, command, send
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tests.conftest import Databases
 from tests.ledger.plans.test_plans import ROWS, Explained, Explaining, nodes
 from tests.ledger.plans.test_threads_plans import FILL as PASTS
+from tests.support.databases import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,

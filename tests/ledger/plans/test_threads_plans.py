@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.ledger.plans.test_plans import FILL as TURNS
 from tests.ledger.plans.test_plans import Explained, Explaining, assert_cheap
+from tests.support.databases import Databases
 from tests.support.ledger.agents import ALICE, BOB, PROJECT, add_agents, ask, drain, play
 from tests.support.pump.threads import RESPONSE, Talk, message, new_ref, sent_by
 from turnstile.ledger.pool import Pool

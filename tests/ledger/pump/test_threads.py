@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import PROJECT, rows, value
 from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import AGAIN, RESPONSE, USER, Talk, forward, message, new_ref, sent_by, talk

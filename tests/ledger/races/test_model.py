@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
@@ -116,7 +116,7 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.name = self.run(self.databases.create(self.template))
+        self.name = self.run(self.databases.lend(self.template))
         self.pool = Pool(self.databases.url(self.name), size=2)
         self.run(add_agents(self.pool, *AGENTS))
         self.agents = {agent: Agent() for agent in AGENTS}
@@ -125,7 +125,7 @@ class Ledger(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.run(self.pool.close())
-        self.run(self.databases.drop(self.name))
+        self.run(self.databases.take_back(self.name))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(coroutine)

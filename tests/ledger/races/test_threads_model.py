@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.pump.pump import assert_threads
 from tests.support.pump.threads import USER, Talk, forward, message, sent_by, talk
 from turnstile.embedded import Endpoints

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Databases
 from tests.support.ledger.agents import (
     ALICE,
     BOB,
     CAROL,
     PROJECT,
     TARGET,
+    add_agents,
     ask,
     begin,
     claim,
@@ -60,16 +60,15 @@ def reporting(call: str) -> Transition:
 
 
 @pytest.fixture
-async def counting(databases: Databases, populated: str) -> AsyncIterator[Counting]:
+async def counting(database_url: str) -> AsyncIterator[Counting]:
     """Alice, Bob and Carol behind a counting pool; the invariants hold when the test ends, and nothing deadlocked."""
-    name = await databases.create(populated)
-    pool = Counting(databases.url(name), size=12)
+    pool = Counting(database_url, size=12)
+    await add_agents(pool, ALICE, BOB, CAROL)
     yield pool
     assert pool.deadlocks == 0
     async with pool.connection() as conn:
         await assert_invariants(conn)
     await pool.close()
-    await databases.drop(name)
 
 
 async def test_a_report_that_waits_for_its_call_holds_nothing_that_a_timeout_wants(counting: Counting) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
 from tests.sdk.tools.stack import TARGET, Stack, fresh
+from tests.support.databases import Databases
 from turnstile.embedded import Endpoints
 from turnstile.ledger.pool import Pool
 from turnstile.processes.migration import migrate_all

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.processes.stack import QUICK, SCRIPTS, Config, Stack, open_stack
 from turnstile.embedded import Endpoints
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.ledger.agents import rows
 from tests.support.ledger.healthy import make_healthy
 from tests.turnstile.support import Ran, turnstile

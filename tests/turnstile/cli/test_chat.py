@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.turnstile.support import ENVIRONMENT, PROGRAM, Ran, turnstile

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.benchmarks.audit import fill
-from tests.conftest import Databases
 from tests.support.conditions import until
+from tests.support.databases import Databases
 from tests.support.ledger.agents import value
 from tests.turnstile.support import Ran, launch, turnstile
 from turnstile.ledger.operations.audit import Bounds, Scope, audit

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.conftest import Databases
+from tests.support.databases import Databases
 from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.turnstile.support import launch, read_until, turnstile
 from turnstile.embedded import Endpoints

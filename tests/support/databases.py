@@ -1,0 +1,132 @@
+"""Databases for tests: cloned from a template; one of which only rows were changed is emptied for the next test."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from turnstile.ledger.pool import Pool, Session, connect
+from turnstile.schema.ids import uuid7
+
+# What a test may change beside rows. Storage and statistics are not in it: emptying a table changes them too.
+SHAPE: Final = """
+md5(concat_ws(';',
+    (SELECT string_agg(concat_ws(',', oid, relname, relnamespace, relowner, relacl, reloptions, relhastriggers), ';'
+                       ORDER BY oid) FROM pg_class WHERE oid >= 16384),
+    (SELECT string_agg(a::text, ';' ORDER BY attrelid, attnum) FROM pg_attribute a WHERE attrelid >= 16384),
+    (SELECT string_agg(t::text, ';' ORDER BY oid) FROM pg_trigger t),
+    (SELECT string_agg(p::text, ';' ORDER BY oid) FROM pg_proc p WHERE oid >= 16384),
+    (SELECT string_agg(c::text, ';' ORDER BY oid) FROM pg_constraint c WHERE oid >= 16384),
+    (SELECT string_agg(n::text, ';' ORDER BY oid) FROM pg_namespace n),
+    (SELECT string_agg(s::text, ';' ORDER BY setrole) FROM pg_db_role_setting s
+     WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())),
+    (SELECT datacl::text FROM pg_database WHERE datname = current_database())))
+"""
+OTHERS: Final = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+# Triggers that guard rows sleep meanwhile. A small table keeps its pages: to make new files costs more than the rest.
+EMPTY: Final = """
+DO $$ DECLARE found record; large text[] := '{{}}';
+BEGIN
+    SET LOCAL session_replication_role = replica;
+    FOR found IN
+        SELECT c.oid, c.oid::regclass::text AS name, c.reltuples >= 0 OR pg_relation_size(c.oid) > 65536 AS is_large
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.oid >= 16384 AND c.relkind = 'r' AND n.nspname IN ('state', 'resource', 'public')
+              AND pg_relation_size(c.oid) > 0 AND c.oid <> ALL (ARRAY[{kept}]::oid[])
+    LOOP
+        IF found.is_large THEN
+            large := large || found.name;
+            DELETE FROM pg_statistic WHERE starelid = found.oid;
+        ELSE
+            EXECUTE 'DELETE FROM ' || found.name;
+        END IF;
+    END LOOP;
+    IF large <> '{{}}' THEN  -- together: some refer to others
+        EXECUTE format('TRUNCATE %s CASCADE', array_to_string(large, ', '));
+    END IF;
+    PERFORM setval(seqrelid, seqstart, false) FROM pg_sequence;
+END $$
+"""
+# The template has rows in these, which stay as they are.
+KEPT: Final = """
+SELECT c.oid, c.oid::regclass::text AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid >= 16384 AND c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+      AND pg_relation_size(c.oid) > 0
+"""
+
+
+class Databases:
+    """Makes and drops databases on the session's server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool = Pool(self.url("postgres"), size=1)
+        self._free: list[str] = []
+        self._kept: Sequence[tuple[int, str]] = ()
+        self._fresh: list[object] = []
+
+    def url(self, name: str) -> str:
+        """The address of a database."""
+        return f"{self._url.rpartition('/')[0]}/{name}"
+
+    async def execute(self, statement: str) -> None:
+        """Run a statement that concerns the whole server."""
+        async with self._pool.connection() as conn:
+            await conn.execute(statement)
+
+    async def close(self) -> None:
+        """The server itself goes on."""
+        await self._pool.close()
+
+    async def create(self, template: str = "template0") -> str:
+        """A new database; returns its name."""
+        name = f"t_{uuid7().replace('-', '')}"
+        await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    async def drop(self, name: str) -> None:
+        """Gone, whoever is connected."""
+        await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def lend(self, template: str) -> str:
+        """A database like the template, which is the same at each call; give it back by `take_back`."""
+        if self._free:
+            return self._free.pop()
+        name = await self.create(template)
+        if not self._fresh:
+            conn = await self._connect(name)
+            self._kept = [(row["oid"], row["name"]) for row in await conn.fetch(KEPT)]
+            self._fresh = await self._print(conn)
+            conn.terminate()
+        return name
+
+    async def take_back(self, name: str) -> None:
+        """Empty it for the next one; drop it where somebody is still connected or more than rows changed."""
+        conn = await self._connect(name)
+        is_clean = await self._is_left(conn) and await self._print(conn) == self._fresh
+        if is_clean:
+            await conn.execute(EMPTY.format(kept=", ".join(str(oid) for oid, _ in self._kept)))
+        conn.terminate()
+        if is_clean:
+            self._free.append(name)
+        else:
+            await self.drop(name)
+
+    async def _connect(self, name: str) -> Session:
+        return await connect(self.url(name), server_settings={"jit": "off"})
+
+    async def _is_left(self, conn: Session) -> bool:
+        """By all others; a session ends a moment after its client closed it."""
+        for _ in range(20):
+            if not await conn.fetch(OTHERS):
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    async def _print(self, conn: Session) -> list[object]:
+        """Of all but rows, and of the rows that the template has."""
+        rows = [f"(SELECT md5(string_agg(t::text, ';' ORDER BY t::text)) FROM {name} t)" for _, name in self._kept]  # noqa: S608 -- names that the server quoted
+        [found] = await conn.fetch(f"SELECT {', '.join((SHAPE, *rows))}")
+        return list(found.values())
