@@ -48,11 +48,11 @@ $(DEV_STAMP): $(STAMP) requirements-dev.lock
 
 # MODEL=local: a model on this machine, whose server and weights are only then installed.
 demo: $(STAMP) $(if $(filter local local/%,$(MODEL)),$(LOCAL_STAMP))
+	$(if $(filter local local/smollm2,$(MODEL)),$(BIN)/turnstile model fetch smollm2)
 	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL:local=local/smollm2)) $(ARGS)
 
 $(LOCAL_STAMP): $(STAMP) requirements-local.lock
 	$(PIP) install --quiet --require-hashes -r requirements-local.lock
-	$(BIN)/turnstile model fetch smollm2
 	@touch $@
 
 demo-pump: $(STAMP)

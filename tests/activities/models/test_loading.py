@@ -80,6 +80,20 @@ async def test_warming_up_depends_on_the_profiles(pool: Pool, model: str, loads:
     await real.close()
 
 
+@pytest.mark.parametrize(("model", "started"), [("scripted/echo", []), ("openai/gpt-4o", []), ("local/mine", ["mine"])])
+async def test_a_local_model_that_a_profile_names_is_started(pool: Pool, model: str, started: list[str]) -> None:
+    asked: list[str] = []
+
+    async def address(name: str) -> str:
+        asked.append(name)
+        return "http://127.0.0.1:1/v1"
+
+    for number in range(2):  # one server for all profiles that name it
+        await put_profile(pool, ProjectId("p"), Profile(name=f"x{number}", llm_config=LlmConfig(model=model)))
+    await Models(Settings(), address, Counted()).warm_up(pool)
+    assert asked == started
+
+
 async def test_closing_leaves_nothing(provider: type[ProviderStub], key_file: Path) -> None:
     """No task, no open connection; closing twice is allowed, and asking again opens anew."""
     before = asyncio.all_tasks()

@@ -68,12 +68,11 @@ class Partner:
 
 def profile_of_model(model: str, target: str) -> Profile:
     """A profile for talking to a model: it remembers the conversation, of which the earliest turns leave a full one."""
-    prompt = "You are a helpful assistant. Answer in a few sentences."
     config, memory = LlmConfig(model=model), Memory(keep="conversation")
     return Profile(
         name=OF_MODEL,
         worker_target=target,
-        system_prompt_template=prompt,
+        system_prompt_template="You are a helpful assistant.",
         llm_config=config,
         memory=memory,
         instances=True,
