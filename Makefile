@@ -7,7 +7,7 @@
 #   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
 #   make test-long  the tests that the suite leaves out because they are long: kills under load, rollouts, floods
 #   make check    lint, format, types, import rules
-#   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"
+#   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"; ARGS=stream MODEL=local
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
@@ -71,7 +71,7 @@ check: $(DEV_STAMP)
 	$(BIN)/lint-imports
 
 bench: $(DEV_STAMP)
-	$(BIN)/python -m lab.bench $(ARGS)
+	$(BIN)/python -m lab.bench $(if $(MODEL),--model $(MODEL:local=local/smollm2)) $(ARGS)
 
 chaos: $(DEV_STAMP)
 	$(BIN)/python -m lab.chaos $(ARGS)
