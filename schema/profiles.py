@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
@@ -87,6 +88,22 @@ class Profile(Strict):
     """What its turns know of earlier ones; by default nothing."""
     instances: bool = Field(default=False, exclude_if=operator.not_)
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
+
+
+def memory_problem(profile: Profile, tools: Iterable[str]) -> str | None:
+    """Why the profile's memory holds no turn, whatever is asked; `tools` are the texts of the tools that it offers.
+
+    A token never spans two words, so that words are the least that a model may count.
+    """
+    if profile.memory is None or (limit := profile.memory.max_context_tokens) is None:
+        return None
+    if profile.memory.keep_last_turns > limit:
+        return f"{profile.memory.keep_last_turns} turns (keep_last_turns) never fit into {limit} tokens"
+    prompt = len(profile.system_prompt_template.split())
+    offered = sum(len(text.split()) for text in tools)
+    if prompt + offered < limit:
+        return None
+    return f"max_context_tokens is {limit}, and the prompt alone takes {prompt} tokens or more, its tools {offered}"
 
 
 STORED = {"stored": True}

@@ -117,7 +117,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Inject timeouts for the calls that still wait."""
+    """Inject timeouts for the calls whose deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Sleep until a doorbell or the deadline; None means that the deadline has passed."""
+    """Sleep until a doorbell or the deadline; None means that no call has a deadline ahead."""
 
     deadline: datetime | None
 

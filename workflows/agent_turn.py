@@ -192,7 +192,7 @@ class AgentTurn:
             return await handle
 
     async def _wait(self, action: _turn.Wait) -> None:
-        """Sleep until an event or the deadline; with the deadline past, for `OVERDUE_LOOK`."""
+        """Sleep until an event or the deadline; without one, for `OVERDUE_LOOK`, and then look what is due."""
         self._set_status(_turn.Phase.WAITING.value)
         left = options.OVERDUE_LOOK if action.deadline is None else action.deadline - workflow.now()
         try:
@@ -230,7 +230,7 @@ def _details(turn: TurnRef, state: _turn.TurnState) -> str:
         f"- step {state.step or 'next'}",
     ]
     if state.waiting:
-        lines.append(f"- waits for {', '.join(state.tools) or 'tools'} until {_until(state)}")
+        lines.append(f"- waits for {', '.join(state.tools) or 'tools'}{_until(state)}")
         lines.extend(f"  - {call}" for call in state.waiting)
     if state.stopping:
         lines.append("- asked to stop")
@@ -249,7 +249,7 @@ def _headline(state: _turn.TurnState) -> list[str]:
 
 
 def _until(state: _turn.TurnState) -> str:
-    return "now" if state.deadline is None else state.deadline.isoformat(timespec="seconds")
+    return "" if state.deadline is None else f" until {state.deadline.isoformat(timespec='seconds')}"
 
 
 def _outcome(outcome: Outcome) -> str:

@@ -49,7 +49,7 @@ SETTLE_RETRY = RetryPolicy(
 DEADLINE_LOOK = timedelta(milliseconds=200)
 """The least time until a thread asks again about a turn past its deadline: the ledger's clock decides."""
 OVERDUE_LOOK = timedelta(seconds=5)
-"""How soon a suspended turn asks the ledger again after its timeouts were injected."""
+"""How soon a suspended turn without a deadline, as after its timeouts were injected, looks what is due."""
 
 THREAD_ID_REUSE = WorkflowIDReusePolicy.ALLOW_DUPLICATE
 """A thread whose messages are all settled has ended; the next message starts it again."""

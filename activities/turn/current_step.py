@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -119,7 +120,7 @@ class CurrentStep:
         cards: tuple[Card, ...],
         metadata: StepMetadata,
         status: StepStatus,
-        wait_seconds: float = 0.0,
+        call_waits: Sequence[float] = (),
         first_kept: CardId | None = None,
     ) -> StepRecord:
         """What the step's commit writes; cards of the context box enter the output box without being made again."""
@@ -130,4 +131,14 @@ class CurrentStep:
         made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
         if not made and isinstance(metadata, SuspendMetadata):  # a UI action has no thought with its calls
             made = [command.tool_call_id for command in metadata.commands]
-        return StepRecord(self.number, metadata, cards, made, self.started, status, wait_seconds, kept, first_kept)
+        return StepRecord(
+            self.number,
+            metadata,
+            cards,
+            made,
+            self.started,
+            status,
+            call_waits=call_waits,
+            kept=kept,
+            first_kept=first_kept,
+        )

@@ -95,11 +95,11 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The turn is suspended until these calls are reported, at most `wait_seconds`."""
+    """The turn is suspended until these calls are reported, each at most its `waits` seconds."""
 
     cards: tuple[Card, ...]
     commands: tuple[ToolCommand, ...]
-    wait_seconds: float
+    waits: tuple[float, ...]
 
 
 Decision = Continue | Deliver | Suspend
@@ -135,7 +135,7 @@ def _with_calls(asked: StepRequest, text: str, thought: tuple[Card, ...], calls:
     sent = [each for each in found if isinstance(each, Outgoing)]
     cards = (*thought, *(each.card if isinstance(each, Outgoing) else each for each in found))
     if sent:
-        return Suspend(cards, tuple(each.command for each in sent), max(each.wait_seconds for each in sent))
+        return Suspend(cards, tuple(each.command for each in sent), tuple(each.wait_seconds for each in sent))
     return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
 
 

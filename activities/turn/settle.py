@@ -46,7 +46,7 @@ class SettleActivities:
 
     @activity.defn(name="inject_timeouts")
     async def inject_timeouts(self, turn: TurnRef) -> list[Ring]:
-        """Time out the calls at the deadline; returns pointers to the timeouts and to reports that came meanwhile."""
+        """Time out the calls past their deadline; returns pointers to timeouts and to reports that came meanwhile."""
         with about(turn):
             rings = await self.pool.run(lambda conn: inject_timeouts(conn, turn))
             hit(Fault.TIMEOUTS_INJECTED)

@@ -211,7 +211,7 @@ class StepActivities:
         except (Refused, ModelError, CardUnreadable) as error:
             # The error's message may quote the arguments, and an outcome holds no content.
             return await self._fail(step, None, error.code, "the tool could not be called")
-        decision = Suspend((sent.card,), (sent.command,), sent.wait_seconds)
+        decision = Suspend((sent.card,), (sent.command,), (sent.wait_seconds,))
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
     async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
@@ -282,7 +282,7 @@ class StepActivities:
     ) -> StepResult:
         """Commit the calls with the suspended head, then publish their commands (protocol §6, command_intent)."""
         metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands)
-        record = step.record(cards, metadata, StepStatus.COMPLETED, decision.wait_seconds)
+        record = step.record(cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":

@@ -74,7 +74,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "inject_timeouts does not wait for the deadline",
         "inject_timeouts",
-        "AND (h.resume_deadline IS NULL OR h.resume_deadline <= now())",
+        " WHERE c.due_at <= now()",
         "",
     ),
     Mutation(

@@ -64,12 +64,15 @@ WHERE i.archived_at IS NULL AND i.status IN ('pending', 'deferred')
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: deadlines_are_kept :many
--- Protocol §8 suspended: a turn whose resume deadline has passed, or was cleared with its timeouts out, is woken.
+-- Protocol §8 suspended: a turn is woken when its resume deadline has passed, or with the reports that are there. Null is never past.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
-       format('asleep, and its deadline %s', coalesce(format('was %s s ago', round(extract(epoch FROM now() - h.resume_deadline))),
-              'is cleared')) AS detail
+       coalesce(format('asleep, and its deadline was %s s ago', round(extract(epoch FROM now() - h.resume_deadline))),
+                'asleep, with a report and without a deadline') AS detail
 FROM state.agent_state_head h JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
 WHERE h.status = 'suspended' AND coalesce(h.resume_deadline, h.updated_at) < now() - make_interval(secs => :grace_seconds::float8)
+  AND (h.resume_deadline IS NOT NULL OR EXISTS (
+       SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = h.active_agent_turn_id AND i.project_id = h.project_id
+         AND i.message_type IN {report_types} AND i.archived_at IS NULL))
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR h.project_id = :project_id)

@@ -125,7 +125,7 @@ class SilentCall(Tolerant):
 retry_commands = rule_rows("retry_commands", SilentCall)
 """Rule 'command': the calls whose commands are to be published again."""
 list_overdue = rule_rows("list_overdue", LiveTurn)
-"""Rule 'suspended': the turns whose deadline has passed."""
+"""Rule 'suspended': the turns whose earliest deadline has passed."""
 list_stops_overdue = rule_rows("list_stops_overdue", LiveTurn)
 """Rule 'stop': the turns that did not stop in time."""
 

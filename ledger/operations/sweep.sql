@@ -130,10 +130,10 @@ SELECT EXISTS (SELECT FROM state.workers w WHERE w.worker_target = :worker_targe
                AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8)) AS served;
 
 -- name: list_overdue :many
--- Rule 'suspended': turns whose resume deadline has passed or was cleared, with the gate of each.
+-- Rule 'suspended': turns whose resume deadline has passed, with the gate of each. Null is never past.
 SELECT t.* FROM state.turns_in_hand t
 WHERE t.status = 'suspended' AND t.worker_target = ANY (:worker_targets::text[])
-  AND coalesce(t.resume_deadline, t.updated_at) < now() - make_interval(secs => :older_seconds::float8)
+  AND t.resume_deadline < now() - make_interval(secs => :older_seconds::float8)
 LIMIT :row_limit::int;
 
 -- name: retry_resumes :many

@@ -17,7 +17,7 @@ from turnstile.schema.cards import SYSTEM_AUTHOR, CardMetadata, CardType, JsonCo
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentId, BoxId, ChannelId, ProjectId, new_box_id, token, uuid7
 from turnstile.schema.ids import worker_target as checked_target
-from turnstile.schema.profiles import Profile
+from turnstile.schema.profiles import Profile, memory_problem
 from turnstile.schema.states import AgentStatus
 from turnstile.schema.tools import ToolDefinition, ToolRow
 from turnstile.schema.wire.roster_requests import AgentLine, AgentPutRequest
@@ -72,10 +72,13 @@ class ProfileRow(Tolerant):
 async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple[BoxId, bool, int]:
     """Store the profile in a new box and point profile and roster rows to it; active turns keep the old one.
 
-    Returns the box, whether the profile is new, and how many agents were repointed.
+    Returns the box, whether the profile is new, and how many agents were repointed. Raises `BadRequest`, or `Refused`
+    (memory_too_small) for a memory that holds no turn.
     """
     token(project, "project_id")
     checked_target(profile.worker_target, "worker_target")
+    if (problem := memory_problem(profile, await _tool_texts(pool, project, profile))) is not None:
+        raise Refused("memory_too_small", f"profile {profile.name}: its memory cannot hold one turn: {problem}")
     metadata = CardMetadata(type=CardType.PROFILE, role=Role.SYSTEM, author_id=SYSTEM_AUTHOR)
 
     async def put(conn: Connection) -> tuple[BoxId, bool, int]:
@@ -98,6 +101,17 @@ async def put_profile(pool: Pool, project: ProjectId, profile: Profile) -> tuple
         return box, row["verdict"] == "created", row["agents"]
 
     return await pool.run(put)
+
+
+async def _tool_texts(pool: Pool, project: ProjectId, profile: Profile) -> list[str]:
+    """Names and descriptions of the tools that the profile offers, if its memory has a limit."""
+    if profile.memory is None or profile.memory.max_context_tokens is None or not profile.allowed_tools:
+        return []
+    try:
+        found = await list_tools(pool, project)
+    except BadRequest:  # a row that does not parse is offered to no model
+        return []
+    return [f"{each.tool_name} {each.description or ''}" for each in found if each.tool_name in profile.allowed_tools]
 
 
 def _settings(profile: Profile, box: BoxId) -> JsonObject:

@@ -92,6 +92,8 @@ class StepRecord:
     started_at: datetime
     status: StepStatus = StepStatus.COMPLETED
     wait_seconds: float = 0.0
+    """How long the turn waits for each of `calls`, unless `call_waits` says it of each."""
+    call_waits: Sequence[float] = ()
     kept: Sequence[CardId] = ()
     """The cards that exist already: they enter the output box and are not made again."""
     first_kept: CardId | None = None
@@ -168,6 +170,7 @@ async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, i
 
 async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
     """Commit a step that does not end the turn; raises `StaleTurn` if the gate is closed."""
+    waits = list(record.call_waits) or [record.wait_seconds] * len(record.calls)
     row = await query("commit_step").opt(
         conn,
         **gate(turn),
@@ -177,7 +180,8 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         call_names=[call.tool_name for call in record.calls],
         call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
-        wait_seconds=record.wait_seconds,
+        wait_seconds=min(waits, default=0.0),
+        call_waits=waits,
         first_kept_id=record.first_kept,
         cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
     )

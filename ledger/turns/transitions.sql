@@ -85,8 +85,8 @@ RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
--- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published. With a
--- memory.cut among the cards: where turns begin to read the box from now on (§7.3).
+-- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
+-- head's deadline is the earliest of theirs. With a memory.cut among the cards: where turns begin to read the box from now on (§7.3).
 -- result: done | already (committed before, and the gate is open). No row: stale.
 WITH
 head AS (
@@ -134,8 +134,10 @@ cut AS (  -- the card that is kept is in the box, or comes with this step
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
                                           deadline)
-    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id, head.resume_deadline FROM head
-    CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[]) c (id, name, card_id)
+    SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id,
+           head.resume_deadline + make_interval(secs => c.wait_seconds - :wait_seconds::float8) FROM head
+    CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[], :call_waits::float8[])
+               c (id, name, card_id, wait_seconds)
 ),
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
@@ -157,7 +159,7 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
 -- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
--- if a step was committed meanwhile, whose calls we would not see.
+-- if a step was committed or a stop requested meanwhile, whose rows we would not see: these set updated_at, and an enqueue does not.
 -- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
 WITH
 head AS MATERIALIZED (
@@ -180,7 +182,7 @@ go AS MATERIALIZED (
     SELECT head.*, greatest(head.output_position, (
                SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
     FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
-    WHERE seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND seen.step_count = head.step_count)
+    WHERE seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at))
 ),
 dropped AS (
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()

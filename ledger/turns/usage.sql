@@ -27,11 +27,12 @@ SELECT name, count(DISTINCT agent_turn_id) AS turns, count(DISTINCT step_id) AS 
 FROM named GROUP BY GROUPING SETS ((name), ()) ORDER BY grouping(name), name;
 
 -- name: list_profile_models :many
--- The models that profiles name, of one project or of all.
-SELECT p.project_id, p.name AS profile_name, c.content -> 'data' -> 'llm_config' ->> 'model' AS model
+-- The models that profiles name, those of their summaries included, of one project or of all.
+SELECT p.project_id, p.name AS profile_name, m.model
 FROM resource.profiles p
 JOIN public.box_cards b ON b.box_id = state.as_uuid(p.profile_box_id)
 JOIN public.cards c ON c.card_id = b.card_id AND c.metadata ->> 'type' = 'sys.profile'
-WHERE (:project_id::text IS NULL OR p.project_id = :project_id)
-  AND jsonb_typeof(c.content -> 'data' -> 'llm_config' -> 'model') = 'string'
-ORDER BY p.project_id, lower(p.name);
+CROSS JOIN LATERAL (VALUES (1, c.content #> '{data,llm_config,model}'), (2, c.content #> '{data,memory,summary_model}')) named (place, value)
+CROSS JOIN LATERAL (SELECT named.value #>> '{}' AS model) m
+WHERE (:project_id::text IS NULL OR p.project_id = :project_id) AND jsonb_typeof(named.value) = 'string'
+ORDER BY p.project_id, lower(p.name), named.place;

@@ -56,7 +56,7 @@ class SettledRow(Tolerant):
 
 
 class AppliedReports(Tolerant):
-    """The turn after its reports were applied: the calls that it still waits for, and the deadline."""
+    """The turn after its reports were applied: the calls that it still waits for, and the earliest deadline."""
 
     result: Literal["done"]
     status: HeadStatus
@@ -173,7 +173,7 @@ async def apply_reports(conn: Connection, turn: TurnRef, inbox_ids: Sequence[Inb
 
 
 async def inject_timeouts(conn: Connection, turn: TurnRef) -> list[Ring]:
-    """Inject timeouts at the deadline; returns all due rows, none before the deadline or if the gate is closed."""
+    """Inject timeouts for the calls past their deadline; returns all rows that are due, none if the gate is closed."""
     return await query("inject_timeouts").all_as(conn, Ring, **gate(turn))
 
 

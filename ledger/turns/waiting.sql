@@ -101,7 +101,8 @@ go AS MATERIALIZED (
         = (head.status, head.turn_epoch, head.output_position, head.waiting_tool_count)
 ),
 calls AS MATERIALIZED (  -- the turn's calls that still wait, locked before any inbox row
-    SELECT w.tool_call_id, w.tool_name, w.step_id FROM go
+    SELECT w.tool_call_id, w.tool_name, w.step_id,
+           CASE WHEN w.wait_status = 'waiting' AND w.held_by IS NULL THEN coalesce(w.deadline, go.resume_deadline) END AS deadline FROM go
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.turn_epoch = :turn_epoch
     WHERE go.status = 'suspended' AND w.wait_status IN ('waiting', 'received')
     ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
@@ -165,8 +166,10 @@ moved AS (
     UPDATE state.agent_state_head h SET
         output_position = (SELECT go.base FROM go) + n.total, waiting_tool_count = n.left_over, updated_at = now(),
         status = CASE n.left_over WHEN 0 THEN 'running' ELSE 'suspended' END,
-        resume_deadline = CASE n.left_over WHEN 0 THEN NULL ELSE h.resume_deadline END
-    FROM (SELECT count(*) AS total, (SELECT count(*) FROM calls) - count(*) AS left_over FROM placed) n
+        resume_deadline = n.deadline
+    FROM (SELECT (SELECT count(*) FROM placed) AS total, count(*) AS left_over,
+                 min(c.deadline) AS deadline
+          FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) n
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND EXISTS (SELECT FROM go WHERE go.status = 'suspended')
     RETURNING h.status, h.waiting_tool_count, h.resume_deadline, h.updated_at
 ),
@@ -199,19 +202,27 @@ UNION ALL
 SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE NOT EXISTS (SELECT FROM go);
 
 -- name: inject_timeouts :many
--- At the deadline: a timeout card and inbox row for each call that still waits unreported; the deadline is cleared. The
--- workflow's timer and the watchdog use this one statement: a second run finds the first one's rows and returns them.
+-- A timeout card and inbox row for each call that waits unreported past its own deadline, which is its turn's if it has none; null
+-- is never past. The head's deadline is then the earliest that is ahead. The workflow's timer and the watchdog use this one
+-- statement: a second run finds the first one's rows and returns them, with all others that are due. If a step was committed
+-- meanwhile, whose calls we would not see, nothing changes.
 WITH
 head AS MATERIALIZED (
     SELECT h.* FROM state.agent_state_head h
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
-      AND h.turn_epoch = :turn_epoch AND h.status = 'suspended' AND (h.resume_deadline IS NULL OR h.resume_deadline <= now())
+      AND h.turn_epoch = :turn_epoch AND h.status = 'suspended'
     FOR NO KEY UPDATE
 ),
-late AS MATERIALIZED (
-    SELECT w.* FROM head JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
+go AS MATERIALIZED (
+    SELECT head.* FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
+    WHERE seen.step_count = head.step_count
+),
+calls AS MATERIALIZED (
+    SELECT w.*, coalesce(w.deadline, go.resume_deadline) AS due_at FROM go
+    JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
     WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' AND w.held_by IS NULL ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
+late AS MATERIALIZED (SELECT c.* FROM calls c WHERE c.due_at <= now()),
 dropped AS (  -- calls without a card, which no tool can answer: they leave the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id
@@ -222,12 +233,12 @@ expired AS MATERIALIZED (SELECT late.* FROM late WHERE late.tool_call_id NOT IN 
 inbox AS (
     INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
                                    turn_epoch, context_headers, payload, status, next_retry_at, created_at)
-    SELECT 'timeout-' || x.tool_call_id, :project_id, :agent_id, head.active_channel_id, 'timeout', 'report', x.tool_call_id,
-           :agent_turn_id, :turn_epoch, jsonb_build_object('CG-Recursion-Depth', head.active_recursion_depth::text,
-               'traceparent', (SELECT i.context_headers ->> 'traceparent' FROM state.agent_inbox i WHERE i.inbox_id = head.active_inbox_id)),
+    SELECT 'timeout-' || x.tool_call_id, :project_id, :agent_id, go.active_channel_id, 'timeout', 'report', x.tool_call_id,
+           :agent_turn_id, :turn_epoch, jsonb_build_object('CG-Recursion-Depth', go.active_recursion_depth::text,
+               'traceparent', (SELECT i.context_headers ->> 'traceparent' FROM state.agent_inbox i WHERE i.inbox_id = go.active_inbox_id)),
            jsonb_build_object('status', 'timeout', 'after_execution', NULL, 'tool_result_card_id', x.tool_call_id || '-timeout'),
            'pending', now(), clock_timestamp()
-    FROM expired x CROSS JOIN head
+    FROM expired x CROSS JOIN go
     ON CONFLICT DO NOTHING
     RETURNING inbox_id, correlation_id
 ),
@@ -235,67 +246,75 @@ cards AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
     SELECT x.tool_call_id || '-timeout', :project_id, {error_result('timeout', state.after_execution_of(:project_id, x.tool_name), 'tool_timeout',
                'the tool did not answer in time')},
-           x.tool_call_id, {result_metadata('system', x.tool_name, x.step_id, :agent_turn_id::text, head.trace_id)}
-    FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
+           x.tool_call_id, {result_metadata('system', x.tool_name, x.step_id, :agent_turn_id::text, go.trace_id)}
+    FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN go
     ON CONFLICT DO NOTHING
 ),
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
                                        correlation_id, recursion_depth, trace_id, parent_step_id, metadata)
-    SELECT 'report-' || x.tool_call_id, :project_id, head.active_channel_id, 'report', 'response', :agent_id, :agent_turn_id,
-           x.tool_call_id, head.active_recursion_depth, head.trace_id, x.step_id, '{"status": "timeout"}'
-    FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN head
+    SELECT 'report-' || x.tool_call_id, :project_id, go.active_channel_id, 'report', 'response', :agent_id, :agent_turn_id,
+           x.tool_call_id, go.active_recursion_depth, go.trace_id, x.step_id, '{"status": "timeout"}'
+    FROM inbox JOIN expired x ON x.tool_call_id = inbox.correlation_id CROSS JOIN go
     ON CONFLICT DO NOTHING
 ),
 cleared AS (  -- the turn runs if no call is left; a repeat that changes nothing leaves updated_at
-    UPDATE state.agent_state_head h SET resume_deadline = NULL, updated_at = now(),
+    UPDATE state.agent_state_head h SET resume_deadline = ahead.deadline, updated_at = now(),
            waiting_tool_count = h.waiting_tool_count - (SELECT count(*) FROM dropped),
            status = CASE (SELECT count(*) FROM dropped) WHEN h.waiting_tool_count THEN 'running' ELSE h.status END
-    FROM head WHERE h.agent_id = :agent_id AND h.project_id = :project_id
-      AND (h.resume_deadline IS NOT NULL OR EXISTS (SELECT FROM dropped) OR EXISTS (SELECT FROM inbox))
+    FROM go CROSS JOIN (SELECT min(c.due_at) AS deadline FROM calls c WHERE c.due_at > now()) ahead
+    WHERE h.agent_id = :agent_id AND h.project_id = :project_id
+      AND (h.resume_deadline <= now() OR EXISTS (SELECT FROM dropped) OR EXISTS (SELECT FROM inbox))
 )
 SELECT i.inbox_id, 'timeout' AS message_type, i.correlation_id FROM inbox i
 UNION
-SELECT i.inbox_id, i.message_type, i.correlation_id FROM head
+SELECT i.inbox_id, i.message_type, i.correlation_id FROM go
 JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
 JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id = :project_id
     AND i.message_type IN {report_types}
 WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
 
 -- name: request_stop :one
--- Requests the stop of an active turn: inbox row, edge, and the address of the doorbell.
+-- Requests the stop of an active turn: inbox row, edge, and the address of the doorbell. The head is locked and changed, so that
+-- of a stop and an end at once one sees the other.
 -- verdict: accepted | duplicate | already_final | queued | dispatched (the caller ends these two itself) | unknown_turn.
 WITH
 turn AS MATERIALIZED (
-    SELECT i.agent_id, i.channel_id, i.status AS inbox_status, i.context_headers, o.agent_turn_id IS NOT NULL AS over,
-           h.status AS head_status, h.turn_epoch, a.worker_target
+    SELECT i.agent_id, i.channel_id, i.status AS inbox_status, i.context_headers, o.agent_turn_id IS NOT NULL AS over, a.worker_target
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
-    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
-        AND h.active_agent_turn_id = i.agent_turn_id
     LEFT JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
     WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+),
+head AS MATERIALIZED (
+    SELECT h.status, h.turn_epoch FROM state.agent_state_head h
+    WHERE h.agent_id = (SELECT turn.agent_id FROM turn) AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+    FOR NO KEY UPDATE
 ),
 earlier AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop'
 ),
 plan AS MATERIALIZED (
-    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn' 
-                WHEN turn.over OR turn.inbox_status IN ('skipped', 'error') AND turn.head_status IS NULL THEN 'already_final'
-                WHEN turn.inbox_status = 'queued' THEN 'queued' WHEN turn.head_status = 'dispatched' THEN 'dispatched'
-                WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate' WHEN turn.head_status IS NULL THEN 'again'
+    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn'
+                WHEN turn.over OR turn.inbox_status IN ('skipped', 'error') AND head.status IS NULL THEN 'already_final'
+                WHEN turn.inbox_status = 'queued' THEN 'queued' WHEN head.status = 'dispatched' THEN 'dispatched'
+                WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate' WHEN head.status IS NULL THEN 'again'
                 ELSE 'accepted' END AS verdict
-    FROM (SELECT) AS always LEFT JOIN turn ON true LEFT JOIN earlier ON true
+    FROM (SELECT) AS always LEFT JOIN turn ON true LEFT JOIN head ON true LEFT JOIN earlier ON true
 ),
 inbox AS (
     INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
                                    turn_epoch, context_headers, payload, status, next_retry_at, created_at)
-    SELECT :inbox_id, :project_id, turn.agent_id, turn.channel_id, 'stop', 'report', :agent_turn_id, :agent_turn_id, turn.turn_epoch,
+    SELECT :inbox_id, :project_id, turn.agent_id, turn.channel_id, 'stop', 'report', :agent_turn_id, :agent_turn_id, head.turn_epoch,
            turn.context_headers, jsonb_build_object('reason', :reason::text), 'pending', now(), clock_timestamp()
-    FROM turn CROSS JOIN plan WHERE plan.verdict = 'accepted'
+    FROM turn CROSS JOIN head CROSS JOIN plan WHERE plan.verdict = 'accepted'
     ON CONFLICT DO NOTHING
     RETURNING inbox_id
+),
+noted AS (  -- an end that waits for our lock compares this
+    UPDATE state.agent_state_head h SET updated_at = now()
+    WHERE h.agent_id = (SELECT turn.agent_id FROM turn) AND h.project_id = :project_id AND EXISTS (SELECT FROM inbox)
 ),
 edge AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
@@ -308,13 +327,15 @@ edge AS (
 )
 SELECT CASE WHEN plan.verdict = 'accepted' AND inbox.inbox_id IS NULL THEN 'again' ELSE plan.verdict END AS verdict,
        coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, turn.agent_id, coalesce(turn.channel_id, 'public') AS channel_id,
-       coalesce(turn.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers
-FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
+       coalesce(head.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers
+FROM plan LEFT JOIN turn ON true LEFT JOIN head ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
 
 -- name: describe_call :opt
 -- A call for its tool: the card with the arguments, its turn, and its status.
 SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
-       c.card_id AS tool_call_card_id, c.content, h.resume_deadline, w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held
+       c.card_id AS tool_call_card_id, c.content,
+       CASE WHEN w.wait_status IN ('waiting', 'received') THEN coalesce(w.deadline, h.resume_deadline) END AS resume_deadline,
+       w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held
 FROM state.turn_waiting_tools w
 LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = w.agent_id AND h.project_id = w.project_id AND h.active_agent_turn_id = w.agent_turn_id

@@ -77,7 +77,7 @@ class TurnView(Tolerant):
     last_error: str | None
     """Why the inbox row of its request failed."""
     resume_deadline: datetime | None
-    """The deadline until which it waits for calls."""
+    """The earliest deadline of the calls that it waits for."""
     waiting_tool_count: int | None
     """The number of calls that it waits for."""
     started_at: datetime | None

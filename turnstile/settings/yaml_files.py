@@ -40,10 +40,13 @@ async def check_scripted(profile: Profile, scripts: Sequence[Path]) -> None:
     from turnstile.activities.models.script_files import load_scripts  # noqa: PLC0415 -- only profiles with a script need it
     from turnstile.activities.models.scripted import PREFIX, ScriptedModel  # noqa: PLC0415
 
-    if not profile.llm_config.model.startswith(f"{PREFIX}/"):
+    summary = None if profile.memory is None else profile.memory.summary_model
+    named = [model for model in (profile.llm_config.model, summary) if model and model.startswith(f"{PREFIX}/")]
+    if not named:
         return
     try:
-        await ScriptedModel(load_scripts(scripts)).check(profile.llm_config.model)
+        for model in named:
+            await ScriptedModel(load_scripts(scripts)).check(model)
     except ModelError as error:
         raise ModelError(
             error.code, f"profile {profile.name}: {error} (--no-check stores it anyway)", retryable=False

@@ -27,14 +27,14 @@ from turnstile.schema.states import TurnStatus
 from turnstile.sdk.turns import Client
 from turnstile.settings import LocalSettings
 
-SLOTS, CONTEXT = 2, 640
+SLOTS, CONTEXT = 2, 768
 SHORT_TOKENS = 4
 SHORT: JsonObject = {"model": MODEL, "max_tokens": SHORT_TOKENS, "seed": 7}
 STORY = "Tell a very long story about a cat who wanders through all the cities of the world."
 LONG_TOKENS = 300
 LONG: JsonObject = {"model": MODEL, "max_tokens": LONG_TOKENS, "seed": 7}
-_PAGE = "The quick brown fox jumps over the lazy dog. " * 35
-"""350 tokens: one fits, two do not."""
+_PAGE = "The quick brown fox jumps over the lazy dog. " * 42
+"""420 tokens: one fits, two do not."""
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,7 @@ async def test_lists_have_pages(tenant: Tenant) -> None:
         ("profile.put", {}, "bad_request"),
         ("profile.put", {"profile": {"name": "x"}}, "bad_request"),
         ("profile.put", {"profile": {**PROFILE, "worker_target": "svc1_x"}}, "bad_request"),
+        ("profile.put", {"profile": {**PROFILE, "memory": {"max_context_tokens": 3}}}, "memory_too_small"),
         ("profile.list", {"limit": 0}, "bad_request"),
         ("tool.put", {"tool": {**TOOL, "tool_name": "submit_result"}}, "bad_request"),
         ("tool.put", {"tool": {**TOOL, "target_subject": "cg.v1r4.other.>"}}, "bad_request"),

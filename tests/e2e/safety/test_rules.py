@@ -125,9 +125,8 @@ async def test_a_deadline_that_the_turns_own_timer_did_not_see_to(tenant: Tenant
         turn = await hand.suspended(calling("search"), TEXT)
         await terminate(tenant.stack, turn)
         assert (await net.look("suspended")).found == []
-        await tenant.rows(
-            "UPDATE state.agent_state_head SET resume_deadline = now() WHERE project_id = $1", tenant.project
-        )
+        for deadline in ("state.turn_waiting_tools SET deadline", "state.agent_state_head SET resume_deadline"):
+            await tenant.rows(f"UPDATE {deadline} = now() WHERE project_id = $1", tenant.project)
         await mends(net, "suspended", f"agent_turn_id={turn}")
         [row] = await hand.inbox(call_of(turn), "timeout")
         assert (row["status"], (await hand.head())["resume_deadline"]) == ("pending", None)

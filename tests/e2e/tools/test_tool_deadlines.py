@@ -119,17 +119,37 @@ async def test_a_result_that_races_its_timeout_exactly_one_is_applied(tenant: Te
 
 
 @pytest.mark.parametrize("option", ["suspend_timeout_seconds", "timeout_seconds"])
-async def test_the_longest_patience_of_the_called_tools_counts(tenant: Tenant, option: str) -> None:
+async def test_each_call_has_the_patience_of_its_tool_and_the_turn_the_earliest_deadline(
+    tenant: Tenant, option: str
+) -> None:
     tools = [definition(), definition("slow", options={option: 60}), definition("slower", options={option: 90})]
     async with hand_of(tenant, *tools) as hand:
-        for names, seconds in ((("search",), PATIENCE), (("search", "slow"), 60), (("slower", "slow"), 90)):
-            turn = await hand.suspended(calling(*names))
-            head = await hand.head()
-            waits = (head["resume_deadline"] - head["updated_at"]) / timedelta(seconds=1)
-            assert waits == pytest.approx(seconds, abs=0.1)
-            for index in range(len(names)):
-                await hand.report(call_of(turn, index))
-            await hand.ended(turn)
+        turn = await hand.suspended(calling("slower", "search", "slow"))
+        found = await tenant.rows(
+            "SELECT w.tool_name, w.deadline - h.updated_at AS wait, h.resume_deadline - w.deadline AS earlier"
+            " FROM state.turn_waiting_tools w JOIN state.agent_state_head h ON h.active_agent_turn_id = w.agent_turn_id"
+            " WHERE w.agent_turn_id = $1",
+            turn,
+        )
+        for index in range(3):
+            await hand.report(call_of(turn, index))
+        await hand.ended(turn)
+    waits = {row["tool_name"]: row["wait"] / timedelta(seconds=1) for row in found}
+    assert waits == pytest.approx({"slower": 90, TOOL: PATIENCE, "slow": 60}, abs=0.1)
+    assert max(row["earlier"] for row in found) == timedelta()
+
+
+async def test_of_two_calls_the_one_with_less_patience_times_out_alone(tenant: Tenant) -> None:
+    async with hand_of(tenant, definition(), PATIENT) as hand:
+        turn = await hand.suspended(calling("search", "patient"))
+        await until(lambda: expired(hand, call_of(turn)), 10, "the call is expired")
+        head = await hand.head()
+        assert (head["status"], head["waiting_tool_count"]) == ("suspended", 1)
+        assert head["resume_deadline"] - datetime.now(UTC) > timedelta(seconds=30)
+        await hand.report(call_of(turn, 1), "in its own time")
+        ended = await hand.ended(turn)
+    assert [each[:2] for each in ended.results()] == [TIMEOUT[:2], ("success", None)]
+    assert [told["status"] for told in heard_by_model(ended)] == ["timeout", "success"]
 
 
 async def test_a_terminating_tool_that_never_answers_ends_the_turn_as_timeout(tenant: Tenant) -> None:

@@ -231,7 +231,7 @@ DAMAGES = [
         {"agent_id": "bob", "agent_turn_id": "$asleep"},
     ),
     Damage("deadlines_are_kept", head("bob", f"resume_deadline = {LATE}"), {"agent_turn_id": "$asleep"}),
-    Damage(
+    Damage(  # with a report that is there
         "deadlines_are_kept", head("bob", f"resume_deadline = NULL, updated_at = {LATE}"), {"agent_turn_id": "$asleep"}
     ),
     Damage(

@@ -328,10 +328,13 @@ async def test_a_turn_is_silent_when_neither_its_head_nor_its_deadline_has_moved
     assert len(await found(1)) == 1
     await begin(agents, running)
     assert await found() == [asleep.agent_turn_id]
-    await expire(agents, asleep)  # the deadline is null now: the head's change counts
+    await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = now()")
+    await expire(agents, asleep)  # the deadline is null now, and a timeout is there: the head's change counts
     assert await found() == []
     await age(agents)
     assert await found() == sorted([running.agent_turn_id, asleep.agent_turn_id])
+    await rows(agents, "DELETE FROM state.agent_inbox WHERE message_type = 'timeout'")
+    assert await found() == [running.agent_turn_id]  # nothing is there, and null is never past
 
 
 async def test_turns_that_are_over_are_told_from_those_in_hand(agents: Pool) -> None:

@@ -16,11 +16,14 @@ from tests.support.ledger.agents import (
     ask,
     begin,
     claim,
+    finish,
+    finish_on,
     head,
     lease,
     rows,
 )
 from tests.support.ledger.calls import (
+    ask_to_stop,
     became,
     call_record,
     end,
@@ -45,7 +48,7 @@ from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Again, Connection
 from turnstile.ledger.turns.lease import claim_inbox
-from turnstile.ledger.turns.steps import commit_step
+from turnstile.ledger.turns.steps import CommittedStep, commit_step
 from turnstile.ledger.turns.waiting import apply_reports, inject_timeouts, report_call
 from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, InboxId, uuid7
@@ -216,6 +219,20 @@ async def test_8_timeouts_that_waited_for_an_apply_leave_its_calls_alone(agents:
     assert (await head(agents))["waiting_tool_count"] == 1
 
 
+async def test_8_timeouts_that_waited_for_the_next_calls_leave_them_and_their_deadline_alone(agents: Pool) -> None:
+    turn = await sleeper(agents, "a", wait_seconds=0)
+    answer = await told(agents, "a")
+
+    async def answered_and_suspended_again(conn: Connection) -> CommittedStep:
+        await apply_reports(conn, turn, [answer])
+        return await commit_step(conn, turn, call_record(turn, 2, "b", wait_seconds=60))
+
+    rings = await overtaken(agents, answered_and_suspended_again, expire(agents, turn))
+    assert rings == []
+    assert (await head(agents))["resume_deadline"] is not None
+    assert await waits(agents) == {"a": "applied", "b": "waiting"}
+
+
 async def test_a_report_that_waited_for_one_by_sql_does_not_say_received(agents: Pool) -> None:
     """Or its call would never expire, should that row turn out to break the protocol."""
     turn = await sleeper(agents, "a", wait_seconds=0)
@@ -255,3 +272,25 @@ async def test_an_end_that_waited_for_a_report_cancels_its_call(agents: Pool) ->
     await overtaken(agents, reporting("a"), end(agents, turn))
     assert await results(agents, turn) == [("a", "canceled")]
     assert [each.verdict for each in await claim(agents, ALICE)] == ["consumed"]
+
+
+async def test_1_a_stop_that_waited_for_the_end_finds_the_turn_over(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    found = await overtaken(
+        agents, lambda conn: finish_on(conn, turn), ask_to_stop(agents, turn.agent_turn_id, "late-stop")
+    )
+    assert found.verdict == "already_final"
+    assert await rows(agents, "SELECT FROM state.agent_inbox WHERE message_type = 'stop'") == []
+
+
+@pytest.mark.parametrize("queue", [0, 1])
+async def test_1_an_end_sees_the_stop_it_waited_for(agents: Pool, queue: int) -> None:
+    turn = await lease(agents)
+    for _ in range(queue):
+        await ask(agents)
+    await begin(agents, turn)
+    ended = await overtaken(agents, lambda conn: stop_on(conn, turn), finish(agents, turn))
+    assert ended.head_status == ("dispatched" if queue else "idle")
+    [stop] = await rows(agents, "SELECT status, last_error FROM state.agent_inbox WHERE message_type = 'stop'")
+    assert (stop["status"], stop["last_error"]) == ("skipped", "already_final")

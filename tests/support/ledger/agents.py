@@ -229,7 +229,7 @@ async def drain(pool: Pool) -> None:
 
 async def wake(pool: Pool, turn: TurnRef) -> None:
     """Time out what a suspended turn waits for."""
-    await rows(pool, "UPDATE state.agent_state_head SET resume_deadline = NULL WHERE agent_id = $1", turn.agent_id)
+    await rows(pool, "UPDATE state.turn_waiting_tools SET deadline = now() WHERE agent_id = $1", turn.agent_id)
     rings = await pool.run(lambda conn: inject_timeouts(conn, turn))
     await pool.run(lambda conn: apply_reports(conn, turn, [ring.inbox_id for ring in rings]))
 

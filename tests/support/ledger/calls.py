@@ -42,7 +42,12 @@ def tool_command(call: str) -> ToolCommand:
 
 
 def call_record(
-    turn: TurnRef, step: int, *calls: str, wait_seconds: float = 60.0, uncarded: tuple[str, ...] = ()
+    turn: TurnRef,
+    step: int,
+    *calls: str,
+    wait_seconds: float = 60.0,
+    uncarded: tuple[str, ...] = (),
+    waits: Sequence[float] = (),
 ) -> StepRecord:
     """A step with a thought that calls `search`; the calls in `uncarded` lack their `tool.call` card."""
     step_name = step_id(turn.agent_turn_id, step)
@@ -64,7 +69,8 @@ def call_record(
     ]
     metadata = SuspendMetadata(commands=tuple(sent))
     ids = [each.tool_call_id for each in sent]
-    return StepRecord(step, metadata, [card(turn, step, "thought"), *cards], ids, STARTED, wait_seconds=wait_seconds)
+    made = [card(turn, step, "thought"), *cards]
+    return StepRecord(step, metadata, made, ids, STARTED, wait_seconds=wait_seconds, call_waits=waits)
 
 
 async def suspend(
@@ -74,19 +80,25 @@ async def suspend(
     step: int = 1,
     wait_seconds: float = 60.0,
     uncarded: tuple[str, ...] = (),
+    waits: Sequence[float] = (),
 ) -> CommittedStep:
-    """commit_step of a running turn with these calls."""
-    record = call_record(turn, step, *calls, wait_seconds=wait_seconds, uncarded=uncarded)
+    """commit_step of a running turn with these calls, which wait for `wait_seconds`, or each for its `waits`."""
+    record = call_record(turn, step, *calls, wait_seconds=wait_seconds, uncarded=uncarded, waits=waits)
     return await pool.run(lambda conn: commit_step(conn, turn, record))
 
 
 async def sleeper(
-    pool: Pool, *calls: str, agent: AgentId = ALICE, wait_seconds: float = 60.0, **fields: Any
+    pool: Pool,
+    *calls: str,
+    agent: AgentId = ALICE,
+    wait_seconds: float = 60.0,
+    waits: Sequence[float] = (),
+    **fields: Any,
 ) -> TurnRef:
     """A new turn of an idle agent, suspended in its first step."""
     turn = await lease(pool, agent, **fields)
     await begin(pool, turn)
-    await suspend(pool, turn, *calls, wait_seconds=wait_seconds)
+    await suspend(pool, turn, *calls, wait_seconds=wait_seconds, waits=waits)
     return turn
 
 
@@ -226,7 +238,8 @@ async def stop_on(conn: Connection, turn: TurnRef) -> RequestedStop:
 
 
 async def pass_deadline(pool: Pool) -> None:
-    """Set every resume deadline to now."""
+    """Set every deadline of a head and of a call to now."""
+    await rows(pool, "UPDATE state.turn_waiting_tools SET deadline = now()")
     await rows(pool, "UPDATE state.agent_state_head SET resume_deadline = now() WHERE resume_deadline IS NOT NULL")
 
 

@@ -13,6 +13,7 @@ from tests.support.tools import definition
 from tests.turnstile.support import launch, read_until, turnstile, until_gone
 
 PROFILES = sorted((ROOT / "examples" / "profiles").glob("*.yaml"))
+MEMORY = {"keep": "conversation", "max_context_tokens": 4000, "when_full": "summarize", "keep_last_turns": 4}
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,8 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
         "must_end_with": ["submit_reslt"],
         "system_prompt_template": "You are {agent} of {project_id}.",
         "llm_config": profile["llm_config"] | {"model": "antropic/claude-x"},
+        "worker_target": "worker_genric",
+        "memory": {**MEMORY, "summary_model": "opnai/gpt-x"},
     }
     (home / "odd.yaml").write_text(yaml.safe_dump(profile | odd))
     (home / "tool.yaml").write_text(yaml.safe_dump(definition("web_search").model_dump(mode="json")))
@@ -162,11 +165,34 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
     assert put.code == 0, put.err
     for said in ("'web_serch'", "'web_search'?", "'submit_result'?", "'agent_id'?", "'anthropic/claude-x'?"):
         assert said in put.err
+    for said in ("summary_model", "'openai/gpt-x'?", "'worker_genric'", "'worker_generic'?"):
+        assert said in put.err
     as_json = (await turnstile("profile", "put", "odd.yaml", "--json", cwd=home)).json()
-    assert len(as_json[0]["warnings"]) == 4
+    assert len(as_json[0]["warnings"]) == 6
     again = await turnstile("profile", "show", "odd", "--json", cwd=home)
     assert again.json() == profile | odd
     assert (await turnstile("profile", "show", "nope", "--json", cwd=home)).json()["error"]["code"] == "unknown_profile"
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"),
+    [
+        ({"max_context_tokens": 4}, "the prompt alone takes 5 tokens or more"),
+        ({"max_context_tokens": 100, "keep_last_turns": 101}, "101 turns (keep_last_turns) never fit"),
+    ],
+)
+async def test_a_memory_that_holds_no_turn_is_refused_and_nothing_stored(
+    home: Path, memory: dict[str, int], says: str
+) -> None:
+    profile = {"name": "small", "system_prompt_template": "You are brief and kind.", "memory": memory}
+    (home / "small.yaml").write_text(yaml.safe_dump({**profile, "llm_config": {"model": "scripted/echo"}}))
+    refused = await turnstile("profile", "put", "small.yaml", "--json", cwd=home)
+    error = refused.json()["error"]
+    assert (refused.code, error["code"]) == (1, "memory_too_small")
+    assert says in error["message"]
+    assert (await turnstile("profile", "show", "small", "--json", cwd=home)).json()["error"][
+        "code"
+    ] == "unknown_profile"
 
 
 async def test_an_agent_is_removed_unless_it_has_work(home: Path) -> None:

@@ -4,9 +4,10 @@ They are warnings only: a tool may be stored after the profile that names it, br
 knows all providers and models.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 
+from turnstile.ledger.operations.monitor import list_live_workers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import list_tools
 from turnstile.schema.errors import BadRequest
@@ -21,15 +22,19 @@ _PROVIDERS = (
 )
 """The most common providers. The worker knows many more, so only a name close to one of these causes a warning."""
 _SIMILARITY = 0.8
+_CONVENTIONAL = ("ui_worker", "sandbox")
+"""Served by programs that do not sign on."""
 
 
-async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile) -> list[str]:
-    """One sentence for each unknown tool, placeholder or provider."""
+async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, targets: Sequence[str]) -> list[str]:
+    """A sentence for each unknown tool, placeholder, provider or worker target; `targets` are those of the settings."""
+    live = await pool.run(list_live_workers)
+    served = {*targets, *_CONVENTIONAL, *(worker.worker_target for worker in live)}
     try:
         tools = {row.tool_name for row in await list_tools(pool, project)}
     except BadRequest as error:
         return [str(error)]
-    return [*_tools(profile, tools), *_placeholders(profile), *_model(profile)]
+    return [*_tools(profile, tools), *_placeholders(profile), *_models(profile), *_target(profile, served)]
 
 
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
@@ -49,13 +54,24 @@ def _placeholders(profile: Profile) -> Iterator[str]:
         yield f"{{{name}}} is no placeholder, so the prompt contains it literally{_nearest(name, PROMPT_PLACEHOLDERS)}"
 
 
-def _model(profile: Profile) -> Iterator[str]:
-    model = profile.llm_config.model
+def _models(profile: Profile) -> Iterator[str]:
+    yield from _model("model", profile.llm_config.model)
+    if profile.memory is not None and profile.memory.summary_model is not None:
+        yield from _model("summary_model", profile.memory.summary_model)
+
+
+def _target(profile: Profile, served: Collection[str]) -> Iterator[str]:
+    target = profile.worker_target
+    if target not in served:
+        yield f"no worker serves the worker_target {target!r}, so its turns wait{_nearest(target, served)}"
+
+
+def _model(key: str, model: str) -> Iterator[str]:
     provider, slash, name = model.partition("/")
     if not slash:
-        yield f"the model {model!r} names no provider: write provider/model, as in openai/gpt-4o"
+        yield f"the {key} {model!r} names no provider: write provider/model, as in openai/gpt-4o"
     elif provider not in _PROVIDERS and (near := get_close_matches(provider, _PROVIDERS, n=1, cutoff=_SIMILARITY)):
-        yield f"no provider {provider!r} is known here; did you mean '{near[0]}/{name}'?"
+        yield f"the {key} names no known provider ({provider!r}); did you mean '{near[0]}/{name}'?"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.ledger.agents import ALICE, TARGET, drain, head, rows, value
-from tests.support.ledger.calls import end, sleeper, tell, told
+from tests.support.ledger.calls import end, pass_deadline, sleeper, tell, told
 from turnstile.ledger.operations.sweep import retry_commands
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.waiting import describe_call, inject_timeouts
@@ -49,7 +49,7 @@ async def test_a_held_call_is_not_sent_not_answered_and_not_late(agents: Pool) -
         await agents.run(lambda conn: describe_call(conn, ProjectId("p1"), ToolCallId("k1")))
     sent = await agents.run(lambda conn: retry_commands(conn, [TARGET], older_seconds=0, row_limit=9))
     assert [each.tool_call_id for each in sent] == ["k2"]
-    await rows(agents, "UPDATE state.agent_state_head SET resume_deadline = now() WHERE agent_id = 'alice'")
+    await pass_deadline(agents)
     late = await agents.run(lambda conn: inject_timeouts(conn, turn))
     assert [each.correlation_id for each in late] == ["k2"]
     assert (

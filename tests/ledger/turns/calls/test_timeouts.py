@@ -1,6 +1,7 @@
 """The deadline of a suspended turn (protocol §7.6): what expires, what does not, and results that race it."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.support.ledger.agents import (
     head,
     lease,
     rows,
+    value,
 )
 from tests.support.ledger.calls import (
     became,
@@ -29,13 +31,15 @@ from tests.support.ledger.calls import (
     tell,
     told,
     waits,
+    written_report,
 )
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import get_card
 from turnstile.ledger.turns.ends import fence
+from turnstile.ledger.turns.waiting import describe_call
 from turnstile.schema.cards import ToolResultContent, content_of
-from turnstile.schema.ids import CardId
+from turnstile.schema.ids import CardId, ToolCallId
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.wire import headers
 
@@ -184,7 +188,7 @@ async def test_turns_whose_deadline_is_over_are_listed(agents: Pool) -> None:
 
     async def listed(target: str = TARGET, older: float = 5) -> list[str]:
         found = await agents.run(lambda c: sweep.list_overdue(c, [target], older_seconds=older, row_limit=9))
-        assert {each.agent_turn_id for each in found} <= {turn.agent_turn_id, cleared.agent_turn_id}
+        assert {each.agent_turn_id for each in found} <= {turn.agent_turn_id}
         return sorted(each.agent_id for each in found)
 
     assert await listed() == []
@@ -196,6 +200,76 @@ async def test_turns_whose_deadline_is_over_are_listed(agents: Pool) -> None:
     assert await listed("x") == []
     assert await listed(older=7) == []
     await rows(agents, "UPDATE state.agent_state_head SET updated_at = now() - interval '6 s' WHERE agent_id <> 'bob'")
-    assert await listed() == [ALICE, CAROL]
-    await expire(agents, turn)  # its rows are due now: the doorbell rule rings for them
-    assert await listed() == [CAROL]
+    assert await listed() == [ALICE]  # carol's timeout is a row that is due: the doorbell rule rings for it
+    await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = now() WHERE agent_id = 'alice'")
+    await expire(agents, turn)
+    assert await listed() == []
+
+
+async def test_a_null_deadline_is_never_past(agents: Pool) -> None:
+    """A call that waits for something without an end is not timed out, listed, reaped or told as damage."""
+    turn = await sleeper(agents, "a", wait_seconds=0)
+    await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = NULL")
+    await rows(
+        agents, "UPDATE state.agent_state_head SET resume_deadline = NULL, updated_at = now() - interval '1 day'"
+    )
+    before = await head(agents)
+    assert await expire(agents, turn) == []
+    assert await agents.run(lambda c: sweep.list_overdue(c, [TARGET], older_seconds=5, row_limit=9)) == []
+    assert (await waits(agents), await head(agents)) == ({"a": "waiting"}, before)
+    await settle(agents, turn, await told(agents, "a"))
+    assert await waits(agents) == {"a": "applied"}
+
+
+async def test_a_call_without_a_deadline_has_that_of_its_turn(agents: Pool) -> None:
+    """As the version before wrote it."""
+    turn = await sleeper(agents, "a", "b")
+    await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = NULL")
+    assert await expire(agents, turn) == []
+    await rows(agents, "UPDATE state.agent_state_head SET resume_deadline = now() WHERE agent_id = 'alice'")
+    assert [ring.correlation_id for ring in await expire(agents, turn)] == ["a", "b"]
+
+
+async def test_each_call_expires_at_its_own_deadline(agents: Pool) -> None:
+    turn = await sleeper(agents, "later", "soon", "last", waits=[60, 0, 600])
+    found = await rows(agents, "SELECT tool_call_id, deadline FROM state.turn_waiting_tools")
+    due = {row["tool_call_id"]: row["deadline"] for row in found}
+    assert (due["later"] - due["soon"], due["last"] - due["soon"]) == (timedelta(seconds=60), timedelta(seconds=600))
+    assert (await head(agents))["resume_deadline"] == due["soon"]
+    rings = await expire(agents, turn)
+    assert [ring.correlation_id for ring in rings] == ["soon"]
+    assert (await head(agents))["resume_deadline"] == due["later"]
+    assert await expire(agents, turn) == rings  # whoever comes second finds what is due
+    done = await settle(agents, turn, *(ring.inbox_id for ring in rings))
+    assert (done.status, sorted(done.waiting), done.deadline) == (HeadStatus.SUSPENDED, ["last", "later"], due["later"])
+    done = await settle(agents, turn, await told(agents, "later"))
+    assert (done.waiting, done.deadline) == (["last"], due["last"])
+    seen = await agents.run(lambda conn: describe_call(conn, PROJECT, ToolCallId("last")))
+    assert seen is not None
+    assert seen.resume_deadline == due["last"]
+    await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = now() WHERE tool_call_id = 'last'")
+    await settle(agents, turn, *(ring.inbox_id for ring in await expire(agents, turn)))
+    assert await results(agents, turn) == [("soon", "timeout"), ("later", "success"), ("last", "timeout")]
+    assert (await head(agents))["status"] == "running"
+
+
+async def test_a_report_does_not_put_off_a_timeout_that_is_due(agents: Pool) -> None:
+    """The head keeps the deadline that has passed, so that the timer and the safety net see it."""
+    turn = await sleeper(agents, "late", "told", waits=[0, 600])
+    done = await settle(agents, turn, await told(agents, "told"))
+    found = await rows(agents, "SELECT deadline FROM state.turn_waiting_tools WHERE tool_call_id = 'late'")
+    assert (done.waiting, done.deadline) == (["late"], found[0]["deadline"])
+    assert [ring.correlation_id for ring in await expire(agents, turn)] == ["late"]
+
+
+async def test_a_call_that_was_reported_sets_no_deadline(agents: Pool) -> None:
+    """Its report is there: what is left to wait for is the other's."""
+    turn = await sleeper(agents, "a", "b", "c", waits=[0, 600, 900])
+    hidden = await written_report(agents, turn, "b", None)
+    await told(agents, "a")
+    done = await settle(agents, turn, await told(agents, "c"))
+    assert sorted(done.waiting) == ["a", "b"]
+    assert done.deadline == (
+        await value(agents, "SELECT deadline FROM state.turn_waiting_tools WHERE tool_call_id = 'b'")
+    )
+    assert (await row_of(agents, hidden))["status"] == "pending"
