@@ -116,6 +116,15 @@ async def test_a_chat_goes_on_where_it_was(tenant: Tenant) -> None:
     assert [(each["turn_count"], each["agent_id"]) for each in listed] == [(2, ALICE), (3, ALICE)]
 
 
+async def test_a_model_is_talked_to_without_an_agent(tenant: Tenant) -> None:
+    for before in ("nothing", "one"):
+        async with chatting(tenant, "--model", "scripted/chat") as terminal:
+            terminal.type("one")
+            await terminal.until(f"You said: one (before that: {before})")
+            assert await terminal.leave() == 0
+    assert (await run(tenant, "chat")).code == 2
+
+
 @pytest.mark.parametrize("way", ["typed", "interrupt"])
 async def test_a_stop_ends_the_turn_and_not_the_chat(tenant: Tenant, way: str) -> None:
     await tenant.agent("slow")
