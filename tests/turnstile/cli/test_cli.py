@@ -177,7 +177,7 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
 @pytest.mark.parametrize(
     ("memory", "says"),
     [
-        ({"max_context_tokens": 4}, "the prompt alone takes 5 tokens or more"),
+        ({"max_context_tokens": 4}, "the prompt alone takes 5 or more"),
         ({"max_context_tokens": 100, "keep_last_turns": 101}, "101 turns (keep_last_turns) never fit"),
     ],
 )
