@@ -42,9 +42,8 @@ class View:
 
     def texts(self, words: Sequence[str] = (), *, tables: Sequence[str] = ()) -> list[str]:
         """The rows that name one of these words, and those of these tables."""
-        return [
-            text for (table, _), text in self._rows.items() if table in tables or any(word in text for word in words)
-        ]
+        named = tuple(words)
+        return [text for (table, _), text in self._rows.items() if table in tables or _names(text, named)]
 
     def all(self, table: str, **columns: Any) -> list[Mapping[str, Any]]:
         """All rows with these values."""
@@ -54,6 +53,11 @@ class View:
 @lru_cache(maxsize=200_000)
 def _read(text: str) -> Mapping[str, Any]:
     return json.loads(text)
+
+
+@lru_cache(maxsize=200_000)
+def _names(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 -- The end of a turn, by its own step or by force: cards (the deliverable among them), canceled results for calls nobody
 -- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
--- if a step was committed meanwhile, whose calls we would not see.
+-- if a step was committed or a stop requested meanwhile, whose rows we would not see: these set updated_at, and an enqueue does not.
 -- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
 WITH
 head AS MATERIALIZED (
@@ -182,7 +182,7 @@ go AS MATERIALIZED (
     SELECT head.*, greatest(head.output_position, (
                SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
     FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
-    WHERE seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND seen.step_count = head.step_count)
+    WHERE seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at))
 ),
 dropped AS (
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()

@@ -275,39 +275,46 @@ JOIN state.agent_inbox i ON i.correlation_id = w.tool_call_id AND i.project_id =
 WHERE w.wait_status IN ('waiting', 'received') AND i.archived_at IS NULL AND (i.status <> 'deferred' OR i.next_retry_at <= now());
 
 -- name: request_stop :one
--- Requests the stop of an active turn: inbox row, edge, and the address of the doorbell.
+-- Requests the stop of an active turn: inbox row, edge, and the address of the doorbell. The head is locked and changed, so that
+-- of a stop and an end at once one sees the other.
 -- verdict: accepted | duplicate | already_final | queued | dispatched (the caller ends these two itself) | unknown_turn.
 WITH
 turn AS MATERIALIZED (
-    SELECT i.agent_id, i.channel_id, i.status AS inbox_status, i.context_headers, o.agent_turn_id IS NOT NULL AS over,
-           h.status AS head_status, h.turn_epoch, a.worker_target
+    SELECT i.agent_id, i.channel_id, i.status AS inbox_status, i.context_headers, o.agent_turn_id IS NOT NULL AS over, a.worker_target
     FROM state.agent_inbox i
     LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
-    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
-        AND h.active_agent_turn_id = i.agent_turn_id
     LEFT JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
     WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+),
+head AS MATERIALIZED (
+    SELECT h.status, h.turn_epoch FROM state.agent_state_head h
+    WHERE h.agent_id = (SELECT turn.agent_id FROM turn) AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
+    FOR NO KEY UPDATE
 ),
 earlier AS MATERIALIZED (
     SELECT i.inbox_id FROM state.agent_inbox i
     WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop'
 ),
 plan AS MATERIALIZED (
-    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn' 
-                WHEN turn.over OR turn.inbox_status IN ('skipped', 'error') AND turn.head_status IS NULL THEN 'already_final'
-                WHEN turn.inbox_status = 'queued' THEN 'queued' WHEN turn.head_status = 'dispatched' THEN 'dispatched'
-                WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate' WHEN turn.head_status IS NULL THEN 'again'
+    SELECT CASE WHEN turn.agent_id IS NULL THEN 'unknown_turn'
+                WHEN turn.over OR turn.inbox_status IN ('skipped', 'error') AND head.status IS NULL THEN 'already_final'
+                WHEN turn.inbox_status = 'queued' THEN 'queued' WHEN head.status = 'dispatched' THEN 'dispatched'
+                WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate' WHEN head.status IS NULL THEN 'again'
                 ELSE 'accepted' END AS verdict
-    FROM (SELECT) AS always LEFT JOIN turn ON true LEFT JOIN earlier ON true
+    FROM (SELECT) AS always LEFT JOIN turn ON true LEFT JOIN head ON true LEFT JOIN earlier ON true
 ),
 inbox AS (
     INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,
                                    turn_epoch, context_headers, payload, status, next_retry_at, created_at)
-    SELECT :inbox_id, :project_id, turn.agent_id, turn.channel_id, 'stop', 'report', :agent_turn_id, :agent_turn_id, turn.turn_epoch,
+    SELECT :inbox_id, :project_id, turn.agent_id, turn.channel_id, 'stop', 'report', :agent_turn_id, :agent_turn_id, head.turn_epoch,
            turn.context_headers, jsonb_build_object('reason', :reason::text), 'pending', now(), clock_timestamp()
-    FROM turn CROSS JOIN plan WHERE plan.verdict = 'accepted'
+    FROM turn CROSS JOIN head CROSS JOIN plan WHERE plan.verdict = 'accepted'
     ON CONFLICT DO NOTHING
     RETURNING inbox_id
+),
+noted AS (  -- an end that waits for our lock compares this
+    UPDATE state.agent_state_head h SET updated_at = now()
+    WHERE h.agent_id = (SELECT turn.agent_id FROM turn) AND h.project_id = :project_id AND EXISTS (SELECT FROM inbox)
 ),
 edge AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
@@ -320,8 +327,8 @@ edge AS (
 )
 SELECT CASE WHEN plan.verdict = 'accepted' AND inbox.inbox_id IS NULL THEN 'again' ELSE plan.verdict END AS verdict,
        coalesce(inbox.inbox_id, earlier.inbox_id) AS inbox_id, turn.agent_id, coalesce(turn.channel_id, 'public') AS channel_id,
-       coalesce(turn.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers
-FROM plan LEFT JOIN turn ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
+       coalesce(head.turn_epoch, 0) AS turn_epoch, turn.worker_target, turn.context_headers
+FROM plan LEFT JOIN turn ON true LEFT JOIN head ON true LEFT JOIN inbox ON true LEFT JOIN earlier ON true;
 
 -- name: describe_call :opt
 -- A call for its tool: the card with the arguments, its turn, and its status.

@@ -151,24 +151,23 @@ def part_of(view: View, part: str) -> Sequence[str]:
     """The rows that a move reads.
 
     `turn a` are the rows that name the turn, and whose each head is. `agent a` are these and the queue, for moves that
-    may end the turn: they lease the next one. `live` are those of claims: what is not final. `net` are these and the
-    outcomes.
+    may end the turn: they lease the next one. Where the turn is in no head and no queue, every gate is closed, and its
+    own rows are all that is read. `live` are those of claims: what is not final. `net` are these and the outcomes.
     """
     kind, _, letter = part.partition(" ")
     if kind in {"live", "net"}:
         live = [json.dumps(row, sort_keys=True) for row in view.all("agent_inbox", archived_at=None)]
         tables = ["agent_state_head", "turn_waiting_tools", "workflows", *(["turn_outcomes"] if kind == "net" else [])]
         return [*live, *view.texts(tables=tables)]
-    words = [*(f"{each}_{letter}" for each in ("turn", "row", "call", "corr")), letter * 8]
-    tables = []
-    if kind == "agent":
-        words.append('"status": "queued"')
-        tables = ["agent_state_pointers", "agent_state_head"]  # an enqueue writes the head, whatever turn it is on
-    heads = [
-        f"{row['agent_id']} {row['status']} {row['active_agent_turn_id']} {row['turn_epoch']}"
-        for row in view.table("agent_state_head")
-    ]
-    return [*view.texts(words, tables=tables), *heads]
+    words = (*(f"{each}_{letter}" for each in ("turn", "row", "call", "corr")), letter * 8)
+    row = view.find("agent_inbox", inbox_id=f"row_{letter}")
+    held = view.find("agent_state_head", active_agent_turn_id=f"turn_{letter}") is not None
+    if row is not None and row["status"] != "queued" and not held:
+        return view.texts(words)
+    if kind == "turn":
+        return [*view.texts(words), f"{held}"]
+    # an enqueue writes the head, whatever turn it is on
+    return view.texts((*words, '"status": "queued"'), tables=("agent_state_pointers", "agent_state_head"))
 
 
 def of_turn(script: Script, move: Move) -> Move:

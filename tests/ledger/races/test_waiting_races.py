@@ -16,11 +16,14 @@ from tests.support.ledger.agents import (
     ask,
     begin,
     claim,
+    finish,
+    finish_on,
     head,
     lease,
     rows,
 )
 from tests.support.ledger.calls import (
+    ask_to_stop,
     became,
     call_record,
     end,
@@ -269,3 +272,25 @@ async def test_an_end_that_waited_for_a_report_cancels_its_call(agents: Pool) ->
     await overtaken(agents, reporting("a"), end(agents, turn))
     assert await results(agents, turn) == [("a", "canceled")]
     assert [each.verdict for each in await claim(agents, ALICE)] == ["consumed"]
+
+
+async def test_1_a_stop_that_waited_for_the_end_finds_the_turn_over(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    found = await overtaken(
+        agents, lambda conn: finish_on(conn, turn), ask_to_stop(agents, turn.agent_turn_id, "late-stop")
+    )
+    assert found.verdict == "already_final"
+    assert await rows(agents, "SELECT FROM state.agent_inbox WHERE message_type = 'stop'") == []
+
+
+@pytest.mark.parametrize("queue", [0, 1])
+async def test_1_an_end_sees_the_stop_it_waited_for(agents: Pool, queue: int) -> None:
+    turn = await lease(agents)
+    for _ in range(queue):
+        await ask(agents)
+    await begin(agents, turn)
+    ended = await overtaken(agents, lambda conn: stop_on(conn, turn), finish(agents, turn))
+    assert ended.head_status == ("dispatched" if queue else "idle")
+    [stop] = await rows(agents, "SELECT status, last_error FROM state.agent_inbox WHERE message_type = 'stop'")
+    assert (stop["status"], stop["last_error"]) == ("skipped", "already_final")
