@@ -27,7 +27,7 @@ _CONVENTIONAL = ("ui_worker", "sandbox")
 
 
 async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, targets: Sequence[str]) -> list[str]:
-    """One sentence for each unknown tool, placeholder, provider or worker target; `targets` are those of the settings."""
+    """A sentence for each unknown tool, placeholder, provider or worker target; `targets` are those of the settings."""
     live = await pool.run(list_live_workers)
     served = {*targets, *_CONVENTIONAL, *(worker.worker_target for worker in live)}
     try:
