@@ -26,7 +26,7 @@ async def test_help_is_fast() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "{'temporalio', 'asyncpg', 'nats', 'pydantic_settings', 'litellm'}"
+    heavy = "{'temporalio', 'asyncpg', 'nats', 'pydantic_settings', 'litellm', 'xllamacpp'}"
     code = f"import sys, turnstile.cli.app; print(sorted({heavy} & set(sys.modules)))"
     ran = subprocess.run([PROGRAM.with_name("python"), "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

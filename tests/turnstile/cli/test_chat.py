@@ -115,6 +115,15 @@ async def test_a_chat_goes_on_where_it_was(tenant: Tenant) -> None:
     assert [(each["turn_count"], each["agent_id"]) for each in listed] == [(2, ALICE), (3, ALICE)]
 
 
+async def test_a_model_is_talked_to_without_an_agent(tenant: Tenant) -> None:
+    for before in ("nothing", "one"):
+        async with chatting(tenant, "--model", "scripted/chat") as terminal:
+            terminal.type("one")
+            await terminal.until(f"You said: one (before that: {before})")
+            assert await terminal.leave() == 0
+    assert (await run(tenant, "chat")).code == 2
+
+
 async def test_a_chat_with_nobody_ends_at_once(tenant: Tenant) -> None:
     await tenant.agent("chat")
     ran = await run(tenant, "chat", "nobody")
