@@ -140,7 +140,7 @@ async def servers(servers_path: Path) -> AsyncIterator[Endpoints]:
 
 @pytest.fixture(scope="session")
 async def databases(servers: Endpoints) -> AsyncIterator[Databases]:
-    """The session's server as a place for databases. It waits for no disk, and analyzes nothing at a time of its own."""
+    """The session's server as a place for databases. It waits for no disk, and analyzes only what it is asked to."""
     found = Databases(servers.database_url)
     await found.execute("ALTER SYSTEM SET fsync = off")
     await found.execute("ALTER SYSTEM SET autovacuum = off")
