@@ -61,7 +61,7 @@ def serve_command(name: str, settings: LocalSettings, port: int) -> tuple[str, .
 def check_local(name: str, settings: LocalSettings) -> None:
     """Whether `local/NAME` can be served here; raises `ModelError` as `find_weights`, or `model_library_missing`."""
     find_weights(name, settings)
-    if find_spec("xllamacpp") is None:
+    if not is_installed():
         message = "xllamacpp is not installed: pip install 'turnstile-kernel[local]'"
         raise ModelError("model_library_missing", f"{PREFIX}/{name}: {message}", retryable=False)
 
@@ -70,6 +70,11 @@ def become_server(name: str, settings: LocalSettings, port: int) -> NoReturn:
     """Replace this process by the server of `local/NAME`; raises `ModelError` as `check_local`."""
     program, *arguments = serve_command(name, settings, port)
     os.execv(program, [program, *arguments])  # noqa: S606 -- this Python and a file of this package
+
+
+def is_installed() -> bool:
+    """Whether llama.cpp is here; loads nothing."""
+    return find_spec("xllamacpp") is not None
 
 
 class LocalServers:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from pydantic import JsonValue, TypeAdapter
 
 from tests.support.conditions import until
 from tests.support.local import MODEL, asked_server, busy_slots, count_tokens, weights_or_skip
@@ -27,6 +28,7 @@ from turnstile.schema.states import TurnStatus
 from turnstile.sdk.turns import Client
 from turnstile.settings import LocalSettings
 
+_ATTEMPTS = TypeAdapter(list[JsonObject])
 SLOTS, CONTEXT = 2, 768
 SHORT_TOKENS = 4
 SHORT: JsonObject = {"model": MODEL, "max_tokens": SHORT_TOKENS, "seed": 7}
@@ -59,14 +61,14 @@ async def run(tenant: Tenant, agent: AgentId, text: str, **fields: Any) -> Ended
     return await tenant.ended(turn_of(await tenant.enqueue(agent, text, **fields)), timeout=90)
 
 
-def attempts(ended: Ended) -> list[str | None]:
-    """The error code of each attempt of each step; None for a good one."""
-    found: list[str | None] = []
-    for step in ended.steps:
-        records = step.metadata["attempts"]
-        assert isinstance(records, list)
-        found += [each.get("error_code") for each in records if isinstance(each, dict)]  # pyright: ignore[reportArgumentType] -- a code
-    return found
+def records(ended: Ended) -> list[JsonObject]:
+    """The attempts of all steps."""
+    return [each for step in ended.steps for each in _ATTEMPTS.validate_python(step.metadata["attempts"])]
+
+
+def attempts(ended: Ended) -> list[object]:
+    """The error code of each attempt; None for a good one."""
+    return [each.get("error_code") for each in records(ended)]
 
 
 def usage(ended: Ended) -> tuple[int, int]:
@@ -146,17 +148,13 @@ async def test_twenty_turns_queue_for_two_slots(tenant: Tenant, local: LocalServ
 async def test_usage_is_what_the_server_counts(tenant: Tenant, local: LocalServers) -> None:
     agent = await tenant.agent("x", llm=SHORT, system_prompt_template="You are brief.")
     ended = await run(tenant, agent, "What is the capital of France? Ä 日本 🐈")
-    asked = [
+    asked: list[JsonValue] = [
         {"role": "system", "content": "You are brief."},
         {"role": "user", "content": "What is the capital of France? Ä 日本 🐈"},
     ]
     applied = await asked_server(local, "/apply-template", {"messages": asked})
-    assert isinstance(applied, dict)
     assert usage(ended) == (await count_tokens(local, applied["prompt"]), SHORT_TOKENS)
-    [step] = ended.steps
-    records = step.metadata["attempts"]
-    assert isinstance(records, list)
-    assert [each["usage_kind"] for each in records] == ["exact"]
+    assert [each["usage_kind"] for each in records(ended)] == ["exact"]
 
 
 async def test_a_full_context_is_our_code_and_one_cut(tenant: Tenant) -> None:
