@@ -67,6 +67,29 @@ async def test_a_kept_demo_stays_up_until_killed_and_its_data_starts_again(tmp_p
     await until_gone(tmp_path)
 
 
+@pytest.mark.long
+async def test_a_conversation_goes_on_after_everything_was_killed_and_started_again(tmp_path: Path) -> None:
+    """PostgreSQL, NATS, Temporal, bridge and worker; the twin that kills the last two alone is run each time."""
+    profile = {"name": "helper", "llm_config": {"model": "scripted/chat"}}
+    (tmp_path / "helper.yaml").write_text(json.dumps(profile))
+    said = list[str]()
+    for text in ("My name is Ada", "What is my name?"):
+        process = await launch("up", cwd=tmp_path)
+        await read_until(process.stdout, "serves")
+        if not said:
+            assert (await turnstile("profile", "put", "helper.yaml", cwd=tmp_path)).code == 0
+            assert (await turnstile("agent", "add", "helper", "--profile", "helper", cwd=tmp_path)).code == 0
+        ran = await turnstile("enqueue", "helper", text, "--conversation", "ada", "--wait", cwd=tmp_path)
+        said.append(ran.out.splitlines()[1])
+        process.kill()
+        await process.communicate()
+        await until_gone(tmp_path)
+    assert said == [
+        "You said: My name is Ada (before that: nothing)",
+        "You said: What is my name? (before that: My name is Ada)",
+    ]
+
+
 async def kill_nats(data: Path) -> None:
     """SIGKILL, by its id, for the NATS server of this directory."""
     [pid] = [pid for pid, command in await processes_of(data) if "nats-server -c" in command]

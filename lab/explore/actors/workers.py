@@ -8,6 +8,7 @@ from lab.explore.actors.cast import (
     PROJECT,
     WAIT_SECONDS,
     Calls,
+    Cuts,
     Ended,
     Ends,
     Goes,
@@ -16,6 +17,7 @@ from lab.explore.actors.cast import (
     gated,
 )
 from lab.explore.world import Move, View
+from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards
 from turnstile.ledger.turns.ends import (
@@ -32,6 +34,7 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     JsonContent,
+    MemoryCut,
     Role,
     TextContent,
     ToolCallContent,
@@ -102,8 +105,10 @@ def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
             return Move(said, gated(lambda pool: _call(pool, script, turn, number, names)))
         case Goes():
             return Move(f"go-on {name}", gated(lambda pool: _go_on(pool, turn, number)))
+        case Cuts():
+            return Move(f"cut {name}", gated(lambda pool: _cut(pool, turn, number)))
         case Ends():
-            return Move(f"finish {name}", gated(lambda pool: _finish(pool, turn, number)))
+            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number)))
         case Ended():
             return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn)))
 
@@ -176,9 +181,27 @@ def _deliverable(turn: TurnRef) -> Card:
     )
 
 
-async def _finish(pool: Pool, turn: TurnRef, number: int) -> str:
+def _remembered(turn: TurnRef) -> Card:
+    """The instruction of the context box: the first step of a turn that remembers takes it into the output box."""
+    card = turn_card_id(turn.agent_turn_id, "instruction")
+    content = TextContent(text="hello")
+    return make_card(card, CardType.INSTRUCTION, Role.USER, content, author="user.test", turn=turn.agent_turn_id)
+
+
+async def _cut(pool: Pool, turn: TurnRef, number: int) -> str:
+    """A step that cuts the memory: turns read the box from this one's instruction on (§7.3)."""
+    asked = _remembered(turn)
+    card = cut_card(turn, number, MemoryCut(first_card_id=asked.card_id))
+    kept = [asked.card_id]
+    record = StepRecord(number, ContinueMetadata(), [asked, card], [], MOMENT, kept=kept, first_kept=asked.card_id)
+    return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+
+
+async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int) -> str:
     card = _deliverable(turn)
-    record = StepRecord(number, EndMetadata(), [_thought(turn, number), card], [], MOMENT)
+    asked = [_remembered(turn)] if script.talk and number == 1 else []
+    cards = [*asked, _thought(turn, number), card]
+    record = StepRecord(number, EndMetadata(), cards, [], MOMENT, kept=[each.card_id for each in asked])
     ending = Ending(TurnStatus.SUCCESS, card.card_id)
     return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record))).result
 

@@ -44,7 +44,7 @@ def world_of(
         moves=lambda view: turn_moves(cast, view),
         net=net_of(cast),
         at_end=not_over,
-        part=_whole if any(script.box for script in cast.scripts) else part_of,
+        part=_whole if any(script.box or script.talk for script in cast.scripts) else part_of,
         checks=_broken,
         swaps=swaps,
         bounds=bounds,
@@ -96,7 +96,7 @@ def _healthy(cast: Cast, view: View) -> Iterable[Move]:
         wanted = {
             "suspended": ("apply",),
             "dispatched": ("begin",),
-            "running": ("call", "go-on", "finish", "terminate") if head["step_attempt"] else ("begin",),
+            "running": ("call", "go-on", "cut", "finish", "terminate") if head["step_attempt"] else ("begin",),
         }[head["status"]]
         moves = {move.name: move for move in turn_moves(cast, view)}
         number = str(head["step_count"] + 1)

@@ -18,6 +18,7 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages
 from turnstile.cli.turns.live import LiveView
+from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, TurnstileError
@@ -97,6 +98,7 @@ class Chat:
         given = None if conversation is None else ConversationId(token(conversation, "--conversation"))
         session = self._session
         async with session.ledger_if_installed() as pool, session.nats() as conn:
+            await self._check_agent(pool)
             current = given or await self._last(pool)
             client = BridgeClient(conn, session.project, session.channel)
             if self._partner.of_model and self._partner.model:
@@ -174,6 +176,12 @@ class Chat:
         card = (await describe(client, {"card_id": view.deliverable_card_id})).card
         if card is not None and isinstance(card.content, dict) and view.status == TurnStatus.SUCCESS:
             out.line(said_in(card.content))
+
+    async def _check_agent(self, pool: "Pool | None") -> None:
+        """Raise `Refused` (unknown_agent) if the project has no such agent."""
+        if pool is not None and self._partner.agent is not None:
+            project, agent = self._session.project, AgentId(self._partner.agent)
+            await pool.run(lambda conn: agent_boxes(conn, project, agent))
 
     async def _last(self, pool: "Pool | None") -> ConversationId:
         """The chat that was used last with the agent in this channel, else the first one."""
