@@ -117,7 +117,7 @@ class StepActivities:
         try:
             begun = await self._begin(given)
         except StaleTurn:
-            return await recall(self.pool, self.publisher, given.turn, given.step, self.telemetry)
+            return await self._recall(given.turn, given.step, lambda: self._stop_between(given.turn, given.step))
         hit(Fault.STEP_BEGUN)
         turn_events = TurnEvents(self.publisher, given.turn, begun.head.context_headers, self.telemetry)
         step = CurrentStep(
@@ -126,11 +126,21 @@ class StepActivities:
         try:
             return await self._run(step)
         except StaleTurn:
-            return await recall(self.pool, self.publisher, given.turn, step.number, self.telemetry)
+            return await self._recall(given.turn, step.number, lambda: self._stop(step))
         except asyncio.CancelledError:
             if not await is_stopped():
                 raise
             return await self._stop(step)
+
+    async def _recall(self, turn: TurnRef, step: int, stop: Callable[[], Awaitable[StepResult]]) -> StepResult:
+        return await recall(self.pool, self.publisher, turn, step, self.telemetry, stop)
+
+    async def _stop_between(self, turn: TurnRef, step: int) -> StepResult:
+        """End a marked turn that no step may begin of any more."""
+        stopped = await end_stopped(self.pool, self.publisher, turn, self.telemetry)
+        if stopped.outcome is None:
+            return await self._recall(turn, step, lambda: self._stop_between(turn, step))
+        return StepEnds(step=stopped.step, outcome=stopped.outcome)
 
     async def _begin(self, given: RunStepInput) -> BegunStep:
         """Apply the reports and begin the step; wakes a suspended turn that waits for no call any more (§8)."""
@@ -317,10 +327,7 @@ class StepActivities:
             return await self._finish(step, *ended, figures, StepStatus.CANCELED)
         except StaleTurn:
             # The step was committed before the stop arrived: end the turn after it.
-            stopped = await end_stopped(self.pool, self.publisher, step.turn, self.telemetry)
-            if stopped.outcome is None:
-                return await recall(self.pool, self.publisher, step.turn, step.number, self.telemetry)
-            return StepEnds(step=stopped.step, outcome=stopped.outcome)
+            return await self._stop_between(step.turn, step.number)
 
     async def _finish(
         self, step: CurrentStep, cards: tuple[Card, ...], ending: Ending, figures: StepFigures, status: StepStatus

@@ -190,7 +190,7 @@ async def test_rights_are_given_anew(logins: str, databases: Databases) -> None:
     probe = Probe(conn, BRIDGE)
     assert await probe.refused(queries_of("bridge") | queries_of("worker")) == {}
     held = {(each["relation"], each["verb"]) for each in await probe.held()}
-    assert not {each for each in held if each[0] == "state.pmo_batches"}
+    assert {each for each in held if each[0] == "state.pmo_batches"} == {("state.pmo_batches", "SELECT")}
     assert {verb for relation, verb in held if relation == "public.cards"} == {"SELECT", "INSERT"}
     await conn.close()
     await pool.close()
