@@ -18,3 +18,17 @@ jsonb_build_object('__type__', 'ToolResultContent', 'status', {status}, 'after_e
 -- The metadata of a result card that SQL makes.
 jsonb_build_object('type', 'tool.result', 'role', 'tool', 'author_id', {author_id}, 'function_name', {tool_name},
     'step_id', {step_id}, 'agent_turn_id', {agent_turn_id}, 'trace_id', {trace_id})
+
+-- fragment: mark_of_turn(wanted)
+-- The CTE of a gate that reads the mark of a turn in a tree: the head is locked first, then the node FOR SHARE, so that a cascade that
+-- has not committed is waited for, and waits for this gate. Of a turn in no tree it costs one look by key, and locks nothing.
+known AS MATERIALIZED (
+    SELECT n.agent_turn_id FROM state.turn_nodes n WHERE n.agent_turn_id = :agent_turn_id AND n.project_id = :project_id AND {wanted}
+),
+held AS MATERIALIZED (
+    SELECT h.agent_id FROM known JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
+    FOR NO KEY UPDATE OF h
+),
+mark AS MATERIALIZED (
+    SELECT n.stopping_at FROM held JOIN state.turn_nodes n ON n.agent_turn_id = :agent_turn_id FOR SHARE OF n
+)

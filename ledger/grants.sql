@@ -46,8 +46,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.turn_waiting_tools',
      'SELECT, UPDATE (wait_status, received_at, updated_at)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
-    ('state.turn_nodes', 'SELECT', null),  -- functions of the owner write
-    ('state.pmo_batches', 'SELECT', null),
+    ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
+    ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),
     ('state.agent_steps', 'SELECT, INSERT', 'SELECT, INSERT'),
     ('state.execution_edges', 'SELECT, INSERT', 'INSERT'),

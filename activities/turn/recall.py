@@ -1,5 +1,7 @@
 """Answers a step whose gate is closed from the ledger, and publishes again what its commit implies (protocol §7)."""
 
+from collections.abc import Awaitable, Callable
+
 from turnstile.activities.turn.turn_events import TurnEvents
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import recall_step
@@ -11,9 +13,21 @@ from turnstile.schema.step_metadata import EndMetadata, SuspendMetadata
 from turnstile.schema.turns import StepContinues, StepEnds, StepResult, StepStale, StepSuspends, TurnRef
 
 
-async def recall(pool: Pool, publisher: Publisher, turn: TurnRef, step: int, telemetry: Telemetry) -> StepResult:
-    """The recorded result of the step or its turn; raises `StaleTurn` if no record explains the head's state."""
+async def recall(
+    pool: Pool,
+    publisher: Publisher,
+    turn: TurnRef,
+    step: int,
+    telemetry: Telemetry,
+    stop: Callable[[], Awaitable[StepResult]],
+) -> StepResult:
+    """The recorded result of the step or its turn; raises `StaleTurn` if no record explains the head's state.
+
+    A mark may have closed the gate: then the turn is ended by `stop` (protocol §6, join).
+    """
     found = await pool.run(lambda conn: recall_step(conn, turn, step))
+    if found.gate and found.stopping:
+        return await stop()
     number = found.step or step
     recorded = found.step_metadata
     turn_events = TurnEvents(publisher, turn, found.context_headers, telemetry)

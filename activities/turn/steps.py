@@ -117,7 +117,7 @@ class StepActivities:
         try:
             begun = await self._begin(given)
         except StaleTurn:
-            return await recall(self.pool, self.publisher, given.turn, given.step, self.telemetry)
+            return await self._recall(given.turn, given.step, lambda: self._stop_between(given.turn, given.step))
         hit(Fault.STEP_BEGUN)
         turn_events = TurnEvents(self.publisher, given.turn, begun.head.context_headers, self.telemetry)
         step = CurrentStep(
@@ -126,11 +126,21 @@ class StepActivities:
         try:
             return await self._run(step)
         except StaleTurn:
-            return await recall(self.pool, self.publisher, given.turn, step.number, self.telemetry)
+            return await self._recall(given.turn, step.number, lambda: self._stop(step))
         except asyncio.CancelledError:
             if not await is_stopped():
                 raise
             return await self._stop(step)
+
+    async def _recall(self, turn: TurnRef, step: int, stop: Callable[[], Awaitable[StepResult]]) -> StepResult:
+        return await recall(self.pool, self.publisher, turn, step, self.telemetry, stop)
+
+    async def _stop_between(self, turn: TurnRef, step: int) -> StepResult:
+        """End a marked turn that no step may begin of any more."""
+        stopped = await end_stopped(self.pool, self.publisher, turn, self.telemetry)
+        if stopped.outcome is None:
+            return await self._recall(turn, step, lambda: self._stop_between(turn, step))
+        return StepEnds(step=stopped.step, outcome=stopped.outcome)
 
     async def _begin(self, given: RunStepInput) -> BegunStep:
         """Apply the reports and begin the step; wakes a suspended turn that waits for no call any more (§8)."""
@@ -310,7 +320,9 @@ class StepActivities:
     async def _stop(self, step: CurrentStep) -> StepResult:
         """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""
         if step.number > 1 and not asks_model(step.begun.head.message_type):
-            return await self._stop_after(step)  # a UI action has one step, and it is committed (§7.10)
+            return await self._stop_between(
+                step.turn, step.number
+            )  # a UI action has one step, and it is committed (§7.10)
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
         figures = step.figures(None, error_code=STOPPED)
@@ -318,14 +330,8 @@ class StepActivities:
         try:
             return await self._finish(step, *ended, figures, StepStatus.CANCELED)
         except StaleTurn:
-            return await self._stop_after(step)
-
-    async def _stop_after(self, step: CurrentStep) -> StepResult:
-        """End the turn after the step that was committed before the stop arrived."""
-        stopped = await end_stopped(self.pool, self.publisher, step.turn, self.telemetry)
-        if stopped.outcome is None:
-            return await recall(self.pool, self.publisher, step.turn, step.number, self.telemetry)
-        return StepEnds(step=stopped.step, outcome=stopped.outcome)
+            # The step was committed before the stop arrived: end the turn after it.
+            return await self._stop_between(step.turn, step.number)
 
     async def _finish(
         self, step: CurrentStep, cards: tuple[Card, ...], ending: Ending, figures: StepFigures, status: StepStatus

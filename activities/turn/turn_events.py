@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.ends import EndedTurn, FinishedTurn, mark_announced
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
@@ -141,6 +142,9 @@ class TurnEvents:
         messages += [*before, *done.announcement(self.address)]
         if (lease := done.next_lease(self.turn)) is not None:
             messages += [lease.dispatched(self.sender), lease.doorbell(self.sender, "next_turn")]
+        if done.is_new and done.in_tree:  # the end may have answered a parent, or marked others
+            rings = await pool.run(lambda conn: rings_of(conn, [self.turn.agent_turn_id]))
+            messages += [ring.doorbell(self.sender, "tree") for ring in rings]
         return await announce(pool, self.publisher, self.turn.agent_turn_id, messages)
 
     def _finish_span(self, done: FinishedTurn, error_code: str | None) -> None:

@@ -20,6 +20,10 @@ SENTENCES: Mapping[str, str] = {
     "suspended": "turn {turn} of {agent} slept beyond its deadline; its calls are answered as timed out",
     "stop": "turn {turn} of {agent} did not stop in {times.stop_grace:g} s; ended without its worker",
     "command": "{tool} has not answered for {silent:g} s; sent again (call {call}, turn {turn} of {agent})",
+    "batch": "{tool} did not make all of its turns; sent again (call {call}, turn {turn} of {agent})",
+    "batch_due": "{batch} was decided: its deadline had passed, or its turn was over",
+    "marked_queued": "turn {turn} of {agent} waited in a queue although its tree was stopped; ended",
+    "marked": "turn {turn} of {agent} did not end with its tree in {times.stop_grace:g} s; ended without its worker",
     "stranded": "agent {agent}: it was idle with a turn in its queue; the turn was leased",
     "doorbell": "agent {agent}: a request waited for {times.pending_wakeup:g} s and no doorbell was heard; taken up",
     "unannounced": "turn {turn} of {agent}: NATS did not acknowledge its end for {times.unannounced:g} s; "
@@ -58,18 +62,19 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
     """The values for the placeholders of `SENTENCES`."""
     agent = _agent(found)
     call, turn, thread = (_text_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
-    message = _text_of(found, "request_id")
+    message, batch = _text_of(found, "request_id"), _text_of(found, "batch_id")
     command = getattr(found, "command", None)
     return {
         "agent": agent,
         "turn": turn,
         "thread": thread,
         "message": message,
+        "batch": batch,
         "call": call,
         "tool": call if command is None else command.tool_name,
         "silent": times.command_retry * getattr(found, "repeat", 1),
         "times": times,
-        "id": next(filter(None, (call, turn, thread, message, agent)), ""),
+        "id": next(filter(None, (call, turn, thread, message, batch, agent)), ""),
     }
 
 

@@ -15,12 +15,14 @@ from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.safety.reconciler import Reconciler
-from turnstile.bridge.verbs.stop import fence_stopped
+from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run
-from turnstile.ledger.operations.sweep import SilentCall, Unannounced
+from turnstile.ledger.operations.sweep import MarkedTurn, SilentCall, Unannounced, Undecided
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
+from turnstile.ledger.trees.batches import expire_batch
+from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.lease import AgentKey, dispatch_next
 from turnstile.ledger.turns.waiting import inject_timeouts
 from turnstile.runtime.ports import Publisher
@@ -92,6 +94,10 @@ class LedgerRules:
             self._rows("resume", sweep.retry_resumes, times.dispatched_retry, self._claim),
             self._rows("suspended", sweep.list_overdue, times.overdue, self._time_out),
             self._rows("stop", sweep.list_stops_overdue, times.stop_grace, self._fence),
+            self._rows("batch", sweep.retry_forks, times.pending_wakeup, self._command),
+            self._rows("batch_due", sweep.list_undecided, 0, self._decide),
+            self._rows("marked_queued", sweep.list_marked_queued, 0, self._end_marked),
+            self._rows("marked", sweep.list_marked_in_hand, times.stop_grace, self._fence),
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
             Rule("stranded", self._stranded, self._dispatch),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
@@ -129,6 +135,17 @@ class LedgerRules:
         """Fence turns that did not stop in time: later writes of their workers are stale."""
         fenced = [await fence_stopped(self.pool, self.publisher, turn, self.telemetry) for turn in found]
         return sum(fenced)
+
+    async def _decide(self, found: Sequence[Undecided]) -> int:
+        """Decide batches whose deadline has passed or whose call waits no more, one a transaction."""
+        decided = [each.batch_id for each in found if await expire_batch(self.pool, each.batch_id)]
+        if decided:
+            rings = await self.pool.run(lambda conn: rings_of(conn, decided))
+            await self._claim([(ring.project_id, ring.agent_id) for ring in rings])
+        return len(decided)
+
+    async def _end_marked(self, found: Sequence[MarkedTurn]) -> int:
+        return await end_marked(self.pool, self.publisher, found, self.telemetry)
 
     async def _command(self, silent: Sequence[SilentCall]) -> int:
         messages = [message for call in silent if (message := call.message(SENDER)) is not None]

@@ -6,10 +6,13 @@ asked through its inbox, so that it keeps its partial results; one that has not 
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import announce, end_by_force
+from turnstile.ledger.operations.sweep import MarkedTurn
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.marks import mark_tree, rings_of
 from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, EndedTurn, end_by_fallback, fallback_card
 from turnstile.ledger.turns.intake import stop_queued_turn
 from turnstile.ledger.turns.lease import Lease
@@ -35,6 +38,25 @@ async def stop_turn(
 ) -> StopReply:
     """Stop the turn; raises `Refused` (unknown_turn). `accepted` means that it will end, not that it has ended."""
     inbox_id = InboxId(uuid7())
+    turn_id = request.agent_turn_id
+    tree = await mark_tree(pool, project, turn_id, request.reason, whole=request.cascade == "all")
+    hit(Fault.TREE_MARKED)
+    reply = await _stop_one(pool, publisher, project, request, inbox_id, telemetry)
+    if len(tree.turns) > 1 or (tree.turns and tree.turns[0] != turn_id):
+        rings = await pool.run(lambda conn: rings_of(conn, [turn_id]))
+        await publish_best_effort(publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))
+    return reply.model_copy(update={"marked": len(tree.turns), "on_their_way": tree.on_their_way})
+
+
+async def _stop_one(
+    pool: Pool,
+    publisher: Publisher,
+    project: ProjectId,
+    request: StopRequest,
+    inbox_id: InboxId,
+    telemetry: Telemetry,
+) -> StopReply:
+    """Ask the turn to end, or end it here if it has not begun."""
     turn_id = request.agent_turn_id
     for _ in range(_TRIES):
         found = await pool.run(lambda conn: request_stop(conn, project, turn_id, request.reason, inbox_id))
@@ -64,6 +86,18 @@ async def stop_turn(
 async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> bool:
     """End by force a turn that did not stop in time; False if it had ended itself."""
     return await end_by_force(pool, publisher, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON, telemetry=telemetry)
+
+
+async def end_marked(
+    pool: Pool, publisher: Publisher, marked: Sequence[MarkedTurn], telemetry: Telemetry = SILENT
+) -> int:
+    """End turns that are marked and wait in a queue; returns how many. The others were leased meanwhile."""
+    ended = 0
+    for turn in marked:
+        found = RequestedStop.model_validate(turn.model_dump() | {"verdict": "queued", "turn_epoch": 0})
+        request = StopRequest(agent_turn_id=turn.agent_turn_id)
+        ended += await _stop_queued(pool, publisher, turn.project_id, found, request, telemetry)
+    return ended
 
 
 async def _stop_queued(

@@ -92,8 +92,8 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "report_call locks its call too late",
         "report_call",
-        "w.project_id = :project_id FOR NO KEY UPDATE OF w",
-        "w.project_id = :project_id",
+        "w.wait_status <> 'waiting')\n    FOR NO KEY UPDATE OF w",
+        "w.wait_status <> 'waiting')",
         at_once=True,
     ),
     Mutation(

@@ -10,7 +10,7 @@ from turnstile.ledger.queries import Connection, Model, Row, query
 from turnstile.ledger.turns.ends import EndedTurn
 from turnstile.ledger.turns.lease import AgentKey, LiveTurn
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId, StepId, ToolCallId
 from turnstile.schema.message_types import PROTOCOL_LEVEL
 from turnstile.schema.pump.threads import Serves
 from turnstile.schema.tools import ToolCommand
@@ -100,6 +100,18 @@ list_unannounced = rule_rows("list_unannounced", Unannounced)
 """Rule 'unannounced': the outcomes to announce, oldest first."""
 
 
+class MarkedTurn(Tolerant):
+    """A marked turn in a queue."""
+
+    project_id: ProjectId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    inbox_id: InboxId
+    channel_id: ChannelId
+    worker_target: str
+    context_headers: ContextHeaders
+
+
 class SilentCall(Tolerant):
     """A call whose command is to be published again; `repeat` counts from 1 and is part of the message id."""
 
@@ -126,6 +138,22 @@ retry_commands = rule_rows("retry_commands", SilentCall)
 """Rule 'command': the calls whose commands are to be published again."""
 list_overdue = rule_rows("list_overdue", LiveTurn)
 """Rule 'suspended': the turns whose earliest deadline has passed."""
+retry_forks = rule_rows("retry_forks", SilentCall)
+"""Rule 'batch': the calls whose batch has tasks that nobody enqueues; their commands are to be published again."""
+
+
+class Undecided(Tolerant):
+    """A batch that is to be decided."""
+
+    batch_id: str
+
+
+list_undecided = rule_rows("list_undecided", Undecided)
+"""Rule 'batch': those past their deadline, or whose turn is over."""
+list_marked_queued = rule_rows("list_marked_queued", MarkedTurn)
+"""Rule 'marked': the turns that are marked and wait in a queue."""
+list_marked_in_hand = rule_rows("list_marked_in_hand", LiveTurn)
+"""Rule 'marked': the turns in hand that are marked and did not end in time."""
 list_stops_overdue = rule_rows("list_stops_overdue", LiveTurn)
 """Rule 'stop': the turns that did not stop in time."""
 

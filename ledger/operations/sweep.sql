@@ -90,7 +90,7 @@ LIMIT :row_limit::int;
 -- Rule 'unannounced': outcomes that are not marked as announced, oldest first.
 SELECT o.agent_turn_id, o.project_id, o.agent_id, o.channel_id, o.turn_epoch, o.status, o.deliverable_card_id, o.tool_result_card_id,
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at,
-       i.context_headers, i.payload -> 'ui_action' AS ui_action
+       i.context_headers, i.payload -> 'ui_action' AS ui_action, false AS in_tree
 FROM state.turn_outcomes o
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 LEFT JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
@@ -167,18 +167,77 @@ LIMIT :row_limit::int;
 -- that one bridge at a time does it and the next repeat comes after the same interval. The collation keeps the plan from looking up
 -- turns by the primary key, of which it would read the whole project.
 WITH silent AS MATERIALIZED (
-    SELECT w.tool_call_id, w.project_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
+    SELECT w.tool_call_id, w.project_id, w.agent_turn_id, h.active_channel_id, h.active_inbox_id FROM state.agent_state_head h
     JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = h.active_agent_turn_id AND w.project_id COLLATE "C" = h.project_id
     WHERE h.output_box_id IS NOT NULL AND h.status = 'suspended' AND w.wait_status = 'waiting' AND w.held_by IS NULL
       AND w.updated_at < now() - make_interval(secs => :older_seconds::float8) AND a.worker_target = ANY (:worker_targets::text[])
     LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
+),
+open AS MATERIALIZED (  -- of turns in a tree, those that no mark stops; a node that a cascade holds is passed
+    SELECT n.agent_turn_id FROM (SELECT DISTINCT s.agent_turn_id FROM silent s) t
+    CROSS JOIN LATERAL (
+        SELECT x.agent_turn_id FROM state.turn_nodes x WHERE x.agent_turn_id = t.agent_turn_id AND x.stopping_at IS NULL
+        FOR SHARE SKIP LOCKED) n
 )
 UPDATE state.turn_waiting_tools w SET updated_at = now()
 FROM silent WHERE w.tool_call_id = silent.tool_call_id AND w.project_id = silent.project_id
+  AND (NOT EXISTS (SELECT FROM state.turn_nodes n WHERE n.agent_turn_id = silent.agent_turn_id OFFSET 0)
+       OR silent.agent_turn_id IN (SELECT open.agent_turn_id FROM open))
 RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.tool_call_id,
           coalesce(silent.active_channel_id, 'public') AS channel_id,
           greatest(1, floor(extract(epoch FROM now() - w.created_at) / greatest(:older_seconds::float8, 0.001)))::int AS repeat,
           (SELECT c FROM state.agent_steps s CROSS JOIN jsonb_array_elements(s.metadata -> 'commands') c
            WHERE s.step_id = w.step_id AND s.project_id = w.project_id AND c ->> 'tool_call_id' = w.tool_call_id) AS command,
           (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = silent.active_inbox_id) AS context_headers;
+
+-- name: retry_forks :many
+-- Rule 'batch': calls whose batch runs and has tasks that were not enqueued for a while: their command is published again, and whoever
+-- takes it goes on with them. It sets the waiting row's updated_at, as 'command' does.
+WITH silent AS MATERIALIZED (
+    SELECT w.tool_call_id, w.project_id FROM state.pmo_batches b
+    JOIN state.turn_waiting_tools w ON w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
+    JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
+    WHERE b.status = 'running' AND b.deadline_at > now() AND w.wait_status = 'waiting' AND a.worker_target = ANY (:worker_targets::text[])
+      AND w.updated_at < now() - make_interval(secs => :older_seconds::float8)
+      AND EXISTS (SELECT FROM state.pmo_batch_tasks t WHERE t.batch_id = b.batch_id AND t.status = 'pending' OFFSET 0)
+      AND NOT EXISTS (SELECT FROM state.turn_nodes n WHERE n.agent_turn_id = b.parent_agent_turn_id AND n.stopping_at IS NOT NULL OFFSET 0)
+    LIMIT :row_limit::int FOR NO KEY UPDATE OF w SKIP LOCKED
+)
+UPDATE state.turn_waiting_tools w SET updated_at = now()
+FROM silent WHERE w.tool_call_id = silent.tool_call_id AND w.project_id = silent.project_id
+RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.tool_call_id,
+          (SELECT coalesce(h.active_channel_id, 'public') FROM state.agent_state_head h
+           WHERE h.agent_id = w.agent_id AND h.project_id = w.project_id) AS channel_id,
+          greatest(1, floor(extract(epoch FROM now() - w.created_at) / greatest(:older_seconds::float8, 0.001)))::int AS repeat,
+          (SELECT c FROM state.agent_steps s CROSS JOIN jsonb_array_elements(s.metadata -> 'commands') c
+           WHERE s.step_id = w.step_id AND s.project_id = w.project_id AND c ->> 'tool_call_id' = w.tool_call_id) AS command,
+          (SELECT i.context_headers FROM state.agent_inbox i
+           WHERE i.agent_turn_id = w.agent_turn_id AND i.message_type IN {turn_types} LIMIT 1) AS context_headers;
+
+-- name: list_undecided :many
+-- Rule 'batch': batches that run although their deadline has passed, or although their call waits no more.
+SELECT b.batch_id FROM state.pmo_batches b
+JOIN resource.project_agents a ON a.agent_id = b.parent_agent_id AND a.project_id = b.project_id
+WHERE b.status = 'running' AND a.worker_target = ANY (:worker_targets::text[])
+  AND (b.deadline_at < now() - make_interval(secs => :older_seconds::float8) OR EXISTS (
+      SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = b.parent_agent_turn_id OFFSET 0))
+ORDER BY b.deadline_at LIMIT :row_limit::int;
+
+-- name: list_marked_queued :many
+-- Rule 'marked': turns that are marked and wait in a queue; those in hand have a row that asks them to stop, or a closed gate.
+SELECT i.project_id, i.agent_id, i.agent_turn_id, i.inbox_id, i.channel_id, a.worker_target, i.context_headers FROM state.turn_nodes n
+JOIN state.agent_inbox i ON i.agent_turn_id = n.agent_turn_id AND i.message_type IN {turn_types}
+JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id
+WHERE n.stopping_at IS NOT NULL AND NOT n.ended AND i.status = 'queued' AND a.worker_target = ANY (:worker_targets::text[])
+  AND n.stopping_at < now() - make_interval(secs => :older_seconds::float8)
+ORDER BY n.stopping_at LIMIT :row_limit::int;
+
+-- name: list_marked_in_hand :many
+-- Rule 'marked': turns that are marked and not over after the grace, in hand.
+SELECT t.* FROM state.turn_nodes n
+JOIN state.agent_inbox i ON i.agent_turn_id = n.agent_turn_id AND i.message_type IN {turn_types}
+JOIN state.turns_in_hand t ON t.agent_id = i.agent_id AND t.project_id = i.project_id AND t.agent_turn_id = i.agent_turn_id
+WHERE n.stopping_at IS NOT NULL AND NOT n.ended AND n.stopping_at < now() - make_interval(secs => :older_seconds::float8)
+  AND t.worker_target = ANY (:worker_targets::text[])
+LIMIT :row_limit::int;

@@ -332,12 +332,6 @@ async def delegate(pool: "Pool", call: ParentCall, child: Child, limits: ForkLim
     )
 
 
-async def expire_due(pool: "Pool", project: ProjectId, turn: AgentTurnId) -> list[str]:
-    """Decide the turn's batches whose deadline has passed, one a transaction; returns those that this decided."""
-    due = await pool.run(lambda conn: query("list_due_batches").many(conn, project_id=project, agent_turn_id=turn))
-    return [row["batch_id"] for row in due if await expire_batch(pool, row["batch_id"])]
-
-
 async def expire_batch(pool: "Pool", batch_id: str) -> bool:
     """Decide the batch if its deadline has passed or nobody waits for it; False if it is neither, or being decided."""
     row = await pool.run(lambda conn: query("expire_batch").one(conn, batch_id=batch_id))

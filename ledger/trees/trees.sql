@@ -53,12 +53,6 @@ WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.me
 -- Decides a batch whose deadline has passed or whose call waits no more; status is null if it is neither, or being decided.
 SELECT state.expire_batch(:batch_id) AS status;
 
--- name: list_due_batches :many
--- The batches of a turn, or of all served targets, that are to be decided: by their deadline, or since their turn is over.
-SELECT b.batch_id FROM state.pmo_batches b
-WHERE b.parent_agent_turn_id = :agent_turn_id AND b.project_id = :project_id AND b.status = 'running' AND b.deadline_at <= now()
-ORDER BY b.batch_id;
-
 -- name: mark_tree :one
 -- Marks a turn and what its tree waits for, or all below it. marked is null if the turn is over or unknown.
 SELECT state.mark_tree(:project_id, :agent_turn_id, :reason, :whole::boolean) AS marked;

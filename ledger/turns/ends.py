@@ -72,6 +72,8 @@ class EndedTurn(Tolerant):
     ended_at: datetime
     context_headers: ContextHeaders
     ui_action: StoredAction = None
+    in_tree: bool = False
+    """Whether the turn's end may have decided or marked something: then there is someone to ring."""
 
     @property
     def is_new(self) -> bool:
@@ -164,6 +166,8 @@ class RecalledStep(Tolerant):
     """The recorded state of a turn whose gate is closed; `gate`: its agent's head still has this turn and epoch."""
 
     gate: bool
+    stopping: bool
+    """Whether the turn is marked and not over: its gates stay closed, so it must be ended (protocol §6, join)."""
     step: int | None
     """The number of the recorded step, if there is one."""
     step_metadata: Json[StepMetadata] | None

@@ -106,6 +106,8 @@ class QueuedStop(Tolerant):
     stats: Json[JsonObject]
     ended_at: datetime
     context_headers: ContextHeaders
+    in_tree: bool
+    """As `EndedTurn.in_tree`."""
 
 
 async def enqueue(

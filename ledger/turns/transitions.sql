@@ -7,15 +7,16 @@
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
 -- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
--- step, which pins its last position. No rows: the gate is closed, or the step is not the next.
+-- step, which pins its last position. No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
 WITH
+{mark_of_turn(true)},
 head AS (
     UPDATE state.agent_state_head h SET
         status = 'running', updated_at = now(), step_attempt = h.step_attempt + 1, started_at = coalesce(h.started_at, now()),
         output_position = greatest(h.output_position, (SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id))
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status IN ('dispatched', 'running')
-      AND (:step::int = 0 OR h.step_count = :step::int - 1)
+      AND (:step::int = 0 OR h.step_count = :step::int - 1) AND NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)
       AND EXISTS (SELECT FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id AND i.agent_turn_id = :agent_turn_id
                   AND i.agent_id = :agent_id AND i.project_id = :project_id AND i.turn_epoch = :turn_epoch)
     RETURNING h.*
@@ -76,19 +77,23 @@ FROM opened o CROSS JOIN LATERAL (
 ORDER BY 1, 2;
 
 -- name: retry_step :opt
--- Counts a failed model call on the head, which bounds the attempts of a step (§7.9).
+-- Counts a failed model call on the head, which bounds the attempts of a step (§7.9). No row: the gate is closed, by a mark too.
+WITH
+{mark_of_turn(true)}
 UPDATE state.agent_state_head h SET
     step_attempt = h.step_attempt + 1, model_failures = h.model_failures + 1, updated_at = now()
 WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
   AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
+  AND NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
 -- head's deadline is the earliest of theirs. With a memory.cut among the cards: where turns begin to read the box from now on (§7.3).
--- result: done | already (committed before, and the gate is open). No row: stale.
+-- result: done | already (committed before, and the gate is open). No row: stale, or a mark forbids the calls.
 WITH
+{mark_of_turn(cardinality(:call_ids::text[]) > 0)},
 head AS (
     UPDATE state.agent_state_head h SET
         updated_at = now(), output_position = cardinality(:card_ids::text[]) + greatest(h.output_position, (
@@ -100,6 +105,7 @@ head AS (
                           ELSE clock_timestamp() + make_interval(secs => :wait_seconds::float8) END
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
+      AND NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)  -- of a step with calls
     RETURNING h.*, h.output_position - cardinality(:card_ids::text[]) AS base
 ),
 step AS (
@@ -239,7 +245,8 @@ stopped AS (  -- the requests to stop this turn
     UPDATE state.agent_inbox i SET
         status = CASE :error_code::text WHEN 'stopped' THEN 'consumed' ELSE 'skipped' END, archived_at = now(),
         last_error = CASE :error_code::text WHEN 'stopped' THEN NULL ELSE 'already_final' END
-    FROM go WHERE i.correlation_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'stop' AND i.archived_at IS NULL
+    FROM go WHERE i.correlation_id IN (:agent_turn_id, 'cascade-' || :agent_turn_id) AND i.project_id = :project_id
+      AND i.message_type = 'stop' AND i.archived_at IS NULL
     RETURNING i.inbox_id, i.status, i.last_error
 ),
 moved AS (
@@ -266,10 +273,11 @@ SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id,
        i.payload -> 'ui_action' AS ui_action,
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
        coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error))
-                 FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows
+                 FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows,
+       EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree
 FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM head WHERE NOT EXISTS (SELECT FROM go)
 UNION ALL
 SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
@@ -278,7 +286,7 @@ SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.outp
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END, CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END,
        (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
        i.context_headers, i.payload -> 'ui_action',
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]'
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]', false
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
@@ -290,6 +298,7 @@ SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_ca
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status,
        h.turn_epoch AS head_epoch, h.updated_at,
        coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.resume_deadline,
+       EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id AND m.stopping_at IS NOT NULL AND NOT m.ended) AS stopping,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
        CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END AS next_channel_id,

@@ -42,7 +42,8 @@ plan AS MATERIALIZED (
 ),
 held AS MATERIALIZED (  -- locked before the inbox row and the edge are written, which a timeout of the call writes too
     SELECT w.tool_call_id FROM plan JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
-    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id FOR NO KEY UPDATE OF w
+    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND (w.held_by IS NULL OR w.wait_status <> 'waiting')
+    FOR NO KEY UPDATE OF w
 ),
 inbox AS (
     INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id, agent_turn_id,

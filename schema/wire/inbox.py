@@ -240,6 +240,8 @@ class StopRequest(Strict):
     """The turn to end, in any state."""
     reason: str = Field(default="", max_length=1024)
     """The reason, for people."""
+    cascade: Literal["waited", "all"] = "waited"
+    """Which turns below it end too: those that are waited for, to any depth, or all."""
 
 
 class StopReply(Reply):
@@ -253,6 +255,10 @@ class StopReply(Reply):
     """Whether the turn was over before."""
     duplicate: bool = False
     """Whether a stop of the turn was requested before."""
+    marked: int = 0
+    """The turns that this stop has marked: no step of theirs begins after this reply."""
+    on_their_way: int = 0
+    """How many of them had a step running, or calls out: what these had sent may still arrive."""
 
 
 class SendRequest(Strict):

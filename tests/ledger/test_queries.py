@@ -196,6 +196,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     },
     "request_stop": waiting.RequestedStop,
     "find_call": batches.ParentCall,
+    "retry_forks": sweep.SilentCall,
+    "list_undecided": sweep.Undecided,
+    "list_marked_queued": sweep.MarkedTurn,
+    "list_marked_in_hand": lease.LiveTurn,
     "open_batch": {"verdict"},
     "enqueue_children": {
         *("task_index", "verdict", "agent_id", "agent_turn_id", "inbox_id", "turn_epoch", "leased_at", "worker_target"),
@@ -206,7 +210,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("agent_id", "agent_turn_id", "turn_epoch", "inbox_id", "status", "context_box_id", "output_box_id"),
     },
     "expire_batch": {"status"},
-    "list_due_batches": {"batch_id"},
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,

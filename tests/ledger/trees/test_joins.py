@@ -45,6 +45,8 @@ async def test_a_fork_of_two_is_answered_once_in_the_order_of_its_tasks(agents: 
         (1, "success", None),
     ]
     assert results[1]["summary"] == "so be it"
+    edges = await rows(agents, "SELECT edge_phase FROM state.execution_edges WHERE primitive = 'join' ORDER BY 1")
+    assert [each["edge_phase"] for each in edges] == ["request", "response"]
     applied = await agents.run(lambda conn: apply_reports(conn, ref, [InboxId("join-batch-c1")]))
     assert applied.status is HeadStatus.RUNNING
 

@@ -79,8 +79,8 @@ async def forks(
     """A fork of a waiting call: of `count` new agents, or of these tasks."""
     given = await parent(pool, call)
     made = [child(given, index) for index in range(count)] if tasks is None else tasks
-    batch = Batch(**({"deadline_seconds": 900.0} | plan))
-    return await fork(pool, given, batch, made, limits or ForkLimits())
+    named: dict[str, Any] = {"deadline_seconds": 900.0, **plan}
+    return await fork(pool, given, Batch(**named), made, limits or ForkLimits())
 
 
 async def in_hand(pool: Pool, turn: AgentTurnId | None) -> TurnRef:
