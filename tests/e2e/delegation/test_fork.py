@@ -67,6 +67,8 @@ async def test_a_summary_has_at_most_500_characters(tenant: Tenant) -> None:
         ((says("a"), FAILS), {}, ("partial", ["success", "failed"])),
         ((FAILS, FAILS), {}, ("failed", ["failed", "failed"])),
         ((FAILS, NEVER), {"fail_fast": True}, ("failed", ["failed", "canceled"])),
+        ((says("a"), NEVER), {"deadline_seconds": 2}, ("timeout", ["success", "timeout"])),
+        ((says("a"), NEVER), {"deadline_seconds": 2, "join": "all"}, ("partial", ["success", "timeout"])),
         ((says("a"), NEVER), {"join": "any"}, ("success", ["success", "canceled"])),
         ((says("a"), says("b"), NEVER), {"join": "first_k", "k": 2}, ("success", ["success", "success", "canceled"])),
         ((says("a"), says("b"), NEVER), {"join": "quorum"}, ("success", ["success", "success", "canceled"])),
