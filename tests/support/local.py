@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,25 +26,22 @@ async def weights_or_skip() -> Path:
     return SMOLLM2.file
 
 
-async def asked_server(servers: LocalServers, path: str, payload: JsonObject | None = None) -> object:
+async def asked_server(servers: LocalServers, path: str, payload: JsonObject | None = None) -> Any:
     """What the model's server answers to a GET, or to a POST of `payload`."""
     base = (await servers.address(SMOLLM2.name)).removesuffix("/v1")
     async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
         answer = await (client.get(path) if payload is None else client.post(path, json=payload))
     answer.raise_for_status()
-    found: object = answer.json()
-    return found
+    return answer.json()
 
 
 async def busy_slots(servers: LocalServers) -> int:
     """How many of its slots write an answer."""
     slots = await asked_server(servers, "/slots")
-    assert isinstance(slots, list)
     return sum(bool(each["is_processing"]) for each in slots)
 
 
 async def count_tokens(servers: LocalServers, text: str) -> int:
     """The tokens of a text as the model's own vocabulary has them."""
     found = await asked_server(servers, "/tokenize", {"content": text, "parse_special": True})
-    assert isinstance(found, dict)
     return len(found["tokens"])

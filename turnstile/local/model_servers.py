@@ -1,8 +1,9 @@
 """The model servers of a `turnstile up`: one process for each local model, started when it is first asked for.
 
 A warden of their own holds them, so they end with this process however it ends. One that dies is started again, after
-a delay that grows while it keeps dying; who asks for it meanwhile starts it at once. Nothing is loaded, and no process
-is started, before a model is asked for. Each costs the memory of its weights and of its slots.
+a delay that grows while it keeps dying; who asks for it meanwhile starts it at once. One that does not come up is tried
+again by the next request. Nothing is loaded, and no process is started, before a model is asked for. Each costs the
+memory of its weights and of its slots.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ def serve_command(name: str, settings: LocalSettings, port: int) -> tuple[str, .
 def check_local(name: str, settings: LocalSettings) -> None:
     """Whether `local/NAME` can be served here; raises `ModelError` as `find_weights`, or `model_library_missing`."""
     find_weights(name, settings)
-    if find_spec("xllamacpp") is None:
+    if not is_installed():
         message = "xllamacpp is not installed: pip install 'turnstile-kernel[local]'"
         raise ModelError("model_library_missing", f"{PREFIX}/{name}: {message}", retryable=False)
 
@@ -69,6 +70,11 @@ def become_server(name: str, settings: LocalSettings, port: int) -> NoReturn:
     """Replace this process by the server of `local/NAME`; raises `ModelError` as `check_local`."""
     program, *arguments = serve_command(name, settings, port)
     os.execv(program, [program, *arguments])  # noqa: S606 -- this Python and a file of this package
+
+
+def is_installed() -> bool:
+    """Whether llama.cpp is here; loads nothing."""
+    return find_spec("xllamacpp") is not None
 
 
 class LocalServers:
@@ -80,6 +86,8 @@ class LocalServers:
         self._supervisor: Supervisor | None = None
         self._ports: dict[str, int] = {}
         self._began: dict[str, float] = {}
+        self._answered: set[str] = set()
+        """Those that answered in their current or last run: these are started again when they die."""
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._guard: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -141,6 +149,7 @@ class LocalServers:
             where = self.log_of(name)
             begin = turn_over(where)
             self._began[name] = time.monotonic()
+            self._answered.discard(name)
             await supervisor.start(
                 StartProcess(
                     name=name,
@@ -159,6 +168,7 @@ class LocalServers:
             quoted = "".join(f"\n    {line}" for line in tail(where, begin, lines=5).splitlines())
             message = f"{PREFIX}/{name}: its server did not start: {reason}. The last lines of {where}:{quoted}"
             raise ModelError("model_connection", message, retryable=True)
+        self._answered.add(name)
         log.info("%s/%s serves on port %d after %.1f s", PREFIX, name, port, time.monotonic() - self._began[name])
 
     async def _launched(self) -> Supervisor:
@@ -192,6 +202,9 @@ class LocalServers:
         while True:
             failure = await supervisor.wait_failed()
             name = failure.name
+            supervisor.forget(name)
+            if name not in self._answered:  # it did not come up: who asked for it knows, and who asks again tries again
+                continue
             stable = time.monotonic() - self._began[name] > _STABLE_SECONDS
             delay = _FIRST_DELAY if stable else delays.get(name, _FIRST_DELAY)
             delays[name] = min(delay * 4, _LONGEST_DELAY)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turnstile.local import fetching, weights
+from turnstile.local import fetching, model_servers, weights
 from turnstile.local.fetching import FetchFailed, fetch
 from turnstile.local.model_servers import check_local
 from turnstile.local.weights import SMOLLM2, Weights, digest, find_weights
@@ -59,7 +59,7 @@ def test_the_settings_name_any_file_and_replace_what_is_known(tmp_path: Path, ca
 def test_without_its_server_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own.gguf"
     own.write_bytes(CONTENT)
-    monkeypatch.setattr("turnstile.local.model_servers.find_spec", lambda _: None)
+    monkeypatch.setattr(model_servers, "is_installed", bool)
     with pytest.raises(ModelError, match=r"pip install 'turnstile-kernel\[local\]'") as missing:
         check_local("own", LocalSettings(weights={"own": own}))
     assert missing.value.code == "model_library_missing"
