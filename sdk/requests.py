@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
@@ -15,5 +16,10 @@ def parse_request(form: type[Request], given: JsonObject) -> Request:
     try:
         return form.model_validate(given)
     except ValidationError as error:
-        faults = [f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False, include_input=False)]
-        raise BadRequest("; ".join(faults)) from None
+        raise BadRequest("; ".join(map(_fault, error.errors(include_url=False, include_input=False)))) from None
+
+
+def _fault(error: ErrorDetails) -> str:
+    """What is wrong, and with which field; what is wrong with the whole names its fields itself."""
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{error['loc'][0]}: {message}" if error["loc"] else message

@@ -140,9 +140,10 @@ async def servers(servers_path: Path) -> AsyncIterator[Endpoints]:
 
 @pytest.fixture(scope="session")
 async def databases(servers: Endpoints) -> AsyncIterator[Databases]:
-    """The session's server as a place for databases. It need not survive the machine, so it does not wait for disks."""
+    """The session's server as a place for databases. It waits for no disk, and analyzes only what it is asked to."""
     found = Databases(servers.database_url)
     await found.execute("ALTER SYSTEM SET fsync = off")
+    await found.execute("ALTER SYSTEM SET autovacuum = off")
     await found.execute("SELECT pg_reload_conf()")
     yield found
     await found.close()

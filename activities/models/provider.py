@@ -36,8 +36,23 @@ _COUNTED = ("openai", "azure")
 """Providers whose tokens litellm counts with the model's own encoding."""
 _BYTES_PER_TOKEN = 3
 """Less than of most texts, so that an estimate is rather too large."""
+_OWN = "hosted_vllm"
+"""litellm's provider for servers that speak OpenAI's chat completions and need no key."""
 _LOCAL = ("ollama", "ollama_chat")
 """Providers that need no key: their variable only replaces a default address."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """A server that speaks OpenAI's chat completions: its base URL, and what it calls the model."""
+
+    base: str
+    model: str
+
+    @property
+    def id(self) -> str:
+        """The model's id for litellm."""
+        return f"{_OWN}/{self.model}"
 
 
 class LitellmModel:
@@ -48,16 +63,21 @@ class LitellmModel:
         self._sdk: LitellmSdk | None = None
         self._loading = asyncio.Lock()
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Yields the answer as it arrives; raises the `ModelError` that `provider_errors` derives from an error."""
+    async def stream(self, request: ModelRequest, own: OwnServer | None = None) -> AsyncGenerator[ModelEvent, None]:
+        """Yields the answer as it arrives; raises the `ModelError` that `provider_errors` derives from an error.
+
+        With `own` the request goes to that server, whatever provider the model's id names.
+        """
         model = request.config.model
         sdk = await self.warm_up()
-        provider = self._provider(sdk, model)
-        key = self._key(sdk, model, provider)
-        form = request_form(request, provider)
-        pieces = sdk.stream(
-            form, api_key=key, api_base=self._access.api_base(model), timeout=request.timeout_seconds + _GRACE_SECONDS
-        )
+        if own is None:
+            provider = self._provider(sdk, model)
+            form = request_form(request, provider)
+            key, base = self._key(sdk, model, provider), self._access.api_base(model)
+        else:
+            form = {**request_form(request, _OWN), "model": own.id}
+            key, base = self._access.api_key(model) or NO_KEY, own.base
+        pieces = sdk.stream(form, api_key=key, api_base=base, timeout=request.timeout_seconds + _GRACE_SECONDS)
         streaming, calls = False, _Calls()
         try:
             async for piece in pieces:
@@ -76,15 +96,21 @@ class LitellmModel:
         finally:
             await pieces.aclose()
 
-    async def count(self, request: ModelRequest) -> TokenCount:
-        """As litellm counts: exact for models whose tokens it knows, else by another model's, or by the size."""
+    async def count(self, request: ModelRequest, own: bool = False) -> TokenCount:
+        """As litellm counts: exact for models whose tokens it knows, else by another model's, or by the size.
+
+        `own`: whether the model is one of an `OwnServer`.
+        """
+        model = request.config.model
         sdk = await self.warm_up()
-        provider = self._provider(sdk, request.config.model)
+        provider = _OWN if own else self._provider(sdk, model)
         form = request_form(request, provider)
+        if own:
+            form["model"] = f"{_OWN}/{model}"
         try:
             tokens = await asyncio.to_thread(sdk.count, form)
         except Exception as error:  # noqa: BLE001 -- litellm raises any class for a form that it cannot count
-            log.warning("%s: tokens are estimated by size: %s", request.config.model, type(error).__name__)
+            log.warning("%s: tokens are estimated by size: %s", model, type(error).__name__)
             return TokenCount(estimated_tokens(form), exact=False)
         return TokenCount(tokens, exact=provider in _COUNTED)
 

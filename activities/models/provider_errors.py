@@ -52,6 +52,8 @@ ERROR_RULES = (
         "ContextWindowExceededError",
         statuses=(413,),
         phrases=(
+            "exceed_context_size_error",
+            "exceeds the available context size",
             "exceeds the maximum number of tokens",
             "maximum context length",
             "prompt is too long",

@@ -319,6 +319,8 @@ class StepActivities:
 
     async def _stop(self, step: CurrentStep) -> StepResult:
         """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""
+        if step.number > 1 and not asks_model(step.begun.head.message_type):
+            return await self._stop_after(step)  # a UI action has one step, and it is committed (§7.10)
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
         figures = step.figures(None, error_code=STOPPED)
@@ -326,8 +328,11 @@ class StepActivities:
         try:
             return await self._finish(step, *ended, figures, StepStatus.CANCELED)
         except StaleTurn:
-            # The step was committed before the stop arrived: end the turn after it.
-            return await self._stop_between(step.turn, step.number)
+            return await self._stop_after(step)
+
+    async def _stop_after(self, step: CurrentStep) -> StepResult:
+        """End the turn after the step that was committed before the stop arrived."""
+        return await self._stop_between(step.turn, step.number)
 
     async def _finish(
         self, step: CurrentStep, cards: tuple[Card, ...], ending: Ending, figures: StepFigures, status: StepStatus

@@ -42,6 +42,9 @@ async def bench(
     stream_seconds: Annotated[
         float, typer.Option(min=0.5, help="Seconds that each model streams.")
     ] = _DEFAULT.stream_seconds,
+    model: Annotated[
+        str, typer.Option(help="A real model for `stream`, such as local/smollm2, for orientation.", metavar="ID")
+    ] = _DEFAULT.model,
     stops: Annotated[int, typer.Option(min=1, help="Turns stopped while models stream.")] = _DEFAULT.stops,
     stop_streams: Annotated[
         int, typer.Option(min=1, help="Models that stream while turns are stopped.")
@@ -76,6 +79,7 @@ async def bench(
         wake=wake,
         streams=streams,
         stream_seconds=stream_seconds,
+        model=model,
         stops=stops,
         stop_streams=stop_streams,
         load_seconds=load_seconds,

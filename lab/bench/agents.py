@@ -18,6 +18,8 @@ LONG_SECONDS = 180.0
 """Streaming time of the models whose turns are stopped."""
 PROFILE = "bench"
 _WORD = "word "
+_ANSWER_TOKENS = 128
+"""The most tokens of a real model's answer."""
 LATER = ToolDefinition(
     tool_name="bench_later",
     description="Answers later.",
@@ -48,7 +50,10 @@ def _stream(seconds: float) -> JsonObject:
 
 
 async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, count: int) -> list[AgentId]:
-    """Add `count` agents on the model `scripted/{model}` to the project, with both tools if the script calls tools."""
+    """Add `count` agents to the project, on the model `scripted/{model}`, or `model` if it is an id.
+
+    They have both tools if the script calls tools.
+    """
     for tool in [*tools.definitions(), LATER]:
         await put_tool(pool, project, tool)
     profile = Profile(
@@ -57,7 +62,9 @@ async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, co
         system_prompt_template="You are {agent_id}.",
         instances=True,
         allowed_tools=[tool.tool_name for tool in [*tools.definitions(), LATER]] if model in _CALLERS else [],
-        llm_config=LlmConfig(model=f"scripted/{model}"),
+        llm_config=LlmConfig(model=model, max_tokens=_ANSWER_TOKENS)
+        if "/" in model
+        else LlmConfig(model=f"scripted/{model}"),
     )
     await put_profile(pool, project, profile)
     agents = [AgentId(f"agent-{number}") for number in range(count)]

@@ -81,10 +81,10 @@ class LoadClient:
         began = time.perf_counter() if since is None else since
         return (await self.wait(await self.enqueue(agent, instruction)) - began) * 1000
 
-    async def at_once(self, agents: Sequence[AgentId]) -> float:
+    async def at_once(self, agents: Sequence[AgentId], instruction: str = "hello") -> float:
         """Run a turn of each agent concurrently; returns the seconds until the last has ended."""
         began = time.perf_counter()
-        await asyncio.gather(*(self.turn(agent) for agent in agents))
+        await asyncio.gather(*(self.turn(agent, instruction) for agent in agents))
         return time.perf_counter() - began
 
     async def alone(self, agents: Sequence[AgentId]) -> list[float]:

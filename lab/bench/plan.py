@@ -35,6 +35,8 @@ class Plan:
     wake: int = 100
     streams: int = 200
     stream_seconds: float = 10.0
+    model: str = ""
+    """A real model for `stream`, in place of a script."""
     stops: int = 200
     stop_streams: int = 20
     load_seconds: float = 6.0

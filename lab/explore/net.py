@@ -42,6 +42,14 @@ REAPS = ("engine", "dispatched_reap")
 """The rules that start again, or end, what the engine lost."""
 _CLAIMS = {"claims", "dispatched_retry", "resume", "doorbell"}
 """The rules that write inbox rows, and nothing of a turn."""
+_PARTS = {
+    "engine": "net heads",
+    "dispatched_reap": "net heads",
+    "suspended": "net calls",
+    "command": "net calls",
+    "unannounced": "net outcomes",
+}
+"""What a rule that is not about the inbox finds nothing by."""
 
 
 class SilentPublisher:
@@ -122,7 +130,8 @@ def rule_move(name: str) -> Move:
         found = await rule.find(pool.run)
         return f"mended {await rule.mend(found)}" if found else "nothing"
 
-    return Move(f"net {name}", do, repeats=False, single=False, part="net", alone=name in _CLAIMS)
+    part = _PARTS.get(name, "net")
+    return Move(f"net {name}", do, repeats=False, single=False, part=part, alone=name in _CLAIMS)
 
 
 async def claim(pool: Pool, agents: Sequence[AgentKey]) -> None:

@@ -163,30 +163,34 @@ RETURNING m.message_id, m.request_id, m.hop, m.segment_id;
 
 -- name: prune_segment :many
 -- Ends a segment and all below it, and cancels their open messages. Requests that nobody has begun move to a new segment of the
--- same listener instead. Returns the canceled messages. The status is read from the locked row, since a message may be begun
+-- same listener instead. Returns the canceled messages. Statuses are read from the locked rows, since a message may be begun
 -- until then; for the same reason ended_at is the clock's time, not the transaction's.
 WITH below AS MATERIALIZED (
     SELECT s.segment_id, s.parent_id, s.lineage, s.listener, s.caller_turn_id FROM state.thread_segments s
     WHERE s.thread_id = :thread_id AND s.status = 'live' AND s.lineage @> ARRAY[:segment_id::text]
 ),
+found AS MATERIALIZED (
+    SELECT m.message_id, m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request' AS stays
+    FROM below b JOIN state.thread_messages m ON m.thread_id = :thread_id AND m.segment_id = b.segment_id
+        AND m.status IN ('pending', 'handling', 'waiting')
+    FOR NO KEY UPDATE OF m
+),
 fresh AS (
     INSERT INTO state.thread_segments (segment_id, thread_id, parent_id, lineage, listener, caller_turn_id)
     SELECT :fresh_segment_id, :thread_id, b.parent_id, trim_array(b.lineage, 1) || :fresh_segment_id::text,
            b.listener, b.caller_turn_id
-    FROM below b WHERE b.segment_id = :segment_id AND EXISTS (
-        SELECT FROM state.thread_messages m
-        WHERE m.thread_id = :thread_id AND m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request')
+    FROM below b WHERE b.segment_id = :segment_id AND EXISTS (SELECT FROM found WHERE found.stays)
 ),
 pruned AS (
     UPDATE state.thread_segments s SET status = 'pruned', ended_at = now() FROM below WHERE s.segment_id = below.segment_id
 ),
 settled AS (
-    UPDATE state.thread_messages m SET (segment_id, status, ended_by, ended_at) = (
-        SELECT CASE WHEN x.stays THEN :fresh_segment_id ELSE m.segment_id END, CASE WHEN x.stays THEN m.status ELSE 'canceled' END,
-               CASE WHEN NOT x.stays THEN :ended_by END, CASE WHEN NOT x.stays THEN clock_timestamp() END
-        FROM (SELECT m.segment_id = :segment_id AND m.status = 'pending' AND m.kind = 'request' AS stays) x)
-    FROM below b
-    WHERE m.thread_id = :thread_id AND m.segment_id = b.segment_id AND m.status IN ('pending', 'handling', 'waiting')
+    UPDATE state.thread_messages m SET
+        segment_id = CASE WHEN found.stays THEN :fresh_segment_id ELSE m.segment_id END,
+        status = CASE WHEN found.stays THEN m.status ELSE 'canceled' END,
+        ended_by = CASE WHEN NOT found.stays THEN :ended_by END,
+        ended_at = CASE WHEN NOT found.stays THEN clock_timestamp() END
+    FROM found WHERE m.message_id = found.message_id
     RETURNING m.message_id, m.request_id, m.status
 )
 SELECT e.message_id, e.request_id FROM settled e WHERE e.status = 'canceled';

@@ -66,3 +66,13 @@ def test_what_runs_is_pinned_as_what_is_developed_on() -> None:
         "cryptography",
     }
     assert not {name.split()[0] for name in running} & tools
+
+
+def test_the_server_of_local_models_is_for_who_asks_for_it() -> None:
+    extras = PROJECT["optional-dependencies"]
+    [pin] = extras["local"]
+    asked, developing = pins("requirements-local.lock"), pins("requirements-dev.lock")
+    assert {f"{name.strip()}=={version}" for name, version in asked.items()} == {pin}
+    assert asked.items() <= developing.items()
+    assert not asked.keys() & pins("requirements.lock").keys()
+    assert not re.search(r"xllamacpp|\blocal\b", str({name: extras[name] for name in extras if name != "local"}))

@@ -12,6 +12,7 @@ BLOCKS = [block for block in blocks_of(ROOT / "README.md") if block.language != 
 def test_what_is_not_run_says_so_to_the_reader() -> None:
     assert Counter(filter(None, map(by_hand, BLOCKS))) == {
         "it installs packages": 1,
+        "it downloads a model": 1,
         "it needs a key, and costs money": 2,
     }
     assert {block.language for block in BLOCKS} == {"console", "python", "yaml", "toml"}

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lab.bench.plan import Plan, Scenario
 from lab.bench.run import RUNNERS
 from tests.support.conditions import until
 from tests.support.databases import Databases
+from tests.support.local import MODEL, weights_or_skip
 from tests.turnstile.support import launch, processes_of, read_until, turnstile, until_gone
 from turnstile.embedded import Endpoints
 from turnstile.settings import Settings, load_settings
@@ -118,6 +120,15 @@ async def test_streams_take_as_long_as_their_models(environment: Environment, ba
     check_turns(result)
     assert 1 <= (result.value("step p99 ÷ the model's own time") or 0) < 10
     assert (result.value("chunks heard of one stream") or 0) >= 3
+
+
+@pytest.mark.long
+async def test_a_real_model_is_measured(environment: Environment, bars: Bars) -> None:
+    await weights_or_skip()
+    real = replace(environment, plan=replace(environment.plan, model=MODEL))
+    result = await RUNNERS[Scenario.STREAM](real, bars)
+    assert (result.value("tokens a second, all streams") or 0) > 1
+    assert result.value("turns at once") == 2
 
 
 @pytest.mark.long

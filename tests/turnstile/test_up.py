@@ -26,7 +26,7 @@ async def test_help_is_fast() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "{'temporalio', 'asyncpg', 'nats', 'pydantic_settings', 'litellm'}"
+    heavy = "{'temporalio', 'asyncpg', 'nats', 'pydantic_settings', 'litellm', 'xllamacpp'}"
     code = f"import sys, turnstile.cli.app; print(sorted({heavy} & set(sys.modules)))"
     ran = subprocess.run([PROGRAM.with_name("python"), "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
@@ -65,6 +65,29 @@ async def test_a_kept_demo_stays_up_until_killed_and_its_data_starts_again(tmp_p
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
     await until_gone(tmp_path)
+
+
+@pytest.mark.long
+async def test_a_conversation_goes_on_after_everything_was_killed_and_started_again(tmp_path: Path) -> None:
+    """PostgreSQL, NATS, Temporal, bridge and worker; the twin that kills the last two alone is run each time."""
+    profile = {"name": "helper", "llm_config": {"model": "scripted/chat"}}
+    (tmp_path / "helper.yaml").write_text(json.dumps(profile))
+    said = list[str]()
+    for text in ("My name is Ada", "What is my name?"):
+        process = await launch("up", cwd=tmp_path)
+        await read_until(process.stdout, "serves")
+        if not said:
+            assert (await turnstile("profile", "put", "helper.yaml", cwd=tmp_path)).code == 0
+            assert (await turnstile("agent", "add", "helper", "--profile", "helper", cwd=tmp_path)).code == 0
+        ran = await turnstile("enqueue", "helper", text, "--conversation", "ada", "--wait", cwd=tmp_path)
+        said.append(ran.out.splitlines()[1])
+        process.kill()
+        await process.communicate()
+        await until_gone(tmp_path)
+    assert said == [
+        "You said: My name is Ada (before that: nothing)",
+        "You said: What is my name? (before that: My name is Ada)",
+    ]
 
 
 async def kill_nats(data: Path) -> None:

@@ -9,6 +9,7 @@ from typer.exceptions import TyperException
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
+from turnstile.cli.models import local_models
 from turnstile.cli.operations import audit, doctor, health, projects, retention, safety, schemas, top, usage, versions
 from turnstile.cli.processes import servers
 from turnstile.cli.roster import agents, profiles, tools
@@ -54,6 +55,7 @@ for name, commands, purpose in (
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
     ("turn", turn_commands, "Turns: show, list and stop them."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
+    ("model", local_models, "Local models: fetch their weights, serve one."),
     ("thread", thread_commands, "Threads: messages of listeners."),
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
     ("schema", schemas, "Interface documents for programs in other languages."),

@@ -52,6 +52,7 @@ _EXTRAS = {
     "temporalio": "server",
     "cryptography": "codec",
     "opentelemetry": "otel",
+    "xllamacpp": "local",
 }
 """Packages that the base install lacks, and the extra that has each (pyproject.toml)."""
 

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 
-from turnstile.activities.models import ModelRouter
 from turnstile.activities.models.litellm_sdk import TESTED_VERSION
 from turnstile.bridge.engine import are_known, ensure_readable
 from turnstile.doctor.checks import SECONDS, Check, looked
@@ -30,7 +29,7 @@ from turnstile.ledger.pump.thread_views import Unserved, list_served, list_unser
 from turnstile.ledger.turns.usage import list_profile_models
 from turnstile.processes import addresses
 from turnstile.processes.listener_files import load_registry
-from turnstile.processes.models import real_model, route_models
+from turnstile.processes.models import Models
 from turnstile.processes.pump import served_targets
 from turnstile.runtime.release import release
 from turnstile.schema.errors import ConfigError, ServerUnavailable, TurnstileError
@@ -211,7 +210,7 @@ async def check_models(settings: Settings, models: Sequence[str]) -> list[Check]
     """Whether each model has a known provider and a key for it; does not call the provider."""
     if not models:
         return [Check(name="models", status="ok", says="no profile names one yet")]
-    router: ModelRouter = route_models(settings.model, real_model(settings.model))
+    router = Models(settings).router
     found: list[Check] = []
     try:
         for model in models:

@@ -75,10 +75,23 @@ def choose_ports(data: Path) -> tuple[Ports, list[Moved]]:
         if port is None or not _is_free(port):
             port = next((new for new in drawn if new not in taken and _is_free(new)), None)
         if port is None:
-            raise EmbeddedError(f"no TCP port between {CANDIDATES.start} and {CANDIDATES.stop} is free on {LOOPBACK}")
+            raise _none_free()
         chosen[name] = port
     if not kept:
         write_private(path, Ports(**chosen).model_dump_json() + "\n")
     return Ports(**chosen), [
         Moved(name, kept[name], port) for name, port in chosen.items() if kept.get(name, port) != port
     ]
+
+
+def free_port() -> int:
+    """A port that nothing uses now, outside the range for outgoing connections."""
+    drawn = random.Random().sample(CANDIDATES, 500)  # noqa: S311 -- no secret
+    found = next((port for port in drawn if _is_free(port)), None)
+    if found is None:
+        raise _none_free()
+    return found
+
+
+def _none_free() -> EmbeddedError:
+    return EmbeddedError(f"no TCP port between {CANDIDATES.start} and {CANDIDATES.stop} is free on {LOOPBACK}")

@@ -127,6 +127,11 @@ class Supervisor:
         await self._failed.wait()
         return next(iter(self._failures.values()))
 
+    def forget(self, name: str) -> None:
+        """`wait_failed` no longer returns the end of this program."""
+        self._failures.pop(name, None)
+        self._set_failed()
+
     async def close(self) -> None:
         """Stops all programs and the warden. A second call does nothing."""
         for run in self._runs.values():

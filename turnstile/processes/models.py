@@ -1,32 +1,45 @@
-"""Composes the models of a process from the settings: scripted ones by their prefix, litellm for every other id."""
+"""Composes the models of a process from the settings: scripted and local ones by prefix, litellm for every other id."""
 
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 
-from turnstile.activities.models import LitellmModel, ModelAccess, ModelRouter, ScriptedModel, load_scripts
+from turnstile.activities.models import LitellmModel, LocalModel, ModelAccess, ModelRouter, ScriptedModel, load_scripts
 from turnstile.activities.models.scripted import PREFIX
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.usage import list_profile_models
+from turnstile.local import weights
+from turnstile.local.model_servers import check_local, served_elsewhere
 from turnstile.schema.errors import TurnstileError
-from turnstile.settings import ModelSettings
+from turnstile.settings import Settings
 
 log = logging.getLogger(__name__)
+LocalAddress = Callable[[str], Awaitable[str]]
+"""The base URL of the server of `local/NAME`, by its name; it may start the server first."""
 
 
-def real_model(settings: ModelSettings) -> LitellmModel:
-    """The adapter of real models; it loads nothing yet."""
-    return LitellmModel(ModelAccess(settings.api_key_files, settings.api_bases))
+class Models:
+    """The models of a process. Nothing is loaded or started before a model is asked for, or `warm_up`."""
 
+    def __init__(
+        self, settings: Settings, local: LocalAddress = served_elsewhere, real: LitellmModel | None = None
+    ) -> None:
+        """Raises `ConfigError` for a script that cannot be read."""
+        access = ModelAccess(settings.model.api_key_files, settings.model.api_bases)
+        self._real = real or LitellmModel(access)
+        self._local = LocalModel(self._real, access, local, partial(check_local, settings=settings.local))
+        adapters = {PREFIX: ScriptedModel(load_scripts(settings.model.scripts)), weights.PREFIX: self._local}
+        self.router = ModelRouter(adapters, default=self._real)
 
-def route_models(settings: ModelSettings, real: LitellmModel) -> ModelRouter:
-    """The router of all models; raises `ConfigError` for a script that cannot be read."""
-    return ModelRouter({PREFIX: ScriptedModel(load_scripts(settings.scripts))}, default=real)
-
-
-async def warm_up(pool: Pool, real: LitellmModel) -> None:
-    """Load litellm now if any profile names a real model, so that no turn waits for it."""
-    try:
-        named = await pool.run(list_profile_models)
-        if any(not each.model.startswith(f"{PREFIX}/") for each in named):
-            await real.warm_up()
-    except TurnstileError as error:
-        log.warning("real models are not warmed up: %s", error)
+    async def warm_up(self, pool: Pool) -> None:
+        """Load litellm if any profile names a real model, and start local ones, so that no turn waits for it."""
+        try:
+            named = {each.model for each in await pool.run(list_profile_models)}
+            real = {each for each in named if not each.startswith(f"{PREFIX}/")}
+            if real:
+                await self._real.warm_up()
+            for each in sorted(real):
+                if each.startswith(f"{weights.PREFIX}/"):
+                    await self._local.warm_up(each)
+        except TurnstileError as error:
+            log.warning("real models are not warmed up: %s", error)

@@ -16,6 +16,7 @@ from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.embedded import Endpoints
+from turnstile.local.model_servers import served_elsewhere
 from turnstile.processes.bridge import Bridge
 from turnstile.processes.connections import (
     Servers,
@@ -27,6 +28,7 @@ from turnstile.processes.connections import (
     watch_nats,
 )
 from turnstile.processes.exclusive_targets import ExclusiveTarget
+from turnstile.processes.models import LocalAddress
 from turnstile.processes.pump import pump_registry
 from turnstile.processes.worker import NotBegun, Worker, open_activities
 from turnstile.runtime.waiting import unless_stopped
@@ -52,8 +54,9 @@ async def _run(
     ready: Ready | None = None,
     standby: bool = True,
     health: Health | None = None,
+    local: LocalAddress = served_elsewhere,
 ) -> None:
-    process = _Process(settings, endpoints, health or Health(), ready, standby, worker=worker, bridge=bridge)
+    process = _Process(settings, endpoints, health or Health(), ready, standby, local, worker=worker, bridge=bridge)
     await process.run(stop)
 
 
@@ -78,6 +81,8 @@ class _Process:
     ready: Ready | None
     """Called once the process serves."""
     standby: bool
+    local: LocalAddress
+    """Where the servers of local models are."""
     worker: bool
     bridge: bool
 
@@ -131,7 +136,7 @@ class _Process:
         if worker:
             # A task event that is not acknowledged soon is left to the safety net, so a step never waits long for NATS.
             publisher = LocalDoorbells(NatsPublisher(conn, give_up_seconds=2), claims, served)
-            activities = open_activities(settings, pool, publisher, registry, telemetry)
+            activities = open_activities(settings, pool, publisher, registry, telemetry, self.local)
             plugin = await stack.enter_async_context(activities)
         client = await open_client(
             *(settings, self.endpoints, plugin),

@@ -1,5 +1,7 @@
 """`turnstile up`: runs the embedded servers, the migrations, worker and bridge in one process until `stop`.
 
+The server of a local model is started when the model is first asked for, or at once if a profile names it.
+
 A server that dies is restarted once, on the same data and port: worker and bridge wait for it, and no turn is lost. If
 the same server dies again, everything stops with an error that shows its log. However this process ends, the servers
 end with it.
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
+from turnstile.local.model_servers import LocalServers
 from turnstile.processes.addresses import NAMESPACE
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
@@ -76,8 +79,10 @@ async def run_up(
                     f"{moved.port}: who was given the old address, as in NATS_URL, must be given the new one"
                 )
             migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
+            local = LocalServers(data, settings.local)
+            resources.push_async_callback(local.close)
             running = Running(endpoints, servers.embedded, migrated)
-            await _serve(settings, servers, stop, say, lambda: ready(running), health, watch or WatchTimes())
+            await _serve(settings, servers, local, stop, say, lambda: ready(running), health, watch or WatchTimes())
     except Stopped:
         return
 
@@ -100,6 +105,7 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 async def _serve(
     settings: Settings,
     servers: EmbeddedServers,
+    local: LocalServers,
     stop: asyncio.Event,
     say: Callable[[str], None],
     ready: Callable[[], None],
@@ -107,7 +113,9 @@ async def _serve(
     watch: WatchTimes,
 ) -> None:
     halt = asyncio.Event()
-    program = asyncio.create_task(run_both(settings, servers.endpoints, halt, ready=ready, health=health))
+    program = asyncio.create_task(
+        run_both(settings, servers.endpoints, halt, ready=ready, health=health, local=local.address)
+    )
     guard = asyncio.create_task(_guard(servers, say, watch))
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -25,7 +25,7 @@ from turnstile.ledger.pump.thread_views import declare_listeners
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.processes.connections import Servers
 from turnstile.processes.exclusive_targets import ExclusiveTarget
-from turnstile.processes.models import real_model, route_models, warm_up
+from turnstile.processes.models import LocalAddress, Models
 from turnstile.processes.presence import sign_on
 from turnstile.processes.pump import pump_activities, served_targets
 from turnstile.runtime.ports import Publisher
@@ -49,12 +49,16 @@ class NotBegun(ServerUnavailable):
 
 @asynccontextmanager
 async def open_activities(
-    settings: Settings, pool: Pool, publisher: Publisher, registry: Registry | None, telemetry: Telemetry
+    settings: Settings,
+    pool: Pool,
+    publisher: Publisher,
+    registry: Registry | None,
+    telemetry: Telemetry,
+    local: LocalAddress,
 ) -> AsyncGenerator[SimplePlugin]:
     """The Temporal plugin with a worker's activities; closes their models at the end."""
-    real = real_model(settings.model)
-    model = route_models(settings.model, real)
-    warming = asyncio.create_task(warm_up(pool, real), name="warm-up")
+    models = Models(settings, local)
+    warming = asyncio.create_task(models.warm_up(pool), name="warm-up")
     limits = StepLimits(
         max_steps=settings.worker.max_steps,
         model_timeout_seconds=settings.model.timeout_seconds,
@@ -66,14 +70,14 @@ async def open_activities(
     )
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     fast_models = FastModels(settings.worker.quick_step_ms / 1000)
-    steps = StepActivities(pool, model, publisher, limits, cache, fast_models, telemetry)
+    steps = StepActivities(pool, models.router, publisher, limits, cache, fast_models, telemetry)
     settle = SettleActivities(pool, publisher, telemetry)
     pump = None if registry is None else pump_activities(settings, pool, publisher, registry, telemetry)
     try:
         yield turnstile_plugin(steps, settle, pump)
     finally:
         warming.cancel()
-        await model.close()
+        await models.router.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from turnstile.settings.load import load_settings
 from turnstile.settings.model import (
     BridgeSettings,
     DatabaseSettings,
+    LocalSettings,
     ModelSettings,
     NatsSettings,
     ObservabilitySettings,
@@ -17,6 +18,7 @@ from turnstile.settings.model import (
 __all__ = [
     "BridgeSettings",
     "DatabaseSettings",
+    "LocalSettings",
     "ModelSettings",
     "NatsSettings",
     "ObservabilitySettings",

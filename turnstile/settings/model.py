@@ -204,6 +204,17 @@ class ModelSettings(Strict):
         return self
 
 
+class LocalSettings(Strict):
+    """`[local]`: models that run on this machine, by name (docs/models.md)."""
+
+    weights: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")], Path] = Field(
+        default_factory=dict[str, Path], max_length=64
+    )
+    slots: int = Field(default=2, ge=1, le=64)
+    context_tokens: int = Field(default=4096, ge=256, le=10_000_000)
+    threads: int = Field(default=0, ge=0, le=1024)
+
+
 class ToolsSettings(Strict):
     """`[tools]`: how long a turn waits for tools."""
 
@@ -288,6 +299,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     bridge: BridgeSettings = BridgeSettings()
     model: ModelSettings = ModelSettings()
+    local: LocalSettings = LocalSettings()
     tools: ToolsSettings = ToolsSettings()
     pump: PumpSettings = PumpSettings()
     limits: LimitsSettings = LimitsSettings()

@@ -8,6 +8,7 @@ from lab.bench.bars import Bars
 from lab.bench.environment import Environment
 from lab.bench.figures import Figure, Result, percentile, spread
 from lab.bench.load_client import CHANNEL
+from lab.bench.scenarios.real_stream import run_real_stream
 from lab.bench.system import open_system, usage_figures
 from turnstile.schema.wire import subjects
 
@@ -15,8 +16,10 @@ _SPARE = 20
 
 
 async def run_stream(environment: Environment, bars: Bars) -> Result:
-    """Run all turns concurrently; the chunks of one agent are observed."""
+    """Run all turns concurrently; the chunks of one agent are observed. With `plan.model` as `run_real_stream`."""
     plan = environment.plan
+    if plan.model:
+        return await run_real_stream(environment, bars, plan.model)
     slots = max(environment.settings.worker.max_concurrency, plan.streams + _SPARE)
     arrived: list[float] = []
 

@@ -59,7 +59,12 @@ class Ended:
     """The step finds a result that ends the turn: no model is asked, and no step is made."""
 
 
-Step = Calls | Goes | Ends | Ended
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The step cuts the memory right before its turn, and another follows; only a first step that remembers may."""
+
+
+Step = Calls | Goes | Ends | Ended | Cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Script:
     """The letter of the turn whose output box it shares; its own by default."""
     action: bool = False
     """Whether it is a UI action."""
+    talk: str = ""
+    """The conversation that it is in: the first turn of it that is enqueued brings the box."""
 
     @property
     def turn(self) -> AgentTurnId:
@@ -147,14 +154,27 @@ async def prepare(pool: Pool, agents: Iterable[AgentId]) -> None:
     await pool.run(lambda conn: statement("sign_on").many(conn, worker_target=TARGET))
 
 
-def part_of(view: View, part: str) -> Sequence[str]:
-    """The rows that a move reads.
+_NET_PARTS: Mapping[str, Sequence[str]] = {
+    "net heads": ("agent_state_head", "workflows"),
+    "net calls": ("agent_state_head", "turn_waiting_tools"),
+    "net outcomes": ("turn_outcomes",),
+}
+"""What a rule of the net finds nothing by, where it reads no inbox rows."""
 
-    `turn a` are the rows that name the turn, and whose each head is. `agent a` are these and the queue, for moves that
-    may end the turn: they lease the next one. Where the turn is in no head and no queue, every gate is closed, and its
-    own rows are all that is read. `live` are those of claims: what is not final. `net` are these and the outcomes.
+
+def part_of(view: View, part: str) -> Sequence[str]:
+    """The rows that a move reads, or by which it finds that it has nothing to do.
+
+    `turn a` are the rows that name the turn, and whose each head is; `step a`, `stop a` and `end a` are these while the
+    gate is open. Where the turn is in no head and no queue, every gate is closed: a step then reads nothing, an end
+    the outcome, a stop or an enqueue what was asked. `ask a` and `end a` have the queue, since they lease turns.
+    `outcome a` is the outcome. `live` are the rows of claims: what is not final. `net` are these and the outcomes.
     """
     kind, _, letter = part.partition(" ")
+    if part in _NET_PARTS:
+        return view.texts(tables=_NET_PARTS[part])
+    if kind == "outcome":
+        return [json.dumps(row, sort_keys=True) for row in view.all("turn_outcomes", agent_turn_id=f"turn_{letter}")]
     if kind in {"live", "net"}:
         live = [json.dumps(row, sort_keys=True) for row in view.all("agent_inbox", archived_at=None)]
         tables = ["agent_state_head", "turn_waiting_tools", "workflows", *(["turn_outcomes"] if kind == "net" else [])]
@@ -163,21 +183,48 @@ def part_of(view: View, part: str) -> Sequence[str]:
     row = view.find("agent_inbox", inbox_id=f"row_{letter}")
     held = view.find("agent_state_head", active_agent_turn_id=f"turn_{letter}") is not None
     if row is not None and row["status"] != "queued" and not held:
-        return view.texts(words)
-    if kind == "turn":
+        return _closed(view, kind, words, f"turn_{letter}")
+    if kind in {"step", "turn", "stop"}:
         return [*view.texts(words), f"{held}"]
     # an enqueue writes the head, whatever turn it is on
     return view.texts((*words, '"status": "queued"'), tables=("agent_state_pointers", "agent_state_head"))
 
 
+def _closed(view: View, kind: str, words: tuple[str, ...], turn: str) -> Sequence[str]:
+    """The part of a turn that is in no head and no queue."""
+    match kind:
+        case "step":
+            return ["closed"]
+        case "end":
+            recorded = [row["step_id"] for row in view.all("agent_steps", agent_turn_id=turn)]
+            ended = [row["turn_epoch"] for row in view.all("turn_outcomes", agent_turn_id=turn)]
+            return ["closed", *sorted(recorded), f"{len(ended)}"]
+        case "ask" | "stop":
+            row = view.all("agent_inbox", agent_turn_id=turn)
+            rows = [json.dumps(each, sort_keys=True) for each in row if each["message_type"] not in _REPORTS]
+            return [*rows, f"{len(view.all('turn_outcomes', agent_turn_id=turn))}"]
+        case _:
+            return view.texts(words)
+
+
+_REPORTS = {"tool_result", "timeout"}
+
+
 def of_turn(script: Script, move: Move) -> Move:
     """The same with the part that it reads."""
-    ends = move.name.split()[0] not in _WITHIN
-    return replace(move, part=f"{'agent' if ends else 'turn'} {script.letter}", alone=True)
+    kind = _KINDS[move.name.split()[0]]
+    return replace(move, part=f"{kind} {script.letter}", alone=True)
 
 
-_WITHIN = {"begin", "call", "go-on", "report", "apply", "expire", "deadline", "announce", "stop", "restart"}
-"""Moves that read and write rows of their turn only, and of its agent's head."""
+_KINDS = {
+    **dict.fromkeys(("begin", "call", "go-on", "cut", "apply", "expire", "deadline", "restart"), "step"),
+    **dict.fromkeys(("finish", "cancel", "terminate", "end-stopped", "stop-leased", "fence"), "end"),
+    **dict.fromkeys(("enqueue", "stop-queued"), "ask"),
+    "report": "turn",
+    "stop": "stop",
+    "announce": "outcome",
+}
+"""Which part of a turn its moves read, by their verb."""
 
 
 def gated(do: Callable[[Pool], Awaitable[str]]) -> Callable[[Pool], Awaitable[str]]:
@@ -206,6 +253,6 @@ def turn_ref(script: Script, row: Mapping[str, Any]) -> TurnRef:
         worker_target=TARGET,
         profile_box_id=BoxId(row["payload"]["profile_box_id"]),
         context_box_id=script.box_id("c"),
-        output_box_id=script.box_id("d"),
+        output_box_id=BoxId(row["payload"].get("output_box_id", script.box_id("d"))),
         trace_id=script.trace,
     )

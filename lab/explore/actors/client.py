@@ -11,9 +11,7 @@ from turnstile.ledger.turns.ends import (
 )
 from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import request_stop
-from turnstile.schema.ids import (
-    InboxId,
-)
+from turnstile.schema.ids import ConversationId, InboxId
 from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
@@ -29,6 +27,7 @@ def enqueue_command(script: Script) -> Enqueue:
         instruction=None if script.action else "hello",
         correlation_id=f"corr_{script.letter}",
         output_box_id=script.box_id("d") if script.box else None,
+        conversation_id=ConversationId(script.talk) if script.talk else None,
     )
     if script.action:
         action = UiAction(

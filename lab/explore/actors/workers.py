@@ -8,6 +8,7 @@ from lab.explore.actors.cast import (
     PROJECT,
     WAIT_SECONDS,
     Calls,
+    Cuts,
     Ended,
     Ends,
     Goes,
@@ -16,6 +17,7 @@ from lab.explore.actors.cast import (
     gated,
 )
 from lab.explore.world import Move, View
+from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.cards import BoxCache, box_cards
 from turnstile.ledger.turns.ends import (
@@ -32,6 +34,7 @@ from turnstile.schema.cards import (
     Card,
     CardType,
     JsonContent,
+    MemoryCut,
     Role,
     TextContent,
     ToolCallContent,
@@ -64,8 +67,8 @@ def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
         if number <= recorded + 1:
             moves.append(Move(f"begin {name}", gated(lambda pool, n=number: _begin(pool, turn, n))))
         if number <= begun:
-            moves += [_move(script, turn, number, each) for each in choices if _may_be(script, each, view)]
-            if stopping:
+            moves += [_move(script, turn, number, each, view) for each in choices if _may_be(script, each, view)]
+            if stopping and (number == 1 or not script.action):  # an action has one step: later it is ended without
                 moves.append(Move(f"cancel {name}", gated(lambda pool, n=number: _cancel(pool, turn, n))))
     if stopping:
 
@@ -94,7 +97,7 @@ def _may_be(script: Script, choice: Step, view: View) -> bool:
     return ended == isinstance(choice, Ended)
 
 
-def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
+def _move(script: Script, turn: TurnRef, number: int, choice: Step, view: View) -> Move:
     name = f"{script.letter} {number}"
     match choice:
         case Calls(names):
@@ -102,10 +105,13 @@ def _move(script: Script, turn: TurnRef, number: int, choice: Step) -> Move:
             return Move(said, gated(lambda pool: _call(pool, script, turn, number, names)))
         case Goes():
             return Move(f"go-on {name}", gated(lambda pool: _go_on(pool, turn, number)))
+        case Cuts():
+            return Move(f"cut {name}", gated(lambda pool: _cut(pool, turn, number)))
         case Ends():
-            return Move(f"finish {name}", gated(lambda pool: _finish(pool, turn, number)))
+            return Move(f"finish {name}", gated(lambda pool: _finish(pool, script, turn, number)))
         case Ended():
-            return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn)))
+            ending = _ended_by(script, turn, view)
+            return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn, ending)))
 
 
 async def _begin(pool: Pool, turn: TurnRef, number: int) -> str:
@@ -176,17 +182,43 @@ def _deliverable(turn: TurnRef) -> Card:
     )
 
 
-async def _finish(pool: Pool, turn: TurnRef, number: int) -> str:
+def _remembered(turn: TurnRef) -> Card:
+    """The instruction of the context box: the first step of a turn that remembers takes it into the output box."""
+    card = turn_card_id(turn.agent_turn_id, "instruction")
+    content = TextContent(text="hello")
+    return make_card(card, CardType.INSTRUCTION, Role.USER, content, author="user.test", turn=turn.agent_turn_id)
+
+
+async def _cut(pool: Pool, turn: TurnRef, number: int) -> str:
+    """A step that cuts the memory: turns read the box from this one's instruction on (§7.3)."""
+    asked = _remembered(turn)
+    card = cut_card(turn, number, MemoryCut(first_card_id=asked.card_id))
+    kept = [asked.card_id]
+    record = StepRecord(number, ContinueMetadata(), [asked, card], [], MOMENT, kept=kept, first_kept=asked.card_id)
+    return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
+
+
+async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int) -> str:
     card = _deliverable(turn)
-    record = StepRecord(number, EndMetadata(), [_thought(turn, number), card], [], MOMENT)
+    asked = [_remembered(turn)] if script.talk and number == 1 else []
+    cards = [*asked, _thought(turn, number), card]
+    record = StepRecord(number, EndMetadata(), cards, [], MOMENT, kept=[each.card_id for each in asked])
     ending = Ending(TurnStatus.SUCCESS, card.card_id)
     return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record))).result
 
 
-async def _terminate(pool: Pool, turn: TurnRef) -> str:
-    card = _deliverable(turn)
-    ending = Ending(TurnStatus.SUCCESS, card.card_id)
-    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, cards=[card]))).result
+def _ended_by(script: Script, turn: TurnRef, view: View) -> Ending:
+    """The end by the result of a call: of one that ends the turn, or of a UI action's only one."""
+    ends = {script.call(number, name) for number, name, ends in script.calls() if ends or script.action}
+    rows = view.all("turn_waiting_tools", agent_turn_id=script.turn)
+    card = next((row["tool_result_card_id"] for row in rows if row["tool_call_id"] in ends), None)
+    timed_out = any(row["tool_call_id"] in ends and row["wait_status"] == "expired" for row in rows)
+    status = TurnStatus.TIMEOUT if timed_out else TurnStatus.SUCCESS
+    return Ending(status, _deliverable(turn).card_id, tool_result_card_id=card)
+
+
+async def _terminate(pool: Pool, turn: TurnRef, ending: Ending) -> str:
+    return (await pool.run(lambda conn: finish_turn(conn, turn, ending, cards=[_deliverable(turn)]))).result
 
 
 async def _cancel(pool: Pool, turn: TurnRef, number: int) -> str:

@@ -73,6 +73,10 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "cards": {"created_at": _SET},
     "boxes": {"created_at": _SET, "updated_at": _SET, "made_by": _ZERO},
     "turn_outcomes": {"started_at": _SET, "ended_at": _SET, "announced_at": _SET, "turn_epoch": _EPOCH},
+    "turn_nodes": {"stopping_at": _SET},
+    "conversations": {"created_at": _SET, "updated_at": _SET},
+    "memory_cuts": {"updated_at": _SET},
+    "listeners": {"declared_at": _SET},
     "threads": {"created_at": _SET, "updated_at": _SET, "ended_at": _SET, "version": _ZERO},
     "thread_segments": {"created_at": _SET, "ended_at": _SET},
     "thread_messages": {

@@ -23,6 +23,9 @@ TABLES = (
     "state.agent_steps",
     "state.execution_edges",
     "state.turn_outcomes",
+    "state.turn_nodes",
+    "state.conversations",
+    "state.memory_cuts",
     "public.cards",
     "public.boxes",
     "public.box_cards",
@@ -30,6 +33,7 @@ TABLES = (
     "state.thread_segments",
     "state.thread_messages",
     "state.thread_replies",
+    "state.listeners",
     "explore.workflows",
 )
 """What a state is. Rows of the roster stay as the world made them; only people read rejections, duties and repairs."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lab.explore.actors.cast import BOB, Calls, Cast, Ended, Ends, Goes, Script
+from lab.explore.actors.cast import BOB, Calls, Cast, Cuts, Ended, Ends, Goes, Script
 from lab.explore.world import AGES, AT_ONCE, World
 from lab.explore.worlds.turns import world_of
 
@@ -28,6 +28,16 @@ def worlds() -> Iterator[World]:
         "two agents whose turns share an output box; one of the turns takes two steps",
         Cast((Script("a", ((Goes(),), _ENDS)), Script("b", (_ENDS,), agent=BOB, box="a")), stops=("a", "b")),
         bounds=replace(AT_ONCE, stranded_seconds=AGES),  # whoever frees a box leases no other agent: the net does
+    )
+    yield world_of(
+        "talk",
+        "two turns of one conversation; the memory is cut between them",
+        Cast(
+            (Script("a", (_ENDS,), talk="c"), Script("b", ((Cuts(), Ends()), _ENDS), talk="c")),
+            stops=("b",),
+            reaps=("b",),
+            loses=False,
+        ),
     )
     yield world_of(
         "pair",

@@ -1,5 +1,6 @@
 """A world of turns: all moves of its cast, its net, and what is not over (protocol §6 to §8)."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from lab.explore.actors.bridge import bridge
@@ -8,6 +9,7 @@ from lab.explore.actors.client import enqueues, stops
 from lab.explore.actors.tools import waits, wipe
 from lab.explore.actors.workers import steps
 from lab.explore.net import LEDGER_RULES, REAPS, rule_move
+from lab.explore.states.folding import Rows
 from lab.explore.world import AT_ONCE, Move, Net, View, World
 from turnstile.ledger.operations.audit import Bounds
 
@@ -44,11 +46,22 @@ def world_of(
         moves=lambda view: turn_moves(cast, view),
         net=net_of(cast),
         at_end=not_over,
-        part=_whole if any(script.box for script in cast.scripts) else part_of,
+        names=_fresh_boxes if any(script.box for script in cast.scripts) else lambda _: {},
+        part=_whole if any(script.box or script.talk for script in cast.scripts) else part_of,
         checks=_broken,
         swaps=swaps,
         bounds=bounds,
     )
+
+
+def _fresh_boxes(rows: Rows) -> Mapping[str, str]:
+    """A queued turn that is stopped while another agent holds its box gets a box with a drawn id: named by the turn."""
+    ended = [json.loads(text) for (table, _), text in rows.items() if table == "turn_outcomes"]
+    return {
+        row["output_box_id"]: f"{row['agent_turn_id'][-1] * 8}-0000-7000-8000-00000000000f"
+        for row in ended
+        if "-0000-7000-8000-" not in row["output_box_id"]
+    }
 
 
 def _whole(view: View, part: str) -> Sequence[str]:
@@ -96,7 +109,7 @@ def _healthy(cast: Cast, view: View) -> Iterable[Move]:
         wanted = {
             "suspended": ("apply",),
             "dispatched": ("begin",),
-            "running": ("call", "go-on", "finish", "terminate") if head["step_attempt"] else ("begin",),
+            "running": ("call", "go-on", "cut", "finish", "terminate") if head["step_attempt"] else ("begin",),
         }[head["status"]]
         moves = {move.name: move for move in turn_moves(cast, view)}
         number = str(head["step_count"] + 1)

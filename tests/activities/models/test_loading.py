@@ -13,9 +13,10 @@ from tests.activities.models.provider_stub import ProviderStub, Said
 from turnstile.activities.models import LitellmModel, ModelAccess
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_profile
-from turnstile.processes.models import warm_up
+from turnstile.processes.models import Models
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.settings import Settings
 
 _PROGRAM = """
 import json, socket, sys, time, asyncio
@@ -26,16 +27,17 @@ import psutil
 def size(): return psutil.Process().memory_info().rss / 1e6
 def worker():
     import turnstile.cli.app, turnstile.processes.run
-    from turnstile.processes.models import real_model, route_models
-    from turnstile.settings import ModelSettings
-    real = real_model(ModelSettings())
-    return real, route_models(ModelSettings(), real)
+    from turnstile.activities.models import LitellmModel
+    from turnstile.processes.models import Models
+    from turnstile.settings import Settings
+    real = LitellmModel()
+    return real, Models(Settings(), real=real).router
 start = time.perf_counter()
 real, router = worker()
 seconds, megabytes = time.perf_counter() - start, size()
 assert "litellm" not in sys.modules
 asyncio.run(router.check("scripted/echo"))
-assert "litellm" not in sys.modules
+assert not {"litellm", "xllamacpp"} & sys.modules.keys()
 start = time.perf_counter()
 asyncio.run(real.warm_up())
 assert "litellm" in sys.modules
@@ -73,9 +75,23 @@ class Counted(LitellmModel):
 async def test_warming_up_depends_on_the_profiles(pool: Pool, model: str, loads: int) -> None:
     real = Counted()
     await put_profile(pool, ProjectId("p"), Profile(name="x", llm_config=LlmConfig(model=model)))
-    await warm_up(pool, real)
+    await Models(Settings(), real=real).warm_up(pool)
     assert real.loads == loads
     await real.close()
+
+
+@pytest.mark.parametrize(("model", "started"), [("scripted/echo", []), ("openai/gpt-4o", []), ("local/mine", ["mine"])])
+async def test_a_local_model_that_a_profile_names_is_started(pool: Pool, model: str, started: list[str]) -> None:
+    asked: list[str] = []
+
+    async def address(name: str) -> str:
+        asked.append(name)
+        return "http://127.0.0.1:1/v1"
+
+    for number in range(2):  # one server for all profiles that name it
+        await put_profile(pool, ProjectId("p"), Profile(name=f"x{number}", llm_config=LlmConfig(model=model)))
+    await Models(Settings(), address, Counted()).warm_up(pool)
+    assert asked == started
 
 
 async def test_closing_leaves_nothing(provider: type[ProviderStub], key_file: Path) -> None:

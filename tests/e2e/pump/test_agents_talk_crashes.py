@@ -6,8 +6,10 @@ Each turn is made once, and its agents remember each message once, so that the r
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,9 +22,11 @@ from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import ORGANISM, Caller, assert_threads, calling_in, pump_config
 from tests.support.pump.troupe import ACTORS, TROUPE, Brief, asked, hire, play, send, think, verdict
+from turnstile.runtime.faults import Fault
 from turnstile.schema.wire.inbox import SendReply
 
 log = logging.getLogger(__name__)
+POINT = Fault.HOP_ENQUEUED
 TURNS = 20
 KILLS = 4
 PATIENCE_SECONDS = 150.0
@@ -76,6 +80,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """As many seeds as the command line says."""
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(1, int(str(metafunc.config.getoption("--talk-seeds"))) + 1))
+
+
+async def test_a_turn_is_asked_for_once_where_the_worker_dies_after_its_enqueue(
+    stack: Stack, processes: Processes, tmp_path: Path
+) -> None:
+    await processes.worker.stop()
+    processes.worker.env = {"TURNSTILE_FAULTS": f"{POINT}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+    await processes.worker.start()
+    async with calling_in(stack) as caller:
+        await hire(caller.tenant, "alice")
+        sent = await caller.send("alice", Brief(play=play(verdict("all is well", 1))))
+        assert await processes.worker.died() == -signal.SIGKILL
+        assert (tmp_path / POINT).exists()
+        processes.worker.env = {}
+        await processes.worker.start()
+        heard = await caller.heard(sent, PATIENCE_SECONDS)
+        assert "all is well" in str(heard.payload)
+        assert await caller.tenant.count("state.agent_inbox", "message_type = 'turn'") == 1
+        assert await caller.stored() == [sent.message_id]
 
 
 @pytest.mark.long

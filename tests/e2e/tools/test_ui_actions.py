@@ -28,6 +28,7 @@ from tests.support.ledger.actions import (
 )
 from tests.support.paths import ROOT
 from tests.support.processes.nats_server import NatsServer
+from tests.support.processes.net import workflow
 from tests.support.processes.stack import QUICK, Config, Stack, open_stack, running_here
 from tests.support.processes.stacks import Stacks
 from tests.support.tenants import Tenant, new_tenant, turn_of
@@ -264,6 +265,29 @@ async def test_an_action_is_stopped_like_any_turn(tenant: Tenant) -> None:
     assert reply["status"] == "accepted"
     assert (last.status, last.error_code) == ("rejected", "stopped")
     assert (ended.view.status, ended.results()[0][:2]) == ("canceled", ("canceled", "canceled"))
+
+
+async def test_an_action_that_is_stopped_while_its_result_ends_it_has_one_step(tenant: Tenant) -> None:
+    held = "SELECT FROM state.agent_state_pointers p WHERE p.project_id = $1 FOR UPDATE"
+    waiting = (
+        "SELECT pid, query_start FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    async with button_of(tenant) as hand:
+        await done(hand, {"n": 1})
+        async with pressed(hand) as waiter, tenant.pool.connection() as conn:
+            turn = await called(hand, waiter)
+            async with conn.transaction():
+                await conn.fetch(held, tenant.project)
+                await hand.answer(call_of(turn), {"n": 2})
+                first = await until(lambda: tenant.rows(waiting), 20, "an end that waits")
+
+                async def by_stop() -> bool:
+                    return await tenant.rows(waiting) not in ([], first)
+
+                await workflow(tenant.stack, turn).cancel()
+                await until(by_stop, 20, "the end by the stop")
+            ended = await hand.ended(turn)
+    assert (ended.view.status, ended.view.error_code, len(ended.steps)) == ("canceled", "stopped", 1)
 
 
 async def test_a_tool_that_changed_before_its_step_fails_the_turn(tenant: Tenant) -> None:

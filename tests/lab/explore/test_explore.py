@@ -49,3 +49,16 @@ async def test_moves_that_run_at_once_end_as_in_one_order_or_the_other(open_expl
     report = await try_pairs(explorer.place.url, explorer.world, most=12, states=40)
     assert [(each.what, each.path) for each in report.violations] == []
     assert report.counts["waited"] > 0
+
+
+CUT_BETWEEN_TURNS = (
+    *("enqueue a", "enqueue b", "claim alice", "begin a 1", "finish a 1"),
+    *("claim alice", "begin b 1", "cut b 1", "begin b 2", "finish b 2", "begin b 2", "cut b 1", "fence b"),
+)
+
+
+async def test_conversations_and_cuts_are_part_of_a_state(open_explorer: OpenExplorer) -> None:
+    explorer = await open_explorer("talk")
+    assert await explorer.replay(CUT_BETWEEN_TURNS) == []
+    tables = [table for table, _ in explorer.place.rows]
+    assert (tables.count("conversations"), tables.count("memory_cuts"), tables.count("turn_outcomes")) == (1, 1, 2)

@@ -70,6 +70,9 @@ CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
+NO_DEADLINE = "UPDATE state.turn_waiting_tools SET deadline = NULL WHERE agent_id = 'bob'"
+
+
 def head(agent: str, change: str) -> str:
     return f"UPDATE state.agent_state_head SET {change} WHERE agent_id = '{agent}'"  # noqa: S608 -- constants of this test
 
@@ -232,7 +235,9 @@ DAMAGES = [
     ),
     Damage("deadlines_are_kept", head("bob", f"resume_deadline = {LATE}"), {"agent_turn_id": "$asleep"}),
     Damage(  # with a report that is there
-        "deadlines_are_kept", head("bob", f"resume_deadline = NULL, updated_at = {LATE}"), {"agent_turn_id": "$asleep"}
+        "deadlines_are_kept",
+        ";".join([NO_DEADLINE, head("bob", f"resume_deadline = NULL, updated_at = {LATE}")]),
+        {"agent_turn_id": "$asleep"},
     ),
     Damage(
         "stops_are_obeyed",
@@ -303,6 +308,16 @@ DAMAGES = [
         "waiting_counts_agree", head("bob", "waiting_tool_count = 5"), {"agent_id": "bob", "agent_turn_id": "$asleep"}
     ),
     Damage("waiting_counts_agree", head("alice", "resume_deadline = now()"), {"agent_turn_id": "$running"}),
+    Damage(
+        "heads_have_the_earliest_deadline",
+        head("bob", "resume_deadline = resume_deadline + interval '1 s'"),
+        {"agent_turn_id": "$asleep", "tool_call_id": "waits"},
+    ),
+    Damage(
+        "heads_have_the_earliest_deadline",
+        head("bob", "resume_deadline = NULL"),
+        {"agent_turn_id": "$asleep", "tool_call_id": "waits"},
+    ),
     Damage(
         "nobody_waits_for_an_ended_turn",
         "UPDATE state.turn_waiting_tools SET wait_status = 'waiting' WHERE tool_call_id = 'dropped'",

@@ -110,6 +110,7 @@ async def test_a_request_begun_while_its_segment_is_pruned_is_canceled(counted: 
     assert await made.replies() == {made.first: "responded", second: "pruned"}
     assert await made.begin(second) is None
     assert (await made.row())["status"] == "ended"
+    assert await value(counted, "SELECT count(*) FROM state.thread_segments") == 1, "a place for what did not move"
 
 
 async def test_a_request_that_moved_is_begun_where_it_is_now(counted: Counting) -> None:

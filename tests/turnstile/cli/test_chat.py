@@ -13,7 +13,6 @@ from tests.support.processes.stack import Stack, open_stack, running_here
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.turnstile.support import ENVIRONMENT, PROGRAM, Ran, turnstile
 from turnstile.embedded import Endpoints
-from turnstile.schema.ids import AgentId
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +115,33 @@ async def test_a_chat_goes_on_where_it_was(tenant: Tenant) -> None:
     assert [(each["turn_count"], each["agent_id"]) for each in listed] == [(2, ALICE), (3, ALICE)]
 
 
+async def test_a_model_is_talked_to_without_an_agent(tenant: Tenant) -> None:
+    for before in ("nothing", "one"):
+        async with chatting(tenant, "--model", "scripted/chat") as terminal:
+            terminal.type("one")
+            await terminal.until(f"You said: one (before that: {before})")
+            assert await terminal.leave() == 0
+    assert (await run(tenant, "chat")).code == 2
+
+
+async def test_a_chat_with_nobody_ends_at_once(tenant: Tenant) -> None:
+    await tenant.agent("chat")
+    ran = await run(tenant, "chat", "nobody")
+    assert (ran.code, "(unknown_agent)" in ran.err, "ends it" in ran.err) == (1, True, False)
+
+
+async def test_a_turn_shows_how_its_memory_was_cut(tenant: Tenant) -> None:
+    memory = {"keep": "conversation", "max_context_tokens": 20, "when_full": "summarize", "keep_last_turns": 0}
+    await tenant.agent("chat", memory={**memory, "summary_model": "scripted/nope"})
+    first = await tenant.turn(ALICE, "one two three four five six")
+    second = await tenant.turn(ALICE, "seven eight nine ten eleven twelve")
+    shown = " ".join((await run(tenant, "turn", "show", second.view.agent_turn_id)).out.split())
+    assert (first.view.status, second.view.status) == ("success", "success")
+    assert (
+        "! memory cut, it was full: 1 earlier turn left out, without a summary (model_unknown), 0 kept; from" in shown
+    )
+
+
 @pytest.mark.parametrize("way", ["typed", "interrupt"])
 async def test_a_stop_ends_the_turn_and_not_the_chat(tenant: Tenant, way: str) -> None:
     await tenant.agent("slow")
@@ -158,10 +184,10 @@ async def test_a_chat_with_a_profile_has_an_instance(tenant: Tenant) -> None:
 
 async def test_what_goes_wrong_is_told_and_the_chat_goes_on(tenant: Tenant) -> None:
     await tenant.agent("chat")
-    async with chatting(tenant, "nobody") as terminal:
+    async with chatting(tenant, "--profile", "crew") as terminal:
         terminal.type("one")
-        await terminal.until("unknown_agent")
-        await tenant.agent("chat", AgentId("nobody"))
+        await terminal.until("unknown_profile")
+        await tenant.profile("crew", "chat", instances=True)
         terminal.type("two")
         await terminal.until("You said: two")
     for arguments in ([], [ALICE, "--conversation", "a.b"]):

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import yaml
@@ -177,7 +178,7 @@ async def test_a_profile_is_shown_as_it_can_be_put_and_remarked_on(home: Path) -
 @pytest.mark.parametrize(
     ("memory", "says"),
     [
-        ({"max_context_tokens": 4}, "the prompt alone takes 5 tokens or more"),
+        ({"max_context_tokens": 4}, "the prompt alone takes 5 or more"),
         ({"max_context_tokens": 100, "keep_last_turns": 101}, "101 turns (keep_last_turns) never fit"),
     ],
 )
@@ -254,6 +255,12 @@ async def test_a_turn_that_fails_exits_1(home: Path) -> None:
         (["enqueue", "echo", "hi", "--project", "nope"], 1, "unknown_project"),
         (["enqueue", "echo", "hi", "--profile", "nope"], 1, "unknown_profile"),
         (["enqueue", "a.b", "hi"], 2, "bad_request"),
+        (["enqueue", "echo", "hi", "--conversation", "a.b"], 2, "bad_request"),
+        (["enqueue", "echo", "hi", "--conversation", "c", "--output-box", str(UUID(int=1))], 2, "bad_request"),
+        (["enqueue", "hi", "--profile", "echo"], 1, "no_instances"),
+        (["box", "make", f"box:{UUID(int=1)}"], 1, "unknown_box"),
+        (["box", "make", "card:nope"], 1, "unknown_card"),
+        (["conversation", "show", "nope"], 1, "unknown_conversation"),
         (["agent", "add", "echo", "--profile", "echo"], 1, "agent_exists"),
         (["agent", "memory", "nobody"], 1, "unknown_agent"),
         (["agent", "memory", "echo", "nope"], 2, "bad_request"),

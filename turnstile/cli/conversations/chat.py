@@ -18,12 +18,15 @@ from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages
 from turnstile.cli.turns.live import LiveView
+from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId, token, uuid7
+from turnstile.schema.profiles import LlmConfig, Memory, Profile
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueRequest, StopReply
+from turnstile.schema.wire.roster_requests import ProfilePutReply, ProfilePutRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.turns import describe, turn_in, turn_of
 from turnstile.transport.connection import NatsConnection
@@ -33,13 +36,15 @@ if TYPE_CHECKING:
 
 CHAT = "chat"
 """The first conversation of a chat with an agent; those of `/new` are called `chat-…`."""
+OF_MODEL = "model-chat"
+"""The profile whose instances are talked to where only a model was named."""
 STOP, NEW = "/stop", "/new"
 _SEARCHED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Who is talked to: an agent, or the instances of a profile."""
+    """Who is talked to: an agent, the instances of a profile, or a model alone."""
 
     agent: str | None
     profile: str | None
@@ -47,15 +52,32 @@ class Partner:
 
     def ask(self, text: str, conversation: ConversationId) -> EnqueueRequest:
         """The request for one line; raises `BadRequest` naming what is wrong."""
-        question = Question(
-            self.agent, text, uuid7(), profile=self.profile, model=self.model, conversation=conversation
-        )
+        profile = OF_MODEL if self.of_model else self.profile
+        question = Question(self.agent, text, uuid7(), profile=profile, model=self.model, conversation=conversation)
         return request_of(question)
 
     @property
     def name(self) -> str:
-        """The agent, or the profile."""
-        return self.agent or self.profile or ""
+        """The agent, the profile or the model; empty if none was named."""
+        return self.agent or self.profile or self.model or ""
+
+    @property
+    def of_model(self) -> bool:
+        """Whether only a model was named."""
+        return not self.agent and not self.profile and bool(self.model)
+
+
+def profile_of_model(model: str, target: str) -> Profile:
+    """A profile for talking to a model: it remembers the conversation, of which the earliest turns leave a full one."""
+    config, memory = LlmConfig(model=model), Memory(keep="conversation")
+    return Profile(
+        name=OF_MODEL,
+        worker_target=target,
+        system_prompt_template="You are a helpful assistant.",
+        llm_config=config,
+        memory=memory,
+        instances=True,
+    )
 
 
 class Chat:
@@ -72,14 +94,18 @@ class Chat:
     async def run(self, conversation: str | None) -> None:
         """Talk until the input ends; raises `BadRequest`, `Refused` or `ServerUnavailable` before the first line."""
         if self._partner.name == "":
-            raise BadRequest("name an agent, or a profile with --profile")
+            raise BadRequest("name an agent, or a profile with --profile, or a model with --model")
         given = None if conversation is None else ConversationId(token(conversation, "--conversation"))
         session = self._session
         async with session.ledger_if_installed() as pool, session.nats() as conn:
+            await self._check_agent(pool)
             current = given or await self._last(pool)
+            client = BridgeClient(conn, session.project, session.channel)
+            if self._partner.of_model and self._partner.model:
+                profile = profile_of_model(self._partner.model, session.settings.worker.worker_targets[0])
+                await client.request_as("profile.put", ProfilePutRequest(profile=profile), ProfilePutReply)
             session.out.remark(f"conversation {current} with {self._partner.name}: {STOP}, {NEW}, Ctrl-D ends it")
             async with self._reading():
-                client = BridgeClient(conn, session.project, session.channel)
                 while (line := await self._next()) is not None:
                     match line.strip():
                         case "" | "/stop":
@@ -150,6 +176,12 @@ class Chat:
         card = (await describe(client, {"card_id": view.deliverable_card_id})).card
         if card is not None and isinstance(card.content, dict) and view.status == TurnStatus.SUCCESS:
             out.line(said_in(card.content))
+
+    async def _check_agent(self, pool: "Pool | None") -> None:
+        """Raise `Refused` (unknown_agent) if the project has no such agent."""
+        if pool is not None and self._partner.agent is not None:
+            project, agent = self._session.project, AgentId(self._partner.agent)
+            await pool.run(lambda conn: agent_boxes(conn, project, agent))
 
     async def _last(self, pool: "Pool | None") -> ConversationId:
         """The chat that was used last with the agent in this channel, else the first one."""

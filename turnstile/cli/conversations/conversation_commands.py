@@ -62,15 +62,18 @@ async def show(
 async def chat(
     session: "Session",
     agent: Annotated[
-        str | None, typer.Argument(help="The agent's id; left out with --profile.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="The agent's id; left out with --profile, or to talk to a model alone.", show_default=False
+        ),
     ] = None,
     profile: Annotated[str | None, typer.Option(help="A profile, of which an instance is asked.")] = None,
     conversation: Annotated[
         str | None, typer.Option(help="The conversation, instead of the last chat with the agent.", metavar="ID")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model, instead of the profile's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, instead of the profile's; or alone.")] = None,
 ) -> None:
-    """Talk to an agent line by line, and go on where the last chat was.
+    """Talk to an agent or a model line by line, and go on where the last chat was.
 
     Ctrl-C or `/stop` stops the answer, `/new` begins another conversation. Ctrl-D ends the chat, as does Ctrl-C when
     nothing is being answered.

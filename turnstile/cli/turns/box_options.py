@@ -90,7 +90,7 @@ async def make_of_parts(session: Session, parts: list[str], correlation_id: str 
         wanted = parse_request(BoxMakeRequest, given)
         made = await client.request_as("box_make", wanted, BoxMakeReply, headers=HEADERS)
     before = ", made before" if made.duplicate else ""
-    session.out.result(made, f"box {made.box_id} with {made.cards} cards{before}")
+    session.out.result(made, f"box {made.box_id} with {made.cards} {'card' if made.cards == 1 else 'cards'}{before}")
 
 
 def part_of(argument: str) -> JsonObject:
@@ -100,7 +100,7 @@ def part_of(argument: str) -> JsonObject:
         case "box":
             box, _, last = rest.partition(":")
             if last and not last.isdecimal():
-                raise BadRequest(f"{argument[:80]!r}: the number of last cards is a number, as in box:ID:20")
+                raise BadRequest(f"{argument[:80]!r}: the number of last cards is a number, as in box:BOX:20")
             return {"box_id": box, **({"last": int(last)} if last else {})}
         case "card":
             return {"card_id": rest}
@@ -113,7 +113,7 @@ def part_of(argument: str) -> JsonObject:
         case _ if argument.startswith("{"):
             return _part_in_json(argument)
         case _:
-            raise BadRequest(f"{argument[:80]!r} is no part: write box:ID, card:ID, text:TEXT, @FILE, - or JSON")
+            raise BadRequest(f"{argument[:80]!r} is no part: write box:BOX, card:CARD, text:TEXT, @FILE, - or JSON")
 
 
 def _part_in_json(argument: str) -> JsonObject:

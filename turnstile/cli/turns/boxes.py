@@ -50,7 +50,7 @@ async def make(
     parts: Annotated[
         list[str],
         typer.Argument(
-            help="`box:ID`, `box:ID:LAST`, `card:ID`, `text:TEXT`, `@FILE`, `-` (standard input), or a part as JSON.",
+            help="`box:BOX`, `box:BOX:LAST`, `card:CARD`, `text:TEXT`, `@FILE`, `-` (standard input), or JSON.",
             metavar="PART...",
         ),
     ],

@@ -8,13 +8,14 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
 from turnstile.ledger.turns.views import SentCall, StepView
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, CardUnreadable, ToolResultContent, content_of, value_of
 from turnstile.schema.ids import StepId, ToolCallId
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import Compaction
 
 
 class CallEntry(Tolerant):
@@ -50,6 +51,8 @@ class StepEntry(Tolerant):
     truncated: str | None = None
     reminded: bool = False
     """Whether the model was reminded to end the turn with a tool."""
+    compaction: Compaction | None = None
+    """How the step cut the memory, in place of an answer."""
     error_code: str | None = None
     error: str | None = None
     tokens: int | None = None
@@ -114,11 +117,19 @@ def _step(
         failed_attempts=[str(each["error_code"]) for each in attempts if each.get("error_code") is not None],
         truncated=_string_or_none(metadata, "truncated"),
         reminded=any(card.type == CardType.MUST_END_WITH_REQUIRED for card in cards),
+        compaction=_compaction(metadata.get("compaction")),
         error_code=_string_or_none(metadata, "error_code"),
         error=step.error,
         tokens=tokens if isinstance(tokens, int) else None,
         response_cost=cost if isinstance(cost, int | float) else None,
     )
+
+
+def _compaction(value: JsonValue) -> Compaction | None:
+    try:
+        return None if value is None else Compaction.model_validate(value)
+    except ValidationError:  # of another version
+        return None
 
 
 def _calls(

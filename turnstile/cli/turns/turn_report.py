@@ -23,6 +23,7 @@ from turnstile.processes import addresses
 from turnstile.schema.cards import Card, value_of
 from turnstile.schema.ids import AgentTurnId, BoxId, workflow_id
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import Compaction
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.turns import describe, turn_in
 
@@ -187,6 +188,8 @@ def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) 
     out.line(f"{_clock(moment)}  step {step.number} {step.status}", style="bold", note=facts)
     for number, code in enumerate(step.failed_attempts, 1):
         out.indented(f"! attempt {number} at the model: {code}", style="yellow")
+    if step.compaction is not None:
+        out.indented(_cut(step.compaction), style="yellow")
     if step.text:
         out.indented(_shortened(step.text, None if whole else _TEXT))
     for call in step.calls:
@@ -197,6 +200,16 @@ def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) 
         out.indented("! reminded to end the turn with a tool", style="yellow")
     if step.error:
         out.indented(f"! {step.error}", style="red")
+
+
+def _cut(done: Compaction) -> str:
+    """How the memory was cut, and why."""
+    why = "it was full" if done.reason == "full" else "the model refused the request as too long"
+    how = "summed up" if done.when_full == "summarize" else "left out"
+    failed = f", without a summary ({done.error_code})" if done.error_code else ""
+    kept = f"{_count(done.turns_cut, 'earlier turn')} {how}{failed}, {done.turns_kept} kept"
+    about = "" if done.counted == "exact" else "about "
+    return f"! memory cut, {why}: {kept}; from {about}{done.tokens_before:,} tokens to {done.tokens_after:,}"
 
 
 def _print_call(out: Output, call: CallEntry, limit: int | None) -> None:

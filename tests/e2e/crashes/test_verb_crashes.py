@@ -1,0 +1,118 @@
+"""A bridge that is killed after each commit of the verbs that make conversations, boxes and the roster.
+
+Whoever asked repeats the request, as any client would; it was done once, and what it began goes on.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.crashes import test_conversation_crashes, test_faults
+from tests.e2e.pump import test_agents_talk_crashes, test_pump_crashes
+from tests.support.ledger.invariants import assert_invariants
+from tests.support.processes.faults import HASTY
+from tests.support.processes.process import Processes
+from tests.support.processes.stack import Stack
+from tests.support.processes.stacks import Stacks
+from tests.support.tenants import Tenant
+from tests.support.tools import definition
+from turnstile.runtime.faults import Fault
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentTurnId
+
+PROFILE: JsonObject = {"name": "crew", "instances": True, "llm_config": {"model": "scripted/chat"}}
+PARTS: list[JsonObject] = [{"text": "I am Ada."}, {"text": "Hello Ada.", "type": "task.deliverable"}]
+TURN: JsonObject = {"profile_name": "crew", "instruction": "hi", "conversation_id": "c1", "correlation_id": "k1"}
+AGENT: JsonObject = {"agent_id": "alice"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request whose bridge dies at a point, and what its repeat is answered."""
+
+    point: Fault
+    verb: str
+    arguments: JsonObject
+    repeat: Mapping[str, object]
+
+
+DONE = {"status": "accepted", "duplicate": True}
+STORED = {"status": "accepted", "created": False}
+ASKED = (
+    Asked(Fault.PROFILE_STORED, "profile.put", {"profile": PROFILE}, STORED),
+    Asked(Fault.TOOL_STORED, "tool.put", {"tool": definition("search").model_dump(mode="json")}, STORED),
+    Asked(Fault.TOOL_REMOVED, "tool.remove", {"tool_name": "search"}, {"error_code": "unknown_tool"}),
+    Asked(Fault.AGENT_CHANGED, "agent.put", {**AGENT, "profile_name": "crew"}, DONE),
+    Asked(Fault.AGENT_PUBLISHED, "agent.pause", AGENT, DONE),
+    Asked(Fault.ENQUEUE_COMMITTED, "enqueue", {**AGENT, "instruction": "wait", "correlation_id": "k0"}, DONE),
+    Asked(Fault.AGENT_CHANGED, "agent.resume", AGENT, DONE),
+    Asked(Fault.AGENT_CHANGED, "agent.retire", AGENT, DONE),
+    Asked(Fault.ENQUEUE_COMMITTED, "enqueue", TURN, DONE),
+    Asked(Fault.ENQUEUE_PUBLISHED, "enqueue", {**TURN, "correlation_id": "k2", "instruction": "two"}, DONE),
+    Asked(Fault.BOX_MADE, "box_make", {"parts": [*PARTS], "correlation_id": "b1"}, {**DONE, "cards": 2}),
+)
+
+
+@pytest.fixture(scope="module")
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+    """One that mends soon what was broken."""
+    async with stacks.open(HASTY) as opened:
+        yield opened
+
+
+async def killed(tenant: Tenant, processes: Processes, asked: Asked, struck: Path) -> JsonObject:
+    """The answer to the repeat of a request whose bridge was killed at the point."""
+    bridge = processes.bridge
+    await bridge.stop()
+    bridge.env = {"TURNSTILE_FAULTS": f"{asked.point}=kill", "TURNSTILE_FAULTS_DIR": str(struck)}
+    await bridge.start()
+    first = asyncio.create_task(tenant.client.request(asked.verb, asked.arguments, timeout=30))
+    assert await bridge.died() == -signal.SIGKILL, asked
+    assert (struck / asked.point).exists()
+    first.cancel()
+    bridge.env = {}
+    await bridge.start()
+    return await tenant.client.request(asked.verb, asked.arguments, timeout=30)
+
+
+async def test_what_a_verb_did_is_done_once_wherever_its_bridge_dies(
+    apart: Tenant, processes: Processes, tmp_path: Path
+) -> None:
+    [target] = apart.stack.settings.worker.worker_targets
+    [put, *others] = ASKED
+    answers: list[JsonObject] = []
+    put = replace(put, arguments={"profile": {**PROFILE, "worker_target": target}})
+    for number, asked in enumerate((put, *others)):
+        struck = tmp_path / str(number)
+        struck.mkdir()
+        answers.append(await killed(apart, processes, asked, struck))
+        assert {name: answers[-1][name] for name in asked.repeat} == asked.repeat, (asked, answers[-1])
+    turns = [AgentTurnId(str(reply["agent_turn_id"])) for reply in answers if "agent_turn_id" in reply]
+    said = [(await apart.ended(turn, timeout=60)).deliverable() for turn in turns]
+    assert said == [
+        *("You said: wait (before that: nothing)", "You said: hi (before that: nothing)"),
+        "You said: two (before that: hi)",
+    ]
+    assert await apart.count("state.conversations", "turn_count = 2") == 1
+    assert await apart.count("resource.project_agents", "metadata ->> 'instance_of' = 'crew'") == 1
+    edges = await apart.rows(
+        "SELECT e.action, count(*) FROM state.identity_edges e WHERE e.project_id = $1 GROUP BY 1", apart.project
+    )
+    assert {row["action"]: row["count"] for row in edges} == dict.fromkeys(
+        ("add", "pause", "resume", "retire", "ensure"), 1
+    )
+    made = await apart.rows("SELECT FROM boxes WHERE tenant_id = $1 AND request_digest IS NOT NULL", apart.project)
+    assert len(made) == 1
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+def test_every_point_has_a_test_that_fails_there() -> None:
+    """Killed, but for the two verbs of one statement and no message: `tests/e2e/turns/test_boxes.py` throws there."""
+    killed = {each.point for each in ASKED} | set(test_faults.POINTS) | set(test_conversation_crashes.POINTS)
+    killed |= {*test_pump_crashes.POINTS, Fault.THREAD_SENT, test_agents_talk_crashes.POINT}
+    assert set(Fault) - killed == {Fault.BOX_FORKED, Fault.BOX_REPLACED}

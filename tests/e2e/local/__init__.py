@@ -1,0 +1,1 @@
+"""Turns on a real model: llama.cpp with SmolLM2, on loopback."""

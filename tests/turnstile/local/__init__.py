@@ -1,0 +1,1 @@
+"""Local models: their weights, their servers, their commands."""
