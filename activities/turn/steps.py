@@ -320,9 +320,8 @@ class StepActivities:
     async def _stop(self, step: CurrentStep) -> StepResult:
         """End the turn, which was stopped in this step; the model's text so far becomes a card (§6, stop)."""
         if step.number > 1 and not asks_model(step.begun.head.message_type):
-            return await self._stop_between(
-                step.turn, step.number
-            )  # a UI action has one step, and it is committed (§7.10)
+            # A UI action has one step, and it is committed (§7.10).
+            return await self._stop_between(step.turn, step.number)
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
         cards = () if partial is None else (partial,)
         figures = step.figures(None, error_code=STOPPED)

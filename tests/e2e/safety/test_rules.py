@@ -40,6 +40,8 @@ TEXT: JsonObject = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
 HERE = {"claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"}
 ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}
+TREES = {"batch", "batch_due", "marked_queued", "marked"}
+"""Of trees of turns: their statements have tests in tests/ledger/trees."""
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 """Of the message pump: in its own tests."""
 
@@ -89,7 +91,7 @@ def agent(tenant: Tenant, name: AgentId = ALICE) -> str:
 
 
 def test_every_rule_has_its_test(net: Net) -> None:
-    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE | THREADS
+    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE | TREES | THREADS
 
 
 @pytest.mark.parametrize("rule", ["claims", "dispatched_retry"])
