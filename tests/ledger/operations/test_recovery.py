@@ -334,6 +334,7 @@ async def test_a_turn_is_silent_when_neither_its_head_nor_its_deadline_has_moved
     await age(agents)
     assert await found() == sorted([running.agent_turn_id, asleep.agent_turn_id])
     await rows(agents, "DELETE FROM state.agent_inbox WHERE message_type = 'timeout'")
+    await rows(agents, "UPDATE state.turn_waiting_tools SET deadline = NULL")
     assert await found() == [running.agent_turn_id]  # nothing is there, and null is never past
 
 

@@ -346,14 +346,15 @@ class Ledger(RuleBasedStateMachine):
         asleep = [turn for turn in self.turns if turn.status == "suspended"]
         turn = asleep[pick % len(asleep)]
         found = {ring.inbox_id for ring in self.run(expire(self.pool, self.ref(turn, epoch_off)))}
-        if epoch_off or turn.deadline is False:
+        if epoch_off:
             assert found == set()
             return
-        timed = {row.call for row in self.rows if row.message_type == "timeout"}
-        turn.deadline = None
-        for name in sorted(turn.open()):
-            if turn.calls[name] == "waiting" and name not in timed:
-                self.rows.append(Row(turn, name, "timeout", InboxId(f"timeout-{name}")))
+        if turn.deadline is not False:  # before it only reports are due
+            timed = {row.call for row in self.rows if row.message_type == "timeout"}
+            turn.deadline = None
+            for name in sorted(turn.open()):
+                if turn.calls[name] == "waiting" and name not in timed:
+                    self.rows.append(Row(turn, name, "timeout", InboxId(f"timeout-{name}")))
         live = [row for row in self.rows if row.turn is turn and row.status != "final" and row.call in turn.open()]
         assert found == {row.inbox_id for row in live}
 
