@@ -250,9 +250,22 @@ class Storms:
             for task in await self.fork(name):
                 deeds += await self.of_child(task, 1)
         self.dice.shuffle(deeds)
-        await asyncio.gather(*map(self.tried, deeds))
+        await asyncio.gather(self.crowd(top, name), *map(self.tried, deeds))
         self.count["storms"] += 1
         await self.finish(top, name)
+
+    async def crowd(self, top: TurnRef, name: str) -> None:
+        """Hold one row that many want, so that they come to it together and go on at the same moment."""
+        held, key = self.dice.choice(
+            (
+                ("SELECT FROM state.pmo_batches WHERE batch_id = $1 FOR UPDATE", f"batch-{name}"),
+                ("SELECT FROM state.turn_nodes WHERE agent_turn_id = $1 FOR UPDATE", top.agent_turn_id),
+                ("SELECT FROM state.turn_waiting_tools WHERE tool_call_id = $1 FOR UPDATE", name),
+            )
+        )
+        async with self.pool.connection() as conn, conn.transaction():
+            await conn.fetch(held, key)
+            await asyncio.sleep(self.dice.random() * 0.04)
 
     async def delegate(self, name: str) -> None:
         """A child that nobody waits for, and the answer to its call."""
