@@ -44,7 +44,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What the usual run does in short: `--hammer-seconds 60 --fuzz-cases 100000 --turns 200 --outage-seconds 60`."""
     parser.addoption(
-        "--hammer-seconds", type=float, default=6.0, help="how long tests/ledger/races/test_hammer.py hammers"
+        "--hammer-seconds",
+        type=float,
+        default=6.0,
+        help="how long the hammers of tests/ledger hammer, that of trees half",
     )
     parser.addoption("--fuzz-cases", type=int, default=FUZZ_CASES, help="how many cases the tests marked `fuzz` share")
     parser.addoption(

@@ -101,6 +101,8 @@ SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1
        ARRAY(SELECT t.agent_turn_id FROM page CROSS JOIN LATERAL (
                  SELECT x.* FROM state.prunable_turns(:before::timestamptz) x WHERE x.agent_turn_id = page.agent_turn_id OFFSET 0) t
              WHERE (:project_id::text IS NULL OR t.project_id = :project_id)
+               AND NOT EXISTS (SELECT FROM state.pmo_batches b WHERE b.parent_agent_turn_id = t.agent_turn_id
+                                 AND (b.status = 'running' OR b.open_count > 0) OFFSET 0)
                AND (:planned::boolean OR NOT EXISTS (  -- of an instance that is in use: it goes with the instance
                     SELECT FROM state.turn_outcomes o JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
                     WHERE o.agent_turn_id = t.agent_turn_id AND a.metadata ->> 'agent_turn_id' = o.agent_turn_id OFFSET 0))) AS found;
@@ -114,12 +116,15 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, steps, node, and the edges that ask for or answer them. Skips locked turns.
+-- Removes all rows of these turns: outcome, inbox rows, calls, steps, node, batches with their tasks, and the edges that ask for or answer
+-- them. Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
 -- The turns' cards stay as long as their boxes.
 WITH
 gone AS (
     DELETE FROM state.turn_outcomes o USING (
         SELECT x.agent_turn_id FROM state.turn_outcomes x WHERE x.agent_turn_id = ANY (:ids::text[])
+          AND NOT EXISTS (SELECT FROM state.pmo_batches b WHERE b.parent_agent_turn_id = x.agent_turn_id
+                            AND (b.status = 'running' OR b.open_count > 0) OFFSET 0)
         ORDER BY x.agent_turn_id FOR UPDATE SKIP LOCKED) free
     WHERE o.agent_turn_id = free.agent_turn_id
     RETURNING o.agent_turn_id, o.project_id
@@ -138,10 +143,15 @@ steps AS (
 nodes AS (
     DELETE FROM state.turn_nodes n USING gone WHERE n.agent_turn_id = gone.agent_turn_id
 ),
+batches AS (  -- their tasks go with them
+    DELETE FROM state.pmo_batches b USING gone WHERE b.parent_agent_turn_id = gone.agent_turn_id AND b.project_id = gone.project_id
+    RETURNING b.parent_agent_turn_id, b.project_id, b.batch_id
+),
 edges AS (
     DELETE FROM state.execution_edges e USING (
         SELECT w.agent_turn_id, w.project_id, w.correlation_id FROM waiting w
-        UNION SELECT i.agent_turn_id, i.project_id, i.correlation_id FROM inbox i) c
+        UNION SELECT i.agent_turn_id, i.project_id, i.correlation_id FROM inbox i
+        UNION SELECT b.parent_agent_turn_id, b.project_id, b.batch_id FROM batches b) c
     WHERE md5(e.correlation_id) = md5(c.correlation_id) AND e.project_id = c.project_id
       AND (e.target_agent_turn_id = c.agent_turn_id OR e.source_agent_turn_id = c.agent_turn_id)
 )

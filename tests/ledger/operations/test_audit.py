@@ -67,6 +67,9 @@ PAUSE = (
     " VALUES ('x', 'p1', 'pause', '{0}');"
 )
 CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-memory-cut'"
+BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
+TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
+NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -575,6 +578,55 @@ DAMAGES = [
         "context_boxes_never_change",
         CARD.format("NULL", "{}") + place("$plain_context", "$plain-x"),
         {"box_id": "$plain_context", "card_id": "$plain-x"},
+    ),
+    Damage(
+        "batches_count_their_tasks",
+        BATCH.format("success_count = success_count + 1", "forked"),
+        {"batch_id": "batch-forked", "agent_turn_id": "$forking", "tool_call_id": "forked"},
+    ),
+    Damage(
+        "decided_batches_have_answered",
+        BATCH.format("status = 'failed'", "decided"),
+        {"batch_id": "batch-decided", "tool_call_id": "decided"},
+    ),
+    Damage(
+        "decided_batches_have_answered",
+        BATCH.format("decided_at = NULL", "decided"),
+        {"batch_id": "batch-decided"},
+    ),
+    Damage(
+        "decided_batches_have_answered",
+        BATCH.format("status = 'success', decided_at = now()", "forked"),
+        {"batch_id": "batch-forked"},
+    ),
+    Damage(
+        "running_batches_hold_their_call",
+        "UPDATE state.turn_waiting_tools SET held_by = NULL WHERE tool_call_id = 'forked'",
+        {"batch_id": "batch-forked", "agent_turn_id": "$forking"},
+        {"heads_have_the_earliest_deadline"},
+    ),
+    Damage(
+        "tasks_are_their_turns",
+        TASK.format("status = 'partial'", "$awaited") + BATCH.format("open_count = 0", "forked"),
+        {"batch_id": "batch-forked", "agent_turn_id": "$awaited", "parent_turn_id": "$forking"},
+    ),
+    Damage(
+        "tasks_are_their_turns",
+        TASK.format("error_code = 'x'", "$settled"),
+        {"batch_id": "batch-forked", "agent_turn_id": "$settled"},
+    ),
+    Damage(
+        "tasks_are_their_turns",
+        TASK.format("current_agent_turn_id = NULL", "$awaited"),
+        {"batch_id": "batch-forked", "parent_turn_id": "$forking"},
+    ),
+    Damage("tasks_are_their_turns", NODE.format("waited = false", "$settled"), {"agent_turn_id": "$settled"}),
+    Damage("nodes_end_with_their_turns", NODE.format("ended = true", "$awaited"), {"agent_turn_id": "$awaited"}),
+    Damage("nodes_end_with_their_turns", NODE.format("ended = false", "$settled"), {"agent_turn_id": "$settled"}),
+    Damage(
+        "marks_reach_the_children",
+        NODE.format("stopping_at = now()", "$forking"),
+        {"agent_turn_id": "$awaited", "parent_turn_id": "$forking"},
     ),
 ]
 

@@ -28,8 +28,10 @@ from tests.support.ledger.agents import (
     send,
     value,
 )
+from tests.support.ledger.calls import end, settle, sleeper
 from tests.support.ledger.healthy import make_healthy
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.ledger.trees import child, forks, in_hand, parent, succeed
 from tests.support.pump.threads import RESPONSE, talk
 from tests.support.waiting import Counting, in_flight, overtaken, until_waiting
 from turnstile.ledger.operations.audit import Bounds, Scope, audit
@@ -41,7 +43,7 @@ from turnstile.ledger.queries import query
 from turnstile.ledger.turns.cards import make_box
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentId, BoxId, ProjectId, new_box_id
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId, ProjectId, new_box_id
 from turnstile.schema.turns import TurnRef
 
 LATER = timedelta(minutes=1)
@@ -530,3 +532,43 @@ async def test_an_enqueue_that_goes_on_keeps_its_conversation(pool: Pool) -> Non
         assert (await prune(pool, everything())).conversations == 0
     assert (await play(pool)).output_box_id == first.output_box_id
     await sound(pool)
+
+
+async def test_a_tree_goes_with_its_batches_tasks_and_nodes(pool: Pool) -> None:
+    await add_agents(pool, ALICE, BOB)
+    top, turns = await forked(pool)
+    for turn in turns:
+        await succeed(pool, turn)
+    await settle(pool, top, InboxId("join-batch-c1"))
+    await begin(pool, top, 2)
+    await finish(pool, top, 2)
+    await announce(pool, [top.agent_turn_id, *turns])
+    await ended(pool, ALICE)
+    await ended(pool, BOB)
+    assert (await pruned(pool)).turns == 3
+    for table in ("pmo_batches", "pmo_batch_tasks", "turn_nodes"):
+        assert await value(pool, f"SELECT count(*) FROM state.{table}") == 0  # noqa: S608 -- constants
+    assert await rows(pool, "SELECT FROM state.execution_edges WHERE primitive = 'join'") == []
+
+
+async def test_a_turn_stays_with_its_batch_until_its_children_are_over(pool: Pool) -> None:
+    await add_agents(pool, ALICE, BOB)
+    top, [first, second] = await forked(pool)
+    await end(pool, top)
+    await announce(pool, [top.agent_turn_id])
+    await ended(pool, ALICE)
+    await prune(pool, everything())
+    assert await known(pool, top) == [True]
+    for turn in (first, second):
+        await end(pool, await in_hand(pool, turn))
+    assert await value(pool, "SELECT status FROM state.pmo_batches") == "withdrawn"
+    assert (await pruned(pool)).turns == 1
+    assert await value(pool, "SELECT count(*) FROM state.pmo_batch_tasks") == 0
+
+
+async def forked(pool: Pool) -> tuple[TurnRef, list[AgentTurnId]]:
+    """A turn of Alice's that waits for two of Bob's."""
+    top = await sleeper(pool, "c1")
+    call = await parent(pool, "c1")
+    made = await forks(pool, "c1", tasks=[child(call, 0, BOB), child(call, 1, BOB)])
+    return top, [task.agent_turn_id for task in made.tasks if task.agent_turn_id is not None]

@@ -5,7 +5,8 @@ timed-out call, and one that was stopped in the queue. Bob's turn sleeps with on
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
 turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
-queued turn. A box was made of the cards of Alice's plain turn.
+queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased. A
+box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -31,6 +32,7 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.trees import forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
@@ -46,12 +48,13 @@ from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
-DAVE, EVE, FRANK, GRACE, HANK, HEIDI = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank", "heidi"))
+DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
+HEIDI, IVAN = AgentId("heidi"), AgentId("ivan")
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -64,6 +67,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     await ask(pool, GRACE, conversation_id="c1")
     turns["talked"] = await play(pool, GRACE)
     turns |= await _cut(pool)
+    turns |= await _forked(pool)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -107,6 +111,17 @@ def cut_record(turn: TurnRef, first: CardId) -> StepRecord:
     """A first step that cuts the memory; it makes the turn's first thought, too."""
     cut = cut_card(turn, 1, MemoryCut(first_card_id=first))
     return StepRecord(1, ContinueMetadata(), [card(turn, 1, "thought"), cut], [], STARTED, first_kept=first)
+
+
+async def _forked(pool: Pool) -> dict[str, TurnRef]:
+    """A turn with a decided batch, and with one that runs."""
+    turns = {"forking": await sleeper(pool, "decided", "forked", agent=IVAN)}
+    [only] = (await forks(pool, "decided", 1)).tasks
+    turns["decider"] = await succeed(pool, only.agent_turn_id)
+    first, second = (await forks(pool, "forked", 2)).tasks
+    turns["settled"] = await succeed(pool, first.agent_turn_id)
+    turns["awaited"] = await in_hand(pool, second.agent_turn_id)
+    return turns
 
 
 async def _called(pool: Pool) -> TurnRef:

@@ -1,0 +1,168 @@
+"""Two transitions of one tree at once: whichever comes second sees what the first has done (protocol §6, join)."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.support.ledger.agents import PROJECT, begin, claim, finish, finish_on, value
+from tests.support.ledger.calls import became, call_record, end, ending, request, sleeper, suspend, tell
+from tests.support.ledger.trees import answer, batch_of_call, child, forks, in_hand, marked, parent, task_states
+from tests.support.waiting import in_flight, overtaken
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.trees.batches import Batch, ForkLimits, enqueue_children, expire_batch, open_batch
+from turnstile.ledger.trees.marks import mark_tree
+from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.steps import begin_step, commit_step
+from turnstile.ledger.turns.waiting import report_call
+from turnstile.schema.errors import Refused, StaleTurn
+from turnstile.schema.ids import InboxId, uuid7
+from turnstile.schema.turns import TurnRef
+
+Transition = Callable[[Connection], Awaitable[Any]]
+
+
+def marking(turn: TurnRef) -> Transition:
+    """The mark of a tree, as a transition."""
+    named = {"project_id": PROJECT, "agent_turn_id": turn.agent_turn_id, "reason": "enough", "whole": False}
+    return lambda conn: query("mark_tree").one(conn, **named)
+
+
+async def begun(pool: Pool, call: str, count: int, **plan: Any) -> tuple[TurnRef, list[TurnRef]]:
+    """A parent that has forked, and its children in their first step."""
+    top = await sleeper(pool, call)
+    made = await forks(pool, call, count, **plan)
+    children = [await in_hand(pool, task.agent_turn_id) for task in made.tasks]
+    for each in children:
+        await begin(pool, each)
+    return top, children
+
+
+async def end_all(pool: Pool, *turns: TurnRef) -> None:
+    for turn in turns:
+        await end(pool, turn)
+
+
+async def test_the_last_two_children_at_once_decide_once_and_both_are_in_the_answer(agents: Pool) -> None:
+    _, [one, two] = await begun(agents, "c1", 2)
+    await overtaken(agents, lambda conn: finish_on(conn, one), finish(agents, two))
+    assert (await batch_of_call(agents, "c1"))["decided_by"] == two.agent_turn_id
+    assert [each["status"] for each in (await answer(agents, "c1"))["result"]["results"]] == ["success", "success"]
+
+
+async def test_a_deadline_passes_by_a_batch_that_an_end_decides(agents: Pool) -> None:
+    _, [one] = await begun(agents, "c1", 1, deadline_seconds=0)
+    async with in_flight(agents, lambda conn: finish_on(conn, one)):
+        assert not await expire_batch(agents, "batch-c1")
+    assert (await batch_of_call(agents, "c1"))["status"] == "success"
+
+
+async def test_an_end_settles_its_task_after_the_deadline_that_it_waited_for(agents: Pool) -> None:
+    _, [one] = await begun(agents, "c1", 1, deadline_seconds=0)
+    expiring: Transition = lambda conn: query("expire_batch").one(conn, batch_id="batch-c1")  # noqa: E731 -- a name for it
+    await overtaken(agents, expiring, finish(agents, one))
+    assert (await batch_of_call(agents, "c1"))["status"] == "timeout"
+    assert await task_states(agents, "c1") == [(0, "success", None)]
+    assert [each["status"] for each in (await answer(agents, "c1"))["result"]["results"]] == ["timeout"]
+
+
+async def test_a_child_that_waited_for_its_parents_stop_tells_nobody(agents: Pool) -> None:
+    top, [one] = await begun(agents, "c1", 1)
+    await overtaken(agents, ending(top), finish(agents, one))
+    assert (await batch_of_call(agents, "c1"))["status"] == "withdrawn"
+    assert await task_states(agents, "c1") == [(0, "success", None)]
+
+
+async def test_a_parents_stop_that_waited_for_the_last_child_finds_its_call_answered(agents: Pool) -> None:
+    top, [one] = await begun(agents, "c1", 1)
+    await overtaken(agents, lambda conn: finish_on(conn, one), end(agents, top))
+    assert (await batch_of_call(agents, "c1"))["status"] == "success"
+    await claim(agents, top.agent_id)  # the end does not see the answer; whoever claims it does
+    assert await became(agents, InboxId("join-batch-c1")) == ("consumed", "already_settled")
+
+
+async def test_a_fork_that_waited_for_a_stop_makes_nothing(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    with pytest.raises(Refused, match="being stopped"):
+        await overtaken(agents, marking(top), forks(agents, "c1", 2))
+    assert await value(agents, "SELECT count(*) FROM state.pmo_batches") == 0
+    await end(agents, top)
+
+
+async def test_a_batch_that_a_stop_waited_for_gets_no_children(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    call = await parent(agents, "c1")
+    tasks = [child(call, 0)]
+    stop = mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False)
+    done = await overtaken(agents, lambda conn: open_batch(conn, call, Batch(900.0), tasks), stop)
+    assert done.turns == [top.agent_turn_id]
+    with pytest.raises(Refused, match="being stopped"):
+        await forks(agents, "c1", tasks=tasks)
+    assert await task_states(agents, "c1") == [(0, "pending", None)]
+    await end(agents, top)
+
+
+async def test_a_stop_that_waited_for_children_marks_them(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    call = await parent(agents, "c1")
+    tasks = [child(call, 0), child(call, 1)]
+    await agents.run(lambda conn: open_batch(conn, call, Batch(900.0), tasks))
+    enqueuing: Transition = lambda conn: enqueue_children(conn, call, tasks, "batch-c1", ForkLimits())  # noqa: E731
+    await overtaken(agents, enqueuing, mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False))
+    turns = {each.agent_turn_id for each in tasks}
+    assert await marked(agents) == {top.agent_turn_id, *turns}
+    await end_all(agents, *[await in_hand(agents, turn) for turn in turns], top)
+
+
+async def test_a_begin_that_waited_for_a_mark_finds_its_gate_closed(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    one = await in_hand(agents, (await forks(agents, "c1", 1)).tasks[0].agent_turn_id)
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(top), begin(agents, one))
+    await end_all(agents, one, top)
+
+
+async def test_a_mark_that_waited_for_a_begin_counts_it(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    one = await in_hand(agents, (await forks(agents, "c1", 1)).tasks[0].agent_turn_id)
+    stop = mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False)
+    done = await overtaken(agents, lambda conn: begin_step(conn, one, 1, BoxCache(0)), stop)
+    assert done.on_their_way == 1
+    await end_all(agents, one, top)
+
+
+async def test_calls_that_waited_for_a_mark_are_not_committed(agents: Pool) -> None:
+    top, [one] = await begun(agents, "c1", 1)
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(top), suspend(agents, one, "c2"))
+    assert await value(agents, "SELECT count(*) FROM state.turn_waiting_tools") == 1
+    await end_all(agents, one, top)
+
+
+async def test_a_mark_that_waited_for_calls_counts_them(agents: Pool) -> None:
+    top, [one] = await begun(agents, "c1", 1)
+    stop = mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False)
+    done = await overtaken(agents, lambda conn: commit_step(conn, one, call_record(one, 1, "c2")), stop)
+    assert done.on_their_way == 1
+    await end_all(agents, one, top)
+
+
+async def test_a_report_that_waited_for_a_fork_is_refused(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    call = await parent(agents, "c1")
+    opening: Transition = lambda conn: open_batch(conn, call, Batch(900.0), [child(call, 0)])  # noqa: E731
+    with pytest.raises(Refused, match="waits for something else"):
+        await overtaken(agents, opening, tell(agents, "c1"))
+    await end(agents, top)
+
+
+async def test_a_fork_that_waited_for_a_report_makes_nothing(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    reporting: Transition = lambda conn: report_call(  # noqa: E731
+        conn, PROJECT, request("c1"), '{"status": "success"}', InboxId(uuid7()), {}
+    )
+    with pytest.raises(Refused, match="waits no more"):
+        await overtaken(agents, reporting, forks(agents, "c1", 2))
+    assert await value(agents, "SELECT count(*) FROM state.pmo_batches") == 0
+    await end(agents, top)
