@@ -17,6 +17,7 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
+from turnstile.ledger.delegation.places import TreePlace
 from turnstile.ledger.operations.recovery import EndedTurn, Run, list_undispatched
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn
@@ -68,7 +69,12 @@ class LostStarter(Starter):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool, cast("Client", None), SilentPublisher(), ServedTargets([TARGET]))
 
-    async def start(self, turn: TurnRef, reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE) -> bool:
+    async def start(
+        self,
+        turn: TurnRef,
+        reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE,
+        place: TreePlace | None = None,
+    ) -> bool:
         """The engine takes it."""
         await self._pool.run(lambda conn: statement("note_workflow").many(conn, agent_turn_id=turn.agent_turn_id))
         return True

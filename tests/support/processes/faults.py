@@ -31,7 +31,7 @@ _STEPS = (Fault.STEP_BEGUN, Fault.MODEL_ANSWERED)
 _CALLS = (Fault.STEP_COMMITTED, Fault.STEP_PUBLISHED, Fault.CALLS_COMMITTED, Fault.CALLS_PUBLISHED)
 _REPORTS = (Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.WORKFLOW_SIGNALLED, Fault.REPORTS_APPLIED)
 _TIMEOUTS = (Fault.TIMEOUTS_INJECTED, Fault.REPORTS_APPLIED)
-_STOPS = (Fault.STOP_COMMITTED, Fault.STOP_PUBLISHED, Fault.WORKFLOW_SIGNALLED)
+_STOPS = (Fault.TREE_MARKED, Fault.STOP_COMMITTED, Fault.STOP_PUBLISHED, Fault.WORKFLOW_SIGNALLED)
 _ENDS = (Fault.TURN_FINISHED, Fault.TURN_PUBLISHED, Fault.TURN_ANNOUNCED)
 PASSED: dict[Kind, tuple[Fault, ...]] = {
     "plain": (*_BEGINS, *_STEPS, *_ENDS),
@@ -44,6 +44,7 @@ POINTS = [point for point in Fault if any(point in passed for passed in PASSED.v
 """The points of turns; those of the message pump are in its own tests."""
 KINDS: dict[Fault, Kind] = {
     Fault.TIMEOUTS_INJECTED: "silent",
+    Fault.TREE_MARKED: "stopped",
     Fault.STOP_COMMITTED: "stopped",
     Fault.STOP_PUBLISHED: "stopped",
 }
