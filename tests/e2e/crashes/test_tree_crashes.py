@@ -1,4 +1,4 @@
-"""A bridge that is killed after each commit of a fork and of a batch's deadline: each batch is decided once, and answered."""
+"""A bridge that is killed after each commit of a fork and of a batch's deadline: it is decided once, and answered."""
 
 import signal
 from collections.abc import AsyncIterator
