@@ -98,14 +98,14 @@ class Databases:
         if not self._fresh:
             conn = await self._connect(name)
             self._kept = [(row["oid"], row["name"]) for row in await conn.fetch(KEPT)]
-            self._fresh = await self._print(conn)
+            self._fresh = await self._fingerprint(conn)
             conn.terminate()
         return name
 
     async def take_back(self, name: str) -> None:
         """Empty it for the next one; drop it where somebody is still connected or more than rows changed."""
         conn = await self._connect(name)
-        is_clean = await self._is_left(conn) and await self._print(conn) == self._fresh
+        is_clean = await self._is_alone(conn) and await self._fingerprint(conn) == self._fresh
         if is_clean:
             await conn.execute(EMPTY.format(kept=", ".join(str(oid) for oid, _ in self._kept)))
         conn.terminate()
@@ -117,16 +117,16 @@ class Databases:
     async def _connect(self, name: str) -> Session:
         return await connect(self.url(name), server_settings={"jit": "off"})
 
-    async def _is_left(self, conn: Session) -> bool:
-        """By all others; a session ends a moment after its client closed it."""
+    async def _is_alone(self, conn: Session) -> bool:
+        """Whether nobody else is connected; a session ends a moment after its client closed it."""
         for _ in range(20):
             if not await conn.fetch(OTHERS):
                 return True
             await asyncio.sleep(0.01)
         return False
 
-    async def _print(self, conn: Session) -> list[object]:
-        """Of all but rows, and of the rows that the template has."""
+    async def _fingerprint(self, conn: Session) -> list[object]:
+        """What tells a change of anything but rows, or of the rows that the template has."""
         rows = [f"(SELECT md5(string_agg(t::text, ';' ORDER BY t::text)) FROM {name} t)" for _, name in self._kept]  # noqa: S608 -- names that the server quoted
         [found] = await conn.fetch(f"SELECT {', '.join((SHAPE, *rows))}")
         return list(found.values())
