@@ -1,4 +1,4 @@
-"""Grants the rights of bridges and workers in the ledger, if they have database roles of their own (docs/security.md).
+"""Grants the rights of bridges, workers and gateways that have database roles of their own (docs/security.md).
 
 `grants.sql` lists the rights. Granting is idempotent. It revokes all other rights of a role in the same transaction, so
 that running processes see either the old rights or the new ones.
@@ -11,13 +11,14 @@ from turnstile.ledger.queries import Connection, query
 from turnstile.schema.errors import ConfigError
 
 
-async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "") -> list[str]:
+async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "", gateway_role: str = "") -> list[str]:
     """Grant the roles their rights, after `migrate` and as the owner of the tables; returns the roles.
 
-    An empty name stands for no role; one name for both gets the rights of both. Raises `ConfigError` for a role that
-    does not exist, or that owns the tables and would lose its rights. Raises `ServerUnavailable` as `migrate` does.
+    An empty name stands for no role; one name for several gets the rights of all of these. Raises `ConfigError` for
+    a role that does not exist, or that owns the tables and would lose its rights. Raises `ServerUnavailable` as
+    `migrate` does.
     """
-    roles = sorted({bridge_role, worker_role} - {""})
+    roles = sorted({bridge_role, worker_role, gateway_role} - {""})
     if not roles:
         return []
     async with pool.connection() as conn:
@@ -25,7 +26,11 @@ async def grant(pool: Pool, *, bridge_role: str = "", worker_role: str = "") -> 
         await query("lock_migrations").many(conn)
         try:
             async with conn.transaction():
-                wanted = {"bridge_role": bridge_role or None, "worker_role": worker_role or None}
+                wanted = {
+                    "bridge_role": bridge_role or None,
+                    "worker_role": worker_role or None,
+                    "gateway_role": gateway_role or None,
+                }
                 for row in await query("list_grants").many(conn, **wanted):
                     await conn.execute(row["statement"])
         finally:

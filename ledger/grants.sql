@@ -1,6 +1,6 @@
--- The rights of bridges and workers in the ledger, if they have roles of their own (docs/security.md). Neither may change
--- a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators ask. Neither may delete rows,
--- except a worker those of workers and listeners that are gone, and a bridge tools.
+-- The rights of bridges, workers and gateways in the ledger, if they have roles of their own (docs/security.md). None may change
+-- a card, the contents of a box, a step or an edge. A bridge changes the roster, as operators ask. None may delete rows,
+-- except a worker those of workers and listeners that are gone, and a bridge tools. A gateway may read, and nothing else.
 
 -- name: find_roles :many
 -- Which of these roles exist, and whether one owns the ledger.
@@ -69,8 +69,13 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.repairs', 'SELECT, INSERT, UPDATE (repaired, last_at)', null),
     ('state.rejections', 'INSERT', 'INSERT'),
     ('state.migrations', 'SELECT', 'SELECT')
+), readable (relation) AS (VALUES  -- by a gateway
+    ('public.cards'), ('public.boxes'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'),
+    ('state.agent_state_head'), ('state.agent_inbox'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.gateway_tokens'), ('state.migrations')
 ), roles AS (
-    SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text]) AS named (role) WHERE role IS NOT NULL
+    SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
+    WHERE role IS NOT NULL
 ), statements (place, statement) AS (
     SELECT 1, format('REVOKE ALL ON %s FROM %I', c.oid::regclass, roles.role)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace CROSS JOIN roles
@@ -85,5 +90,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     UNION ALL
     SELECT 3, format('GRANT %s ON %s TO %I', rights.worker, rights.relation, :worker_role)
     FROM rights WHERE rights.worker IS NOT NULL AND :worker_role IS NOT NULL
+    UNION ALL
+    SELECT 3, format('GRANT SELECT ON %s TO %I', readable.relation, :gateway_role) FROM readable WHERE :gateway_role IS NOT NULL
 )
 SELECT statement FROM statements ORDER BY place, statement;

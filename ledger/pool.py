@@ -102,14 +102,20 @@ async def _reset(_: object) -> None:
 class Pool:
     """A lazily opened asyncpg pool. Holds connections and counters, nothing about any agent or turn."""
 
-    def __init__(self, url: str, *, size: int = 10, name: str = "turnstile", patience: float = 20.0) -> None:
-        """Raises `ConfigError` for an address that cannot be read."""
+    def __init__(
+        self, url: str, *, size: int = 10, name: str = "turnstile", patience: float = 20.0, read_only: bool = False
+    ) -> None:
+        """With `read_only` every transaction refuses to write.
+
+        Raises `ConfigError` for an address that cannot be read.
+        """
         self._url = url
         self.server = read_address(url).shown
         """The server's address without user and password, for messages."""
         self._size = size
         self._name = name
         self._patience = patience
+        self._read_only = read_only
         self._pool: _RawPool | None = None
         self._opening = asyncio.Lock()
         self._quiet_until = 0.0
@@ -153,7 +159,11 @@ class Pool:
                         "max_cacheable_statement_size": 0,
                         "reset": _reset,
                         "connect": connect,
-                        "server_settings": {**_SETTINGS, "application_name": self._name},
+                        "server_settings": {
+                            **_SETTINGS,
+                            "application_name": self._name,
+                            **({"default_transaction_read_only": "on"} if self._read_only else {}),
+                        },
                     }
                     make = cast("Callable[..., Awaitable[_RawPool]]", asyncpg.create_pool)  # pyright: ignore[reportUnknownMemberType] -- asyncpg is untyped
                     self._pool = await make(self._url, **options)

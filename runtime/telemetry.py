@@ -50,6 +50,11 @@ class Metric(StrEnum):
     TOOL_REPORTS = "tool_reports"
     TOOL_RUNS = "tool_runs"
     TOOL_RUN_SECONDS = "tool_run_seconds"
+    HTTP_REQUESTS = "http_requests"
+    HTTP_SECONDS = "http_seconds"
+    HTTP_BYTES = "http_bytes"
+    HTTP_STREAMS = "http_streams"
+    HTTP_STREAMS_CUT = "http_streams_cut"
 
 
 @dataclass(frozen=True, slots=True)

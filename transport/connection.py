@@ -131,6 +131,14 @@ class NatsConnection:
             subject, queue=queue, cb=callback
         )
 
+    async def hear(self, subject: str, take: Callable[[str, bytes], Awaitable[None]]) -> Subscription:
+        """Subscribe on core NATS; `take` gets subject and payload of one message after the other."""
+
+        async def on_message(msg: Msg) -> None:
+            await take(msg.subject, msg.data)
+
+        return await self.subscribe(subject, on_message)
+
     async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:

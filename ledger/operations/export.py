@@ -34,6 +34,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "state.listeners": "of processes",
     "state.duties": "of bridges",
     "state.repairs": "sums over all projects",
+    "state.gateway_tokens": "who may ask, not what was said; who reads an export is given nobody's access",
 }
 """Tables without data of a project."""
 

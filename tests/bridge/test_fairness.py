@@ -9,10 +9,11 @@ from pydantic import BaseModel
 
 from turnstile.bridge.inbox import claim_queue
 from turnstile.bridge.inbox.claim_queue import FairQueue
-from turnstile.bridge.verbs import rate_limits
 from turnstile.bridge.verbs.micro_service import Payload, VerbHandler, VerbRequest, run_verb
-from turnstile.bridge.verbs.rate_limits import Throttle, throttled
+from turnstile.bridge.verbs.rate_limits import throttled
 from turnstile.ledger.turns.lease import AgentKey
+from turnstile.runtime import throttle
+from turnstile.runtime.throttle import Throttle
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.inbox import Reply
@@ -93,7 +94,7 @@ def test_no_rate_is_no_limit() -> None:
 
 
 def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "MAX_PROJECTS", 10)
+    monkeypatch.setattr(throttle, "MAX_BUCKETS", 10)
     bucket = Throttle(1, 1, Clock())
     for number in range(50):
         bucket.take(ProjectId(f"p{number}"))

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
+from turnstile.ledger.access import pages, tokens
 from turnstile.ledger.delegation import places, provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.pool import Pool
@@ -38,6 +39,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "add_message": NOTHING,
     "add_reply": NOTHING,
     "add_segment": NOTHING,
+    "add_token": tokens.TokenLine,
     "add_thread": NOTHING,
     **dict.fromkeys(audit.rules(), audit.Finding),
     "applied_migrations": {"name", "checksum"},
@@ -152,6 +154,13 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_threads": descriptions.ThreadLine,
     "list_tools": ToolRow,
     "list_turns": views.TurnLine,
+    "list_tokens": tokens.TokenLine,
+    "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
+    "list_turns_in_box": {"agent_turn_id", "created_at"},
+    "page_conversations": views.ConversationLine,
+    "page_turns": pages.TurnSummary,
+    "find_token": tokens._FoundToken,
+    "revoke_token": tokens.TokenLine,
     "list_calls": views.SentCall,
     "list_conversations": views.ConversationLine,
     "list_conversation_turns": views.SaidTurn,
@@ -284,6 +293,7 @@ def sql_types(field: str) -> set[str]:
         ("annotation=bool", {"bool"}),
         ("annotation=list", {"text[]", "_text"}),
         ("float", {"float8"}),
+        ("bytes", {"bytea"}),
         ("int", NUMBER),
     ]
     return next((types for word, types in words if re.search(rf"\b{word}\b", field)), TEXT)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from turnstile.cli.access import tokens
 from turnstile.cli.command import command
 from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
@@ -47,6 +48,7 @@ command(app, "demo-pump", serves=True, quiet=True)(servers.demo_pump)
 command(app, "migrate")(servers.migrate)
 command(app, "worker", serves=True)(servers.worker)
 command(app, "bridge", serves=True)(servers.bridge)
+command(app, "gateway", serves=True)(servers.gateway)
 for name, commands, purpose in (
     ("project", projects, "Projects: remove one with all its data."),
     ("profile", profiles, "Profiles: prompt, model and tools of agents."),
@@ -59,6 +61,7 @@ for name, commands, purpose in (
     ("thread", thread_commands, "Threads: messages of listeners."),
     ("inbox", inbox, "Inbox rows: requests, results and stops of turns."),
     ("schema", schemas, "Interface documents for programs in other languages."),
+    ("token", tokens, "Tokens of the gateway: add, list and revoke them."),
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)

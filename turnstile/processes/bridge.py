@@ -27,7 +27,7 @@ from turnstile.bridge.verbs.durable_commands import DurableCommands
 from turnstile.bridge.verbs.handlers import Verbs
 from turnstile.bridge.verbs.instrumented import instrumented
 from turnstile.bridge.verbs.micro_service import VerbService
-from turnstile.bridge.verbs.rate_limits import Throttle, throttled
+from turnstile.bridge.verbs.rate_limits import throttled
 from turnstile.bridge.verbs.roster_verbs import RosterVerbs
 from turnstile.bridge.verbs.ui_actions import UiActions
 from turnstile.embedded import Endpoints
@@ -37,6 +37,7 @@ from turnstile.processes.exclusive_targets import ExclusiveTarget
 from turnstile.processes.presence import sign_on_bridge
 from turnstile.processes.pump import thread_limits, thread_starter
 from turnstile.runtime.ports import Publisher
+from turnstile.runtime.throttle import Throttle
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import split_targets

@@ -57,7 +57,13 @@ async def migrate_all(settings: Settings, endpoints: Endpoints, *, needs_nats: b
 
         async def in_ledger() -> tuple[list[str], list[str]]:
             applied = await migrate(pool)
-            return applied, await grant(pool, bridge_role=named.bridge_role, worker_role=named.worker_role)
+            granted = await grant(
+                pool,
+                bridge_role=named.bridge_role,
+                worker_role=named.worker_role,
+                gateway_role=named.gateway_role,
+            )
+            return applied, granted
 
         applied, roles = await await_server("PostgreSQL", in_ledger)
         conn = await stack.enter_async_context(open_nats(endpoints.nats_url, "turnstile-migrate", needed=needs_nats))

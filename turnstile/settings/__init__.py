@@ -4,6 +4,7 @@ from turnstile.settings.load import load_settings
 from turnstile.settings.model import (
     BridgeSettings,
     DatabaseSettings,
+    GatewaySettings,
     LocalSettings,
     ModelSettings,
     NatsSettings,
@@ -18,6 +19,7 @@ from turnstile.settings.model import (
 __all__ = [
     "BridgeSettings",
     "DatabaseSettings",
+    "GatewaySettings",
     "LocalSettings",
     "ModelSettings",
     "NatsSettings",

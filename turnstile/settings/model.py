@@ -89,6 +89,7 @@ class DatabaseSettings(Strict):
     patience_seconds: Seconds = 20.0
     bridge_role: RoleName = ""
     worker_role: RoleName = ""
+    gateway_role: RoleName = ""
 
 
 class NatsSettings(Strict):
@@ -261,6 +262,27 @@ class LimitsSettings(Strict):
         )
 
 
+class GatewaySettings(Strict):
+    """`[gateway]`: HTTP for applications and people (protocol §14)."""
+
+    host: Annotated[str, AfterValidator(_address)] = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65_535)
+    url: Annotated[str, AfterValidator(_starts_with("http://", "https://"))] = ""
+    allowed_hosts: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list[str], max_length=64)
+    allowed_origins: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list[str], max_length=64)
+    database_pool_size: int = Field(default=6, ge=1, le=1000)
+    max_body_kb: int = Field(default=1024, ge=1, le=65_536)
+    max_connections: int = Field(default=5000, ge=1, le=1_000_000)
+    max_streams_per_token: int = Field(default=2000, ge=1, le=1_000_000)
+    requests_per_second: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 100.0
+    request_burst: int = Field(default=500, ge=1, le=1_000_000)
+    request_timeout_seconds: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 10.0
+    idle_timeout_seconds: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 30.0
+    slow_reader_seconds: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 20.0
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 15.0
+    stream_buffer_kb: int = Field(default=2048, ge=64, le=1_048_576)
+
+
 class RetentionSettings(Strict):
     """`[retention]`: what `turnstile prune` does beside removing what is old (docs/operations.md)."""
 
@@ -311,6 +333,7 @@ class Settings(BaseSettings):
     pump: PumpSettings = PumpSettings()
     pmo: PmoSettings = PmoSettings()
     limits: LimitsSettings = LimitsSettings()
+    gateway: GatewaySettings = GatewaySettings()
     retention: RetentionSettings = RetentionSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 

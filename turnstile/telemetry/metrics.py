@@ -80,6 +80,11 @@ MEANINGS: dict[Metric, MetricInfo] = {
     Metric.TOOL_REPORTS: MetricInfo("Results that tools reported, by status", ("status",)),
     Metric.TOOL_RUNS: MetricInfo("Calls run by tools of this process", ("tool", "status")),
     Metric.TOOL_RUN_SECONDS: MetricInfo("Time from a call's command to its result", ("tool",), buckets=_LONG),
+    Metric.HTTP_REQUESTS: MetricInfo("Requests to the gateway; 499: the client went away", ("route", "status")),
+    Metric.HTTP_SECONDS: MetricInfo("Time from a request to the begin of its answer", ("route",), buckets=_SHORT),
+    Metric.HTTP_BYTES: MetricInfo("Bytes of answers of the gateway, without headers"),
+    Metric.HTTP_STREAMS: MetricInfo("Streams that were opened; resumed: with a Last-Event-ID", ("resumed",)),
+    Metric.HTTP_STREAMS_CUT: MetricInfo("Streams that ended before their turn; slow or gone clients", ("reason",)),
 }
 
 BacklogQuery = Callable[[], Awaitable[Backlog]]

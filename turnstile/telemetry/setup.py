@@ -17,18 +17,18 @@ __all__ = ["Telemetry", "open_telemetry", "sdk_metrics_address"]
 
 @asynccontextmanager
 async def open_telemetry(
-    settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool
+    settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool, role: str = ""
 ) -> AsyncGenerator[Telemetry]:
     """Open traces and metrics as configured; raises `ConfigError` for a port that is taken or an extra that is missing.
 
-    Only a bridge serves the metrics of inbox and threads.
+    Only a bridge serves the metrics of inbox and threads. `role` names what is neither worker nor bridge.
     """
     section, targets, pump = settings.observability, settings.worker.worker_targets, settings.pump.worker_target
     tracer, meter = SILENT.tracer, SILENT.meter
     async with AsyncExitStack() as stack:
         if section.otlp_endpoint:
-            role = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
-            tracer = await stack.enter_async_context(otlp_tracer(section.otlp_endpoint, role))
+            kernel = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
+            tracer = await stack.enter_async_context(otlp_tracer(section.otlp_endpoint, role or kernel))
         if section.metrics_port:
             serving = serving_metrics(
                 section.metrics_host,

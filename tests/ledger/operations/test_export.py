@@ -86,7 +86,7 @@ async def test_every_table_is_exported_or_left_out_for_a_reason(pool: Pool) -> N
         " AND (table_schema, table_name) IN (SELECT table_schema, table_name FROM information_schema.tables"
         " WHERE table_type = 'BASE TABLE')",
     )
-    assert {row["name"] for row in named} == {*TABLES} - {*HANGING}
+    assert {row["name"] for row in named} == {*TABLES, "state.gateway_tokens"} - {*HANGING}  # access, which is no data
 
 
 async def test_an_export_shows_one_moment(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""`turnstile up`, `demo`, `demo-pump`, `migrate`, `worker` and `bridge`: starts processes, prepares servers."""
+"""`turnstile up`, `demo`, `migrate`, `worker`, `bridge`, `gateway` and the like: starts processes, prepares servers."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -87,6 +87,24 @@ async def bridge(session: "Session", no_standby: _NoStandby = False) -> None:
     from turnstile.processes.run import run_bridge
 
     await _serve(session, "bridge", partial(run_bridge, standby=not no_standby))
+
+
+async def gateway(session: "Session") -> None:
+    """Serve HTTP for applications and people: turns, conversations and streams of events under /v1."""
+    from turnstile.embedded import find_data
+    from turnstile.processes import addresses
+    from turnstile.processes.gateway import run_gateway
+    from turnstile.telemetry.health_file import serving_health
+
+    data = session.options.data
+    async with serving_health(find_data(data), "gateway") as health:
+        await run_gateway(
+            session.settings,
+            *(addresses.database_url(session.settings, data), addresses.nats_url(session.settings, data)),
+            session.stop,
+            ready=lambda url: session.out.remark(f"gateway serves {url}"),
+            health=health,
+        )
 
 
 async def _serve(session: "Session", role: str, run: "Callable[..., Awaitable[None]]") -> None:

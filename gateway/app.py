@@ -1,0 +1,102 @@
+"""The gateway as an ASGI application: composed from a ledger that it only reads, and NATS (protocol §14)."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnstile.gateway.asking import Asking
+from turnstile.gateway.events.feed import Sources
+from turnstile.gateway.events.feeds import Feeds
+from turnstile.gateway.events.stream import Streaming
+from turnstile.gateway.http.bearers import Access
+from turnstile.gateway.http.endpoints import Dispatch, Endpoint
+from turnstile.gateway.http.guard import Guard, problem_response
+from turnstile.gateway.http.openapi import document
+from turnstile.gateway.http.problems import problem_of
+from turnstile.gateway.limits import Doors, GatewayLimits
+from turnstile.gateway.v1.catalog import endpoints
+from turnstile.gateway.v1.conversation_handlers import Conversations
+from turnstile.gateway.v1.event_handlers import Events
+from turnstile.gateway.v1.roster_handlers import Roster
+from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.ledger.pool import Pool
+from turnstile.runtime.release import release
+from turnstile.runtime.telemetry import SILENT, Meter
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import ChannelId
+from turnstile.transport.connection import NatsConnection
+
+
+@dataclass
+class Gateway:
+    """One gateway; `app` serves it. Costs nothing while nobody asks."""
+
+    pool: Pool
+    conn: NatsConnection
+    limits: GatewayLimits
+    doors: Doors
+    _: KW_ONLY
+    default_channel: ChannelId
+    abort: Callable[[object], None]
+    """Closes the connection of a client at once."""
+    meter: Meter = SILENT.meter
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set it when the gateway stops: streams end."""
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.feeds = Feeds(Sources(self.pool, self.conn, limits.stream_bytes))
+        self.access = Access(self.pool, limits)
+        asking = Asking(self.conn, self.default_channel)
+        turns, conversations = Turns(self.pool, asking, self.feeds), Conversations(self.pool)
+        streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
+        shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
+        self.endpoints = endpoints(turns, conversations, Events(*shared), Roster(self.pool, asking))
+        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter)
+
+    def _router(self) -> ASGIApp:
+        described = document(self.endpoints, release())
+
+        async def openapi(_: Request) -> Response:
+            return JSONResponse(described)
+
+        async def health(_: Request) -> Response:
+            return Response("serving\n", media_type="text/plain")
+
+        routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in self.endpoints]
+        routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
+        return _Routes(Router(routes, redirect_slashes=False))
+
+
+def _route(endpoint: Endpoint, dispatch: Dispatch) -> Route:
+    return Route(endpoint.path, dispatch, methods=[endpoint.method], name=endpoint.name)
+
+
+class _Routes:
+    """The router, whose own refusals are problems of ours."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # so that the router raises what it refuses
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+                raise Refused("not_found", "there is no such address; /v1/openapi.json has all") from None
+            refused = problem_response(problem_of(Refused("method_not_allowed", "that is not done with this method")))
+            refused.headers["allow"] = ", ".join(sorted(self._methods(scope)))
+            await refused(scope, receive, send)
+
+    def _methods(self, scope: Scope) -> set[str]:
+        routes = [route for route in self._router.routes if isinstance(route, Route)]
+        fitting = [route.methods or set[str]() for route in routes if route.matches(scope)[0] is not Match.NONE]
+        return set[str]().union(*fitting)

@@ -1,0 +1,281 @@
+"""The events of one turn at one gateway, which all its clients read (protocol §14.2).
+
+A feed follows the ledger and the turn's text. Clients hold a place in it and nothing else, so a slow one costs no
+memory; the text that is kept is bounded, and who is further behind gets the step's cards. Truth is the ledger: events
+on NATS only say when to look, and without them it looks now and then. Costs two subscriptions on NATS while somebody
+listens, and two short reads at each change of the turn.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
+
+from turnstile.gateway.events.frames import ResetEvent, StateChange, StepDone, frame
+from turnstile.gateway.events.positions import END, Part, Position, reset_position
+from turnstile.gateway.events.step_log import Event, StepLog
+from turnstile.gateway.v1.outputs import output_of
+from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.ledger.access.pages import TurnCard, list_turn_progress
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.views import describe_turn
+from turnstile.schema.cards import Card, CardType, CardUnreadable, TextContent, content_of
+from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
+from turnstile.schema.wire import subjects
+from turnstile.schema.wire.descriptions import TurnView
+from turnstile.schema.wire.events import Chunk
+from turnstile.sdk.chunk_order import step_number
+from turnstile.transport.chunk_replay import replay
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+from turnstile.transport.json_messages import decode_object
+
+log = logging.getLogger(__name__)
+SHOWN: Final = frozenset({CardType.THOUGHT, CardType.TOOL_CALL, CardType.TOOL_RESULT, CardType.DELIVERABLE})
+"""Cards that clients see; prompts and offered tools are the profile's."""
+_SPOKEN: Final = frozenset({CardType.THOUGHT, CardType.DELIVERABLE})
+_LOOK_SECONDS = 5.0
+"""How often the ledger is read without a hint, while NATS is there."""
+_LOOK_ALONE_SECONDS = 1.0
+_SETTLE_SECONDS = 0.3
+"""How long the end of a committed step's text is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What feeds read."""
+
+    pool: Pool
+    conn: NatsConnection
+    stream_bytes: int
+
+
+class TurnFeed:
+    """One turn's events; `run` fills it until the turn is over."""
+
+    def __init__(self, sources: Sources, view: TurnView) -> None:
+        self.turn: AgentTurnId = view.agent_turn_id
+        self.over = False
+        self.failed = False
+        """Whether it ended before the turn did: its clients come back for another."""
+        self.view = view
+        self._sources = sources
+        self._steps: dict[int, StepLog] = {}
+        self._outcome: Event | None = None
+        self._known: set[CardId] = set()
+        self._changed = asyncio.Event()
+        self._hint = asyncio.Event()
+        self._gap = False
+        self._reconnects = -1
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change; take it before looking."""
+        return self._changed
+
+    def state(self) -> bytes:
+        """The event that tells where the turn stands."""
+        return frame("state", StateChange(agent_turn_id=self.turn, status=self.view.status))
+
+    def after(self, cursor: Position) -> list[Event]:
+        """The events that a client at this place has not had, in order."""
+        events: list[Event] = []
+        for number in sorted(each for each in self._steps if each >= cursor.step):
+            step = self._steps[number]
+            events += step.after(cursor, self._reset(number))
+            if not step.committed:
+                return events
+        if self._outcome is not None and cursor < END:
+            events.append(self._outcome)
+        return events
+
+    async def until_over(self) -> None:
+        """Returns once the turn is over, and its outcome here; raises `ServerUnavailable` if the feed has failed."""
+        while not self.over:
+            if self.failed:
+                raise ServerUnavailable("the turn cannot be followed")
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Follow the turn until it is over."""
+        try:
+            await self._follow()
+        except BaseException:
+            self.failed = not self.over
+            self._notify()
+            raise
+
+    async def _follow(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if self.view.ended_at is None:
+                await self._subscribe(stack)
+            while not self.over:
+                self._hint.clear()
+                try:
+                    await self._look()
+                except ServerUnavailable as error:
+                    log.warning("turn %s: its events wait: %s", self.turn, error)
+                if self.over:
+                    break
+                alone = not self._sources.conn.connected.is_set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hint.wait(), _LOOK_ALONE_SECONDS if alone else _LOOK_SECONDS)
+
+    async def _subscribe(self, stack: contextlib.AsyncExitStack) -> None:
+        conn, view = self._sources.conn, self.view
+        where = view.project_id, view.channel_id, view.agent_id
+        wanted = (
+            (subjects.agent_chunk(*where), self._on_chunk),
+            (subjects.agent_events_filter(*where), self._on_event),
+        )
+        with contextlib.suppress(*NATS_TROUBLE):  # NATS was not there yet: the ledger is read more often
+            for subject, callback in wanted:
+                subscription = await conn.hear(subject, callback)
+                stack.push_async_callback(conn.unsubscribe, subscription)
+
+    async def _on_chunk(self, _: str, data: bytes) -> None:
+        if self.turn.encode() in data and self._take(data):
+            self._notify()
+
+    def _take(self, data: bytes) -> bool:
+        try:
+            chunk = Chunk.model_validate_json(data)
+        except ValidationError:  # a stranger's; nothing depends on it
+            return False
+        number = step_number(chunk.step_id)
+        if chunk.agent_turn_id != self.turn or chunk.step_id != step_id(self.turn, number) or chunk.index < 0:
+            return False
+        step = self._steps.setdefault(number, StepLog(number))
+        new = step.take(chunk)
+        if step.has_gap and not self._gap:
+            self._gap = True
+            self._hint.set()
+        step.shrink(self._sources.stream_bytes)
+        return new
+
+    async def _on_event(self, subject: str, data: bytes) -> None:
+        if self.turn.encode() not in data:
+            return
+        try:
+            given = decode_object(data)
+        except BadRequest:
+            return
+        if given.get("agent_turn_id") != self.turn:
+            return
+        if subject.endswith((".state", ".task")) or given.get("phase") in ("completed", "failed"):
+            self._hint.set()
+
+    async def _look(self) -> None:
+        """Read what the stream of text and the ledger have that is not known here."""
+        conn = self._sources.conn
+        if self.view.ended_at is None and (self._gap or self._reconnects != conn.reconnects):
+            await self._catch_up()
+        view = await self._describe()
+        rows = await self._cards()
+        self._settled(await self._committing(rows))
+        changed = view.status != self.view.status
+        self.view = view
+        if view.ended_at is not None:  # the cards were read after that, so none is missed
+            await self._end(view)
+        if changed or rows or self.over:
+            self._notify()
+
+    async def _catch_up(self) -> None:
+        """Read back the text that the stream still has; what is known already is left out."""
+        conn, view = self._sources.conn, self.view
+        self._gap, self._reconnects = False, conn.reconnects
+        subject = subjects.agent_chunk(view.project_id, view.channel_id, view.agent_id)
+        try:
+            found = await replay(conn, subject, view.created_at)
+        except ServerUnavailable as error:
+            log.info("turn %s: its text cannot be read back: %s", self.turn, error)
+            return
+        own = self.turn.encode()
+        taken = [self._take(data) for data in found if own in data]
+        if any(taken):
+            self._notify()
+
+    async def _describe(self) -> TurnView:
+        project = self.view.project_id
+        found = await self._sources.pool.run(lambda conn: describe_turn(conn, project, self.turn))
+        return self.view if found is None else found
+
+    async def _cards(self) -> list[TurnCard]:
+        project, done = self.view.project_id, [n for n, step in self._steps.items() if step.committed]
+        steps = [step_id(self.turn, number) for number in done]
+        found = await self._sources.pool.run(
+            lambda conn: list_turn_progress(conn, project, self.turn, known_steps=steps, known_cards=self._known)
+        )
+        return [row for row in found if row.part == Part.CARDS or row.card is not None]
+
+    async def _committing(self, rows: Sequence[TurnCard]) -> Sequence[TurnCard]:
+        """Wait a moment for the last chunks of the steps that these rows are of."""
+        waited = [self._steps[n] for n in {step_number(row.step_id) for row in rows} if n in self._steps]
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SETTLE_SECONDS
+        while any(not step.ended and not step.committed for step in waited) and loop.time() < until:
+            changed = self._changed
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), until - loop.time())
+        if any(not step.ended and not step.committed for step in waited):
+            await self._catch_up()
+        return rows
+
+    def _settled(self, rows: Sequence[TurnCard]) -> None:
+        """Take the cards of committed steps, and applied results."""
+        for number in sorted({step_number(row.step_id) for row in rows}):
+            step = self._steps.setdefault(number, StepLog(number))
+            of_step = [row for row in rows if step_number(row.step_id) == number]
+            made = [row for row in of_step if row.part == Part.CARDS]
+            if made and not step.committed:
+                self._commit(step, made)
+            for row in of_step:
+                if row.part == Part.RESULTS and row.card is not None and row.card.card_id not in self._known:
+                    step.results.append(self._card(number, row, row.card))
+
+    def _commit(self, step: StepLog, made: Sequence[TurnCard]) -> None:
+        cards = [(row, row.card) for row in made if row.card is not None and row.card.type in SHOWN]
+        step.cards = [self._card(step.number, row, card) for row, card in cards]
+        position = Position(step.number, Part.STEP, 0, 0)
+        done = StepDone(step_id=made[0].step_id, status=made[0].step_status or "", finish_reason=made[0].finish_reason)
+        step.cards.append(Event(position, frame("step", done, position.id(self.turn))))
+        step.finish([text for _, card in cards if (text := _text_of(card)) is not None])
+
+    def _card(self, number: int, row: TurnCard, card: Card) -> Event:
+        self._known.add(card.card_id)
+        position = Position(number, row.part, row.place, 0)
+        return Event(position, frame("card", CardAnswer.of(card), position.id(self.turn)))
+
+    async def _end(self, view: TurnView) -> None:
+        card_id = view.deliverable_card_id
+        output = None if card_id is None else await output_of(self._sources.pool, view, card_id)
+        turn = Turn.model_validate({**view.model_dump(), "output": output})
+        for step in self._steps.values():
+            if not step.committed:
+                step.finish([])
+                step.complete = False
+        self._outcome = Event(END, frame("outcome", turn, END.id(self.turn)))
+        self.over = True
+
+    def _reset(self, number: int) -> bytes:
+        data = ResetEvent(step_id=StepId(step_id(self.turn, number)))
+        return frame("reset", data, reset_position(number).id(self.turn))
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _text_of(card: Card) -> str | None:
+    """The text on a card that a model wrote; None if there is none."""
+    if card.type not in _SPOKEN:
+        return None
+    try:
+        content = content_of(card)
+    except (CardUnreadable, TurnstileError):
+        return None
+    return content.text if isinstance(content, TextContent) else None

@@ -1,0 +1,78 @@
+"""The feeds of a gateway: one for each turn that somebody follows, kept a while for those who come back."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from turnstile.gateway.events.feed import Sources, TurnFeed
+from turnstile.schema.ids import AgentTurnId, ProjectId
+from turnstile.schema.wire.descriptions import TurnView
+
+log = logging.getLogger(__name__)
+LINGER_SECONDS: Final = 5.0
+"""How long a feed is kept that nobody reads: clients whose connection broke come back to it."""
+
+
+@dataclass(slots=True)
+class _Open:
+    feed: TurnFeed
+    task: asyncio.Task[None]
+    readers: int = 0
+    closing: asyncio.TimerHandle | None = None
+
+
+class Feeds:
+    """Opens, shares and closes feeds."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._open: dict[tuple[ProjectId, AgentTurnId], _Open] = {}
+
+    def __len__(self) -> int:
+        """Open feeds."""
+        return len(self._open)
+
+    @asynccontextmanager
+    async def following(self, view: TurnView) -> AsyncGenerator[TurnFeed]:
+        """The feed of this turn, while inside."""
+        key = view.project_id, view.agent_turn_id
+        held = self._open.get(key)
+        if held is None or held.feed.failed:
+            feed = TurnFeed(self._sources, view)
+            held = self._open[key] = _Open(feed, asyncio.create_task(feed.run(), name=f"feed-{view.agent_turn_id}"))
+            held.task.add_done_callback(_log_failure)
+        if held.closing is not None:
+            held.closing.cancel()
+            held.closing = None
+        held.readers += 1
+        try:
+            yield held.feed
+        finally:
+            held.readers -= 1
+            if not held.readers and self._open.get(key) is held:
+                held.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._drop, key)
+
+    async def close(self) -> None:
+        """End all feeds."""
+        tasks = [held.task for held in self._open.values()]
+        for held in self._open.values():
+            if held.closing is not None:
+                held.closing.cancel()
+            held.task.cancel()
+        self._open.clear()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _drop(self, key: tuple[ProjectId, AgentTurnId]) -> None:
+        held = self._open.get(key)
+        if held is not None and not held.readers:
+            del self._open[key]
+            held.task.cancel()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a feed failed: %s", type(error).__name__, exc_info=error)

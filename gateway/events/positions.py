@@ -1,0 +1,65 @@
+"""Where a client is in a turn's events: the ids of server-sent events, and their order (protocol §14.2). Pure.
+
+An id is `{turn}:{step}.{part}.{a}.{b}` or `{turn}:end`. It derives from the step and the chunk's attempt and index, or
+from the place of the card, so that every gateway gives the same event the same id.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentTurnId
+
+_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):(?:(end)|(\d{1,6})\.([0-4])\.(\d{1,9})\.(\d{1,9}))\Z")
+_LAST = 999_999_999
+
+
+class Part(IntEnum):
+    """The parts of a step's events, in their order."""
+
+    CHUNKS = 0
+    CARDS = 1
+    STEP = 2
+    RESULTS = 3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A place among the events of one turn: after the event of this id."""
+
+    step: int
+    part: int
+    a: int
+    """Of a chunk its attempt, of a card or a result its place in the step."""
+    b: int
+    """Of a chunk its index."""
+
+    def id(self, turn: AgentTurnId) -> str:
+        """The id of its event."""
+        return f"{turn}:end" if self == END else f"{turn}:{self.step}.{self.part}.{self.a}.{self.b}"
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether its client has begun to hear the text of a step, and not heard of its end."""
+        return self.part == Part.CHUNKS and 0 < self.a < _LAST
+
+
+BEGIN = Position(0, Part.CHUNKS, 0, 0)
+END = Position(_LAST, Part.RESULTS, _LAST, _LAST)
+
+
+def reset_position(step: int) -> Position:
+    """The place after a reset of a step's text: behind all its chunks."""
+    return Position(step, Part.CHUNKS, _LAST, _LAST)
+
+
+def read_id(text: str) -> tuple[AgentTurnId, Position]:
+    """The turn and the place that a `Last-Event-ID` names; raises `Refused` (wrong_event_id)."""
+    found = _ID.match(text)
+    if found is None:
+        raise Refused("wrong_event_id", "Last-Event-ID: no event had this id; ask without it to begin anew")
+    turn = AgentTurnId(found[1])
+    if found[2]:
+        return turn, END
+    return turn, Position(int(found[3]), int(found[4]), int(found[5]), int(found[6]))

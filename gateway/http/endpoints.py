@@ -1,0 +1,162 @@
+"""Endpoints: what each takes, needs and answers, in one place for the router and the OpenAPI document.
+
+An endpoint's handler gets a `Call` whose path, query and body are validated, and who asks. What the client sent wrong
+is `bad_request`, which names the field and never repeats a value.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from turnstile.gateway.http.bearers import Access
+from turnstile.gateway.http.guard import ROUTE
+from turnstile.gateway.limits import GatewayLimits
+from turnstile.schema.access import Principal, Right
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.transport.json_messages import decode_object
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+_SHOWN_FAULTS = 5
+_TOKEN_NAMES = frozenset({"token", "access_token", "api_key", "authorization"})
+
+
+class NoQuery(Strict):
+    """No parameters."""
+
+
+Query = TypeVar("Query")
+Body = TypeVar("Body")
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Query, Body]):
+    """One request, read and checked."""
+
+    principal: Principal
+    path: Mapping[str, str]
+    query: Query
+    body: Body
+    headers: Headers
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a handler answers: a model, or a response of its own."""
+
+    content: BaseModel | Response
+    status: int = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An endpoint of `/v1`."""
+
+    name: str
+    """Its operation id, which log and metrics have, too."""
+    method: Method
+    path: str
+    right: Right
+    summary: str
+    handler: Handler
+    query: type[BaseModel] = NoQuery
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    """None: server-sent events."""
+    statuses: Mapping[int, str] = field(default_factory=lambda: {200: "It is done."})
+    request_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Headers that it reads, and what for."""
+
+
+class Dispatch:
+    """The ASGI application of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint, access: Access, limits: GatewayLimits) -> None:
+        self.endpoint = endpoint
+        self._access = access
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = self.endpoint.name
+        request = Request(scope, receive)
+        principal = await self._access.admit(request.headers, self.endpoint.right)
+        scope["turnstile.token"] = principal.token_id
+        query = read_query(self.endpoint.query, request.query_params)
+        body: BaseModel = NoQuery()
+        if self.endpoint.method != "GET":
+            given = await read_body(request, self._limits.body_bytes)
+            body = NoQuery() if self.endpoint.body is None else parsed(self.endpoint.body, given, "body")
+        path = {name: str(value) for name, value in request.path_params.items()}
+        call: Call[Any, Any] = Call(principal, path, query, body, request.headers, request)
+        answer = await self.endpoint.handler(call)
+        if isinstance(answer.content, Response):
+            await answer.content(scope, receive, send)
+            return
+        text = answer.content.model_dump_json()
+        headers = {"content-type": "application/json", **answer.headers}
+        await Response(text, answer.status, headers)(scope, receive, send)
+
+
+async def read_body(request: Request, most: int) -> JsonObject:
+    """The JSON object of a request that changes something.
+
+    Raises `BadRequest`, or `Refused` for another media type (unsupported_media_type) or size (body_too_large). Only
+    `application/json` will do, which no form of a page can send.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise Refused("unsupported_media_type", "a change needs Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused("unsupported_media_type", "bodies are read as they are, without Content-Encoding")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced[:20]) > most:
+        raise _too_large(most)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise _too_large(most)
+            parts.append(part)
+    except ClientDisconnect:
+        raise BadRequest("the request ended before its body did") from None
+    return decode_object(b"".join(parts) or b"{}")
+
+
+def _too_large(most: int) -> Refused:
+    return Refused("body_too_large", f"a request may have {most} bytes")
+
+
+def read_query(model: type[Model], given: QueryParams) -> Model:
+    """The parameters behind the question mark; raises `BadRequest`, also for one that is repeated or unknown."""
+    pairs = given.multi_items()
+    names = [name for name, _ in pairs]
+    if _TOKEN_NAMES & {name.lower() for name in names}:
+        raise BadRequest("a token belongs into the header Authorization, never into an address")
+    if len(set(names)) != len(names):
+        raise BadRequest("a parameter is given twice")
+    return parsed(model, cast("JsonObject", dict(pairs)), "query")
+
+
+def parsed(model: type[Model], given: JsonObject, where: str) -> Model:
+    """`given` as the model; raises `BadRequest`, which names the fields at fault without their values."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        shown = (f"{'.'.join(map(str, fault['loc'])) or where}: {fault['msg']}" for fault in faults)
+        raise BadRequest("; ".join(list(shown)[:_SHOWN_FAULTS])) from None

@@ -1,0 +1,108 @@
+"""The OpenAPI document, made from the endpoints and their models. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
+
+from turnstile.gateway.http.endpoints import Endpoint
+from turnstile.gateway.http.problems import PROBLEM_TYPE, Problem
+from turnstile.schema.base import JsonObject
+
+_REF = "#/components/schemas/{model}"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_ABOUT = (
+    "Turns, conversations and their events. Streams are server-sent events: `state`, `chunk`, `reset` (the streamed "
+    "text of a step is void), `card`, `step`, `outcome` and `reconnect`, with ids that `Last-Event-ID` takes."
+)
+
+
+def document(endpoints: Sequence[Endpoint], version: str) -> JsonObject:
+    """The whole document."""
+    asked = [model for each in endpoints if (model := each.body) is not None]
+    answered = [model for each in endpoints if (model := each.answer) is not None] + [Problem]
+    wanted: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}
+    wanted |= {(model, "validation"): None for model in asked}
+    wanted |= {(model, "serialization"): None for model in answered}
+    refs, definitions = models_json_schema(list(wanted), ref_template=_REF, schema_generator=_Schemas)
+    paths: dict[str, dict[str, object]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, refs)
+    problem = {"content": {PROBLEM_TYPE: {"schema": refs[Problem, "serialization"]}}}
+    made: dict[str, object] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Turnstile", "version": version, "description": _ABOUT, "license": {"name": "Apache-2.0"}},
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"],
+            "responses": {"Problem": {"description": "It was not done; the code says why.", **problem}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "Of `turnstile token add`."}
+            },
+        },
+    }
+    return cast("JsonObject", made)
+
+
+class _Schemas(GenerateJsonSchema):
+    """Descriptions without the names that pydantic makes titles of."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _operation(endpoint: Endpoint, refs: Mapping[tuple[type[BaseModel], JsonSchemaMode], Any]) -> dict[str, object]:
+    answer: object = {"text/event-stream": {"schema": {"type": "string"}}}
+    if endpoint.answer is not None:
+        answer = {"application/json": {"schema": refs[endpoint.answer, "serialization"]}}
+    operation: dict[str, object] = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "description": f"Needs the right `{endpoint.right}`.",
+        "parameters": [*_path(endpoint), *_query(endpoint), *_headers(endpoint)],
+        "responses": {
+            **{
+                str(status): {"description": words, **({} if status == HTTPStatus.NO_CONTENT else {"content": answer})}
+                for status, words in endpoint.statuses.items()
+            },
+            "default": {"$ref": "#/components/responses/Problem"},
+        },
+    }
+    if endpoint.body is not None:
+        body = {"application/json": {"schema": refs[endpoint.body, "validation"]}}
+        operation["requestBody"] = {"required": True, "content": body}
+    return operation
+
+
+def _path(endpoint: Endpoint) -> list[object]:
+    schema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schema} for name in _PARAMETER.findall(endpoint.path)
+    ]
+
+
+def _query(endpoint: Endpoint) -> list[object]:
+    schema = endpoint.query.model_json_schema(schema_generator=_Schemas)
+    found: list[object] = []
+    for name, described in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).items():
+        own = dict(described)
+        parameter = {"name": name, "in": "query", "required": False, "description": own.pop("description", "")}
+        variants = own.pop("anyOf", None)
+        if variants is not None:  # left out is null: in a query there is no other way to say it
+            own |= next(each for each in variants if each.get("type") != "null")
+        if own.get("default", 0) is None:
+            del own["default"]
+        found.append({**parameter, "schema": own})
+    return found
+
+
+def _headers(endpoint: Endpoint) -> list[object]:
+    return [
+        {"name": name, "in": "header", "required": False, "description": words, "schema": {"type": "string"}}
+        for name, words in endpoint.request_headers.items()
+    ]

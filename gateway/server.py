@@ -1,0 +1,138 @@
+"""The HTTP server of a gateway: uvicorn, with the times that it lacks.
+
+A request must be there whole within `request_seconds`, from the first byte of a connection or the first after an
+answer: whoever sends it a byte at a time is cut. Heads are bounded, and so are connections. It takes no signals and
+changes no logging: the process that runs it does both.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Generator
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from turnstile.gateway.limits import GatewayLimits
+from turnstile.schema.errors import ConfigError
+
+_HEAD_BYTES = 32 * 1024
+_BACKLOG = 2048
+_GRACE_SECONDS = 10
+
+
+class Connections:
+    """The open connections by their client's address."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, asyncio.Transport] = {}
+
+    def __len__(self) -> int:
+        """Open connections."""
+        return len(self._open)
+
+    def add(self, client: object, transport: asyncio.Transport) -> None:
+        """One was made."""
+        self._open[client] = transport
+
+    def remove(self, client: object) -> None:
+        """It is gone."""
+        self._open.pop(client, None)
+
+    def abort(self, client: object) -> None:
+        """Close one at once, whatever it has not taken."""
+        key = tuple(client) if isinstance(client, list | tuple) else client  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- of an ASGI scope
+        if (transport := self._open.get(key)) is not None:
+            transport.abort()
+
+
+def _protocol(connections: Connections, seconds: float) -> type[H11Protocol]:
+    class Bounded(H11Protocol):
+        """Closes a connection whose request does not come to its end in time."""
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] -- as uvicorn's own
+            super().connection_made(transport)
+            connections.add(self.client, transport)
+            self._deadline = self.loop.call_later(seconds, transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            connections.remove(self.client)
+            self._whole()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+                self._whole()
+            elif self._deadline is None and not self.transport.is_closing():
+                self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+        def _whole(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return Bounded
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application on a socket until `should_exit` is set."""
+
+    def __init__(self, app: ASGIApp, limits: GatewayLimits, connections: Connections) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_protocol(connections, limits.request_seconds),
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=limits.connections,
+                backlog=_BACKLOG,
+                timeout_keep_alive=max(1, round(limits.idle_seconds)),
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                h11_max_incomplete_event_size=_HEAD_BYTES,
+            )
+        )
+        self.ready = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take none: they are the program's."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; then says that it is ready."""
+        await super().startup(sockets)
+        self.ready.set()
+
+    def _log_started_message(self, *_: Any) -> None:
+        """The program says where it serves."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket to serve on; raises `ConfigError` if the address is taken or not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"[gateway]: {host}:{port} cannot be served ({error.strerror}): choose another") from None
+    listener.setblocking(False)
+    return listener
+
+
+def quiet() -> None:
+    """Let uvicorn log errors alone: what strangers send wrong would fill the log."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

@@ -1,0 +1,170 @@
+"""Every endpoint of `/v1`, by group. The router and the OpenAPI document are made of this."""
+
+from turnstile.gateway.http.endpoints import Endpoint
+from turnstile.gateway.v1 import resources as r
+from turnstile.gateway.v1.conversation_handlers import Conversations
+from turnstile.gateway.v1.event_handlers import Events
+from turnstile.gateway.v1.roster_handlers import Roster
+from turnstile.gateway.v1.turn_handlers import LONGEST_WAIT, Turns
+from turnstile.schema.access import Right
+
+_WAIT = f"`wait=SECONDS`: answer when the turn is over, or after so long (at most {LONGEST_WAIT:g})."
+_RESUME = "The id of the last event that came: go on after it. EventSource sends it by itself."
+_RESUMED = {200: "The stream.", 204: "The stream was read to its end."}
+
+
+def endpoints(turns: Turns, conversations: Conversations, events: Events, roster: Roster) -> list[Endpoint]:
+    """All of them."""
+    return [*_turns(turns, events), *_conversations(conversations, events), *_roster(roster)]
+
+
+def _turns(turns: Turns, events: Events) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="create_turn",
+            method="POST",
+            path="/v1/turns",
+            right=Right.ASK,
+            summary="Enqueue a turn. The same Idempotency-Key with the same body answers the same turn.",
+            handler=turns.create,
+            body=r.TurnCreate,
+            answer=r.Turn,
+            statuses={201: "The turn is over.", 202: "The turn is queued or runs."},
+            request_headers={
+                "Idempotency-Key": "The caller's own name for the request: 1 to 256 ASCII characters.",
+                "Prefer": _WAIT,
+            },
+        ),
+        Endpoint(
+            name="list_turns",
+            method="GET",
+            path="/v1/turns",
+            right=Right.READ,
+            summary="Turns, the newest first.",
+            handler=turns.list,
+            query=r.TurnsQuery,
+            answer=r.TurnPage,
+        ),
+        Endpoint(
+            name="get_turn",
+            method="GET",
+            path="/v1/turns/{turn_id}",
+            right=Right.READ,
+            summary="A turn with its output.",
+            handler=turns.get,
+            answer=r.Turn,
+            request_headers={"Prefer": _WAIT},
+        ),
+        Endpoint(
+            name="stop_turn",
+            method="POST",
+            path="/v1/turns/{turn_id}/stop",
+            right=Right.ASK,
+            summary="Stop a turn and the turns below it that are waited for.",
+            handler=turns.stop,
+            body=r.TurnStop,
+            answer=r.StopAnswer,
+            statuses={202: "The turn will end."},
+        ),
+        Endpoint(
+            name="get_turn_tree",
+            method="GET",
+            path="/v1/turns/{turn_id}/tree",
+            right=Right.READ,
+            summary="The tree of turns that a turn is in.",
+            handler=turns.tree,
+            answer=r.TurnTree,
+        ),
+        Endpoint(
+            name="stream_turn",
+            method="GET",
+            path="/v1/turns/{turn_id}/events",
+            right=Right.READ,
+            summary="What happens in a turn, from its begin or after the last event that came, to its outcome.",
+            handler=events.turn,
+            query=r.EventsQuery,
+            statuses=_RESUMED,
+            request_headers={"Last-Event-ID": _RESUME},
+        ),
+    ]
+
+
+def _conversations(conversations: Conversations, events: Events) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="list_conversations",
+            method="GET",
+            path="/v1/conversations",
+            right=Right.READ,
+            summary="Conversations, the last used first.",
+            handler=conversations.list,
+            query=r.ConversationsQuery,
+            answer=r.ConversationPage,
+        ),
+        Endpoint(
+            name="get_conversation",
+            method="GET",
+            path="/v1/conversations/{conversation_id}",
+            right=Right.READ,
+            summary="A conversation.",
+            handler=conversations.get,
+            query=r.ChannelQuery,
+            answer=r.Conversation,
+        ),
+        Endpoint(
+            name="stream_conversation",
+            method="GET",
+            path="/v1/conversations/{conversation_id}/events",
+            right=Right.READ,
+            summary="What happens in the turns of a conversation, one after the other, and in those to come.",
+            handler=events.conversation,
+            query=r.ConversationEventsQuery,
+            statuses={200: "The stream."},
+            request_headers={"Last-Event-ID": _RESUME},
+        ),
+    ]
+
+
+def _roster(roster: Roster) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="list_agents",
+            method="GET",
+            path="/v1/agents",
+            right=Right.READ,
+            summary="The project's agents by id.",
+            handler=roster.agents,
+            query=r.PageQuery,
+            answer=r.AgentPage,
+        ),
+        Endpoint(
+            name="list_profiles",
+            method="GET",
+            path="/v1/profiles",
+            right=Right.READ,
+            summary="The project's profiles by name.",
+            handler=roster.profiles,
+            query=r.PageQuery,
+            answer=r.ProfilePage,
+        ),
+        Endpoint(
+            name="list_tools",
+            method="GET",
+            path="/v1/tools",
+            right=Right.READ,
+            summary="The project's tools by name.",
+            handler=roster.tools,
+            query=r.PageQuery,
+            answer=r.ToolPage,
+        ),
+        Endpoint(
+            name="get_usage",
+            method="GET",
+            path="/v1/usage",
+            right=Right.READ,
+            summary="What the project's models used, by agent, model or day.",
+            handler=roster.usage,
+            query=r.UsageQuery,
+            answer=r.Usage,
+        ),
+    ]

@@ -1,0 +1,79 @@
+"""`/v1/conversations` (protocol §14.1). They begin with a turn that names them."""
+
+from dataclasses import dataclass
+
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.v1.resources import (
+    ChannelQuery,
+    Conversation,
+    ConversationPage,
+    ConversationsQuery,
+    cursor_of,
+    place_of,
+)
+from turnstile.gateway.v1.turn_handlers import seen_channel
+from turnstile.ledger.access.pages import Place, page_conversations
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.views import ConversationLine, find_conversations
+from turnstile.schema.access import Principal
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import AgentId, BoxId, ConversationId, box_id
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """The handlers, over one ledger."""
+
+    pool: Pool
+
+    async def list(self, call: Call[ConversationsQuery, object]) -> Answer:
+        """A page of conversations."""
+        principal, wanted = call.principal, call.query
+        channel, before = seen_channel(principal, wanted.channel_id), place_of(wanted.cursor)
+        if before is not None:
+            before = Place(before.at, _box(before.id))
+        found = await self.pool.run(
+            lambda conn: page_conversations(
+                conn,
+                principal.project_id,
+                channel=channel,
+                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
+                before=before,
+                row_limit=wanted.limit + 1,
+            )
+        )
+        lines = found[: wanted.limit]
+        after = cursor_of(Place(lines[-1].updated_at, lines[-1].output_box_id)) if len(found) > len(lines) else None
+        return Answer(ConversationPage(conversations=[_shown(line) for line in lines], next=after))
+
+    async def get(self, call: Call[ChannelQuery, object]) -> Answer:
+        """A conversation by its id."""
+        return Answer(_shown(await self.find(call.principal, call.path["conversation_id"], call.query)))
+
+    async def find(self, principal: Principal, conversation: str, wanted: ChannelQuery) -> ConversationLine:
+        """The one conversation of this id that the token may see.
+
+        Raises `Refused`: unknown_conversation, or ambiguous if several agents or channels have one of this id.
+        """
+        channel = seen_channel(principal, wanted.channel_id)
+        agent = None if wanted.agent_id is None else AgentId(wanted.agent_id)
+        name = ConversationId(conversation)
+        found = await self.pool.run(
+            lambda conn: find_conversations(conn, principal.project_id, name, agent, channel, row_limit=2)
+        )
+        if not found:
+            raise Refused("unknown_conversation", "the project has no such conversation")
+        if len(found) > 1:
+            raise Refused("ambiguous", "several agents or channels have one of this id: say agent_id or channel_id")
+        return found[0]
+
+
+def _shown(line: ConversationLine) -> Conversation:
+    return Conversation.model_validate(line.model_dump())
+
+
+def _box(text: str) -> BoxId:
+    try:
+        return box_id(text, "cursor")
+    except BadRequest:
+        raise BadRequest("cursor: no page had this one") from None

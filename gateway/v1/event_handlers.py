@@ -1,0 +1,169 @@
+"""`…/events`: what happens in a turn or a conversation, as server-sent events that resume (protocol §14.2)."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from turnstile.gateway.events.feeds import Feeds
+from turnstile.gateway.events.frames import HEARTBEAT
+from turnstile.gateway.events.positions import BEGIN, END, Position, read_id
+from turnstile.gateway.events.reading import Reader
+from turnstile.gateway.events.stream import EventStream, Streaming
+from turnstile.gateway.http.bearers import Access, secret_in
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.http.problems import Forbidden
+from turnstile.gateway.v1.conversation_handlers import Conversations
+from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery, TurnStop
+from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.ledger.access.pages import TurnAt, list_turns_in_box
+from turnstile.ledger.turns.views import ConversationLine
+from turnstile.runtime.telemetry import Metric
+from turnstile.schema.access import Principal, Right
+from turnstile.schema.errors import BadRequest, Refused, TurnstileError
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.wire import subjects
+from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
+
+_LOOK_SECONDS = 5.0
+_TURNS = 200
+_LATE_COMMITS = timedelta(seconds=10)
+"""An enqueue may commit this much after a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The handlers."""
+
+    turns: Turns
+    conversations: Conversations
+    feeds: Feeds
+    access: Access
+    streaming: Streaming
+    conn: NatsConnection
+    heartbeat_seconds: float
+
+    async def turn(self, call: Call[EventsQuery, object]) -> Answer:
+        """The events of a turn."""
+        principal, cancels = call.principal, call.query.on_disconnect == "cancel"
+        if cancels and not principal.may(Right.ASK):
+            raise Forbidden(f"a token of role {principal.role} may not stop a turn")
+        view = await self.turns.described(principal, AgentTurnId(call.path["turn_id"]))
+        last = last_event_id(call.headers)
+        cursor = BEGIN if last is None else _place_in(view.agent_turn_id, last)
+        if cursor == END:
+            return Answer(Response(status_code=204))  # which tells an EventSource to ask no more
+        self._count(last)
+        reader = self._reader(call.headers)
+
+        async def events() -> AsyncGenerator[bytes]:
+            async with self.feeds.following(view) as feed, contextlib.aclosing(reader.turn(feed, cursor)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+        async def stop() -> None:
+            wanted = TurnStop(reason="its client went away")
+            with contextlib.suppress(TurnstileError):  # it is over, or the bridge is away: nobody is left to be told
+                await self.turns.stop_turn(principal, view, wanted, Headers())
+
+        counted = self.access.streaming(principal)
+        return Answer(EventStream(events(), self.streaming, counted, stop if cancels else None))
+
+    async def conversation(self, call: Call[ConversationEventsQuery, object]) -> Answer:
+        """The events of the turns of a conversation, one after the other, and of those to come."""
+        principal = call.principal
+        line = await self.conversations.find(principal, call.path["conversation_id"], call.query)
+        last = last_event_id(call.headers)
+        begun: tuple[AgentTurnId, Position] | None = None if last is None else read_id(last)
+        turns = await self._turns(principal, line, None, call.query.turns if begun is None else _TURNS)
+        if begun is not None:
+            found = next((n for n, turn in enumerate(turns) if turn.agent_turn_id == begun[0]), None)
+            if found is None:
+                raise Refused("wrong_event_id", "Last-Event-ID: not of the last turns of this conversation")
+            turns = turns[found:]
+        self._count(last)
+        events = self._conversation(principal, line, turns, begun, self._reader(call.headers))
+        return Answer(EventStream(events, self.streaming, self.access.streaming(principal)))
+
+    async def _conversation(
+        self,
+        principal: Principal,
+        line: ConversationLine,
+        turns: list[TurnAt],
+        begun: tuple[AgentTurnId, Position] | None,
+        reader: Reader,
+    ) -> AsyncGenerator[bytes]:
+        hint, done = asyncio.Event(), set[AgentTurnId]()
+        async with self._hinted(principal, line, hint):
+            while True:
+                for turn in turns:
+                    done.add(turn.agent_turn_id)
+                    cursor = begun[1] if begun is not None and begun[0] == turn.agent_turn_id else BEGIN
+                    view = await self.turns.described(principal, turn.agent_turn_id)
+                    async with self.feeds.following(view) as feed:
+                        async with contextlib.aclosing(reader.turn(feed, cursor)) as pieces:
+                            async for piece in pieces:
+                                yield piece
+                        if feed.failed:
+                            return
+                since = turns[-1].created_at if turns else line.updated_at
+                turns = []
+                while not turns:
+                    await reader.pause(hint, min(_LOOK_SECONDS, reader.heartbeat_seconds))
+                    await reader.allowed()
+                    found = await self._turns(principal, line, since, _TURNS)
+                    turns = [turn for turn in found if turn.agent_turn_id not in done]
+                    if not turns:
+                        yield HEARTBEAT
+
+    async def _turns(
+        self, principal: Principal, line: ConversationLine, since: datetime | None, row_limit: int
+    ) -> list[TurnAt]:
+        moment = None if since is None else since - _LATE_COMMITS
+        return await self.turns.pool.run(
+            lambda conn: list_turns_in_box(
+                conn, principal.project_id, line.output_box_id, since=moment, row_limit=row_limit
+            )
+        )
+
+    @contextlib.asynccontextmanager
+    async def _hinted(self, principal: Principal, line: ConversationLine, hint: asyncio.Event) -> AsyncGenerator[None]:
+        async def on_event(_: str, __: bytes) -> None:
+            hint.set()
+
+        subject = subjects.agent_event(principal.project_id, line.channel_id, line.agent_id, "state")
+        async with contextlib.AsyncExitStack() as stack:
+            with contextlib.suppress(*NATS_TROUBLE):
+                subscription = await self.conn.hear(subject, on_event)
+                stack.push_async_callback(self.conn.unsubscribe, subscription)
+            yield
+
+    def _reader(self, headers: Headers) -> Reader:
+        secret = secret_in(headers)
+
+        async def allowed() -> None:
+            await self.access.principal(secret)
+
+        return Reader(self.heartbeat_seconds, allowed)
+
+    def _count(self, last: str | None) -> None:
+        self.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if last is None else "yes")
+
+
+def last_event_id(headers: Headers) -> str | None:
+    """The `Last-Event-ID`; raises `BadRequest` if there are several."""
+    given = headers.getlist("last-event-id")
+    if len(given) > 1:
+        raise BadRequest("Last-Event-ID is given twice")
+    return given[0] if given and given[0] else None
+
+
+def _place_in(turn: AgentTurnId, last: str) -> Position:
+    named, position = read_id(last)
+    if named != turn:
+        raise Refused("wrong_event_id", "Last-Event-ID: it is of another turn")
+    return position

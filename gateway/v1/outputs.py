@@ -1,0 +1,26 @@
+"""What a turn delivered, as clients get it."""
+
+from turnstile.gateway.v1.resources import Output
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.cards import get_card
+from turnstile.schema.cards import CardUnreadable, JsonContent, TextContent, content_of
+from turnstile.schema.ids import CardId
+from turnstile.schema.wire.descriptions import TurnView
+
+
+async def output_of(pool: Pool, view: TurnView, card_id: CardId) -> Output:
+    """What a turn delivered; one whose card is gone has neither text nor data."""
+    card = await pool.run(lambda conn: get_card(conn, view.project_id, card_id))
+    if card is None:
+        return Output(card_id=card_id)
+    partial = bool(card.metadata.partial)
+    try:
+        match content_of(card):
+            case TextContent(text=text):
+                return Output(card_id=card_id, text=text, partial=partial)
+            case JsonContent(data=data):
+                return Output(card_id=card_id, data=data, partial=partial)
+            case _:
+                return Output(card_id=card_id, data=card.content, partial=partial)
+    except CardUnreadable:
+        return Output(card_id=card_id, data=card.content, partial=partial)

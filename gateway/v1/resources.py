@@ -1,0 +1,273 @@
+"""What `/v1` takes and answers, as models; the OpenAPI document is made of them (protocol §14.1).
+
+They are of their own, so that a change of a verb is no change of the API. Requests forbid what they do not know.
+"""
+
+import base64
+import binascii
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from turnstile.ledger.access.pages import Place, TurnSummary
+from turnstile.ledger.turns.usage import UsageLine
+from turnstile.schema.base import JsonObject, Strict, Tolerant
+from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ToolCallId
+from turnstile.schema.profiles import RuntimeConfig
+from turnstile.schema.tools import ToolRow
+from turnstile.schema.wire.descriptions import TreeTurn, TurnView
+from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
+
+_TOKEN = r"^[A-Za-z0-9_-]{1,128}$"  # noqa: S105 -- a token of a subject
+_UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+
+
+class TurnCreate(Strict):
+    """A turn to run. It needs an agent or a profile with instances, and an instruction, a box or the agent's memory."""
+
+    agent_id: str | None = Field(default=None, pattern=_TOKEN)
+    """The agent that shall run it."""
+    profile_name: str | None = Field(default=None, min_length=1, max_length=128)
+    """A profile for this turn; without an agent an instance of it runs the turn."""
+    instruction: str | None = Field(default=None, min_length=1)
+    """What is asked."""
+    conversation_id: str | None = Field(default=None, pattern=_TOKEN)
+    """A conversation with the agent: its turns follow each other and remember what was said."""
+    channel_id: str | None = Field(default=None, pattern=_TOKEN)
+    """The channel; by default the token's, else the gateway's."""
+    context_box_id: str | None = Field(default=None, pattern=_UUID)
+    """A box whose cards the turn reads."""
+    output_box_id: str | None = Field(default=None, pattern=_UUID)
+    """The box that its cards go to; not together with a conversation."""
+    result_fields: list[ResultField] | None = Field(default=None, min_length=1, max_length=256)
+    """Fields that its output must have."""
+    runtime_config: RuntimeConfig | None = None
+    """Settings that it overrides or adds."""
+    metadata: JsonObject | None = None
+    """The caller's own notes; no model sees them."""
+
+
+class Output(Tolerant):
+    """What a turn delivered."""
+
+    card_id: CardId
+    """The card that has it."""
+    text: str | None = None
+    """Its text, if it is one."""
+    data: JsonValue = None
+    """Its JSON, if it is no text: `{fields: [{name, value}]}`, `{choice, arguments}`, or a tool's result."""
+    partial: bool = False
+    """Whether it is what was there when the turn was ended."""
+
+
+class Turn(TurnView):
+    """A turn: its request, where it stands, and what came of it."""
+
+    output: Output | None = None
+    """What it delivered; null while it is not over."""
+    duplicate: bool = False
+    """Whether the same request was made before: then this is the turn of then."""
+
+
+class TurnPage(Tolerant):
+    """Turns, the newest first."""
+
+    turns: list[TurnSummary]
+    """The turns."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class TurnStop(Strict):
+    """Why to stop a turn, and what goes with it."""
+
+    reason: str = Field(default="", max_length=900)
+    """The reason, for people."""
+    cascade: Literal["waited", "all"] = "waited"
+    """`waited`: also the turns below it that are waited for; `all`: also those that nobody waits for."""
+
+
+class StopAnswer(Tolerant):
+    """A stop that was accepted: the turn will end."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    already_final: bool
+    """Whether it was over before."""
+    marked: int | None = None
+    """The number of turns that this stop has marked, the turn's own tree."""
+    on_their_way: int | None = None
+    """The number of them with a model request or calls that may still leave."""
+
+
+class TurnTree(Tolerant):
+    """The tree that a turn is in, parents before children."""
+
+    turns: list[TreeTurn]
+    """The turns."""
+
+
+class Conversation(Tolerant):
+    """A conversation with an agent."""
+
+    conversation_id: ConversationId
+    """Its id; empty for the one that a profile's memory keeps."""
+    agent_id: AgentId
+    """The agent."""
+    channel_id: ChannelId
+    """The channel."""
+    output_box_id: BoxId
+    """The box that has what was said."""
+    turn_count: int
+    """The number of its turns."""
+    last_turn_id: AgentTurnId | None
+    """The last of them."""
+    created_at: datetime
+    """When it began."""
+    updated_at: datetime
+    """When it was last used."""
+
+
+class ConversationPage(Tolerant):
+    """Conversations, the last used first."""
+
+    conversations: list[Conversation]
+    """The conversations."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class AgentPage(Tolerant):
+    """Agents by id."""
+
+    agents: list[AgentLine]
+    """The agents."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class ProfilePage(Tolerant):
+    """Profiles by name."""
+
+    profiles: list[ProfileLine]
+    """The profiles."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class ToolPage(Tolerant):
+    """Tools by name."""
+
+    tools: list[ToolRow]
+    """The tools."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class Usage(Tolerant):
+    """What models used, as sums."""
+
+    lines: list[UsageLine]
+    """One for each agent, model or day, and one without a name for all."""
+
+
+class ChannelQuery(Strict):
+    """Of which channel and agent."""
+
+    channel_id: str | None = Field(default=None, pattern=_TOKEN)
+    """Only of this channel."""
+    agent_id: str | None = Field(default=None, pattern=_TOKEN)
+    """Only of this agent."""
+
+
+class PageQuery(Strict):
+    """A page."""
+
+    cursor: str | None = Field(default=None, min_length=1, max_length=512)
+    """`next` of the page before."""
+    limit: int = Field(default=50, ge=1, le=500)
+    """At most this many."""
+
+
+class TurnsQuery(PageQuery, ChannelQuery):
+    """Which turns."""
+
+    conversation_id: str | None = Field(default=None, pattern=_TOKEN)
+    """Only of this conversation."""
+
+
+class ConversationsQuery(PageQuery, ChannelQuery):
+    """Which conversations."""
+
+
+class UsageQuery(Strict):
+    """How to sum, and since when."""
+
+    by: Literal["agent", "model", "day"] = "model"
+    """What a line is of."""
+    since: datetime | None = None
+    """Only what ended since then."""
+
+
+class EventsQuery(Strict):
+    """How to stream."""
+
+    on_disconnect: Literal["continue", "cancel"] = "continue"
+    """`cancel`: the turn is stopped when this client goes away."""
+
+
+class ConversationEventsQuery(ChannelQuery):
+    """Which conversation, where several have the name, and from where."""
+
+    turns: int = Field(default=20, ge=1, le=200)
+    """Begin with the last so many turns."""
+
+
+class CardAnswer(Tolerant):
+    """A card of a turn."""
+
+    card_id: CardId
+    """Its id."""
+    type: str
+    """Its type, such as `agent.thought`, `tool.call`, `tool.result` or `task.deliverable`."""
+    content: JsonValue
+    """Its content."""
+    tool_calls: list[ThoughtCall] | None = None
+    """The calls that a thought made."""
+    tool_call_id: ToolCallId | None = None
+    """The call that it is of."""
+
+    @classmethod
+    def of(cls, card: Card) -> "CardAnswer":
+        """A card without what is the kernel's own."""
+        metadata: CardMetadata = card.metadata
+        return cls(
+            card_id=card.card_id,
+            type=metadata.type,
+            content=card.content,
+            tool_calls=card.tool_calls,
+            tool_call_id=card.tool_call_id,
+        )
+
+
+def cursor_of(place: Place) -> str:
+    """A place in a page as a cursor."""
+    return base64.urlsafe_b64encode(f"{place.at.isoformat()}|{place.id}".encode()).decode().rstrip("=")
+
+
+def place_of(cursor: str | None) -> Place | None:
+    """The place that a cursor names; raises `BadRequest` for one that no page had."""
+    if cursor is None:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        at, found, name = text.partition("|")
+        moment = datetime.fromisoformat(at)
+    except (ValueError, binascii.Error):
+        raise BadRequest("cursor: no page had this one") from None
+    if not found or moment.tzinfo is None or not name.isascii() or not name.isprintable():
+        raise BadRequest("cursor: no page had this one")
+    return Place(moment, name)

@@ -1,0 +1,64 @@
+"""`/v1/agents`, `/v1/profiles`, `/v1/tools` and `/v1/usage` (protocol §14.1).
+
+The roster is the project's, not a channel's: tokens of a channel read it, too. What it says of agents in hand (their
+turns) is left out for these.
+"""
+
+from dataclasses import dataclass
+
+from turnstile.gateway.asking import Asking
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.v1.resources import AgentPage, PageQuery, ProfilePage, ToolPage, Usage, UsageQuery
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.roster import list_agents, list_profiles, list_tools
+from turnstile.ledger.turns.usage import sum_usage
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
+
+_LONGEST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The handlers, over one ledger and one bridge."""
+
+    pool: Pool
+    asking: Asking
+
+    async def agents(self, call: Call[PageQuery, object]) -> Answer:
+        """A page of agents."""
+        project, limit = call.principal.project_id, call.query.limit
+        found = await list_agents(self.pool, project, after=_after(call.query), row_limit=limit + 1)
+        hidden = {} if call.principal.channel_id is None else {"active_agent_turn_id": None}
+        lines = [AgentLine.model_validate(line.model_dump() | hidden) for line in found[:limit]]
+        return Answer(AgentPage(agents=lines, next=lines[-1].agent_id if len(found) > limit else None))
+
+    async def profiles(self, call: Call[PageQuery, object]) -> Answer:
+        """A page of profiles, without their prompts."""
+        project, limit = call.principal.project_id, call.query.limit
+        found = await list_profiles(self.pool, project, after=_after(call.query), row_limit=limit + 1)
+        lines = [ProfileLine.model_validate(line.model_dump()) for line in found[:limit]]
+        return Answer(ProfilePage(profiles=lines, next=lines[-1].name if len(found) > limit else None))
+
+    async def tools(self, call: Call[PageQuery, object]) -> Answer:
+        """A page of tools."""
+        project, limit = call.principal.project_id, call.query.limit
+        found = await list_tools(self.pool, project, after=_after(call.query), row_limit=limit + 1)
+        lines = found[:limit]
+        return Answer(ToolPage(tools=list(lines), next=lines[-1].tool_name if len(found) > limit else None))
+
+    async def usage(self, call: Call[UsageQuery, object]) -> Answer:
+        """What the project's models used."""
+        wanted = call.query
+        if wanted.since is not None and wanted.since.tzinfo is None:
+            raise BadRequest("since: needs a time zone, such as 2026-01-01T00:00:00Z")
+        lines = await self.pool.run(
+            lambda conn: sum_usage(conn, call.principal.project_id, wanted.by, since=wanted.since)
+        )
+        return Answer(Usage(lines=lines))
+
+
+def _after(query: PageQuery) -> str | None:
+    if query.cursor is not None and (len(query.cursor) > _LONGEST or "\0" in query.cursor):
+        raise BadRequest("cursor: no page had this one")
+    return query.cursor

@@ -1,0 +1,179 @@
+"""`/v1/turns`: create, get, list, stop and tree (protocol §14.1).
+
+Creating and stopping are the bridge's verbs. Reading is the ledger's, within the token's project and channel: what
+belongs to another is answered like what does not exist.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.datastructures import Headers
+
+from turnstile.gateway.asking import Asking
+from turnstile.gateway.events.feeds import Feeds
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.v1.outputs import output_of
+from turnstile.gateway.v1.resources import (
+    Output,
+    StopAnswer,
+    Turn,
+    TurnCreate,
+    TurnPage,
+    TurnsQuery,
+    TurnStop,
+    TurnTree,
+    cursor_of,
+    place_of,
+)
+from turnstile.gateway.v1.resources import TurnSummary as Summary
+from turnstile.ledger.access.pages import Place, page_turns
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.tree_views import tree
+from turnstile.ledger.turns.views import describe_turn
+from turnstile.schema.access import Principal
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
+from turnstile.schema.wire.descriptions import TreeTurn, TurnView
+from turnstile.schema.wire.inbox import EnqueueReply, StopReply
+
+LONGEST_WAIT: Final = 300.0
+_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?=$|[,;\s])")
+_KEY_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The handlers, over one ledger and one bridge."""
+
+    pool: Pool
+    asking: Asking
+    feeds: Feeds
+
+    async def create(self, call: Call[object, TurnCreate]) -> Answer:
+        """Enqueue a turn; with `Prefer: wait=SECONDS` answer when it is over, or then."""
+        wanted, principal = call.body, call.principal
+        channel = self.asking.channel(principal, wanted.channel_id)
+        payload: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"channel_id"})
+        payload = {name: value for name, value in payload.items() if value is not None}
+        if (key := key_in(call.headers)) is not None:
+            payload["correlation_id"] = key
+        wait = wait_in(call.headers)
+        reply = await self.asking.ask(principal, channel, "enqueue", payload, EnqueueReply, call.headers)
+        if reply.agent_turn_id is None:
+            raise Refused("internal_error", "the bridge accepted the request and named no turn")
+        turn = await self.described(principal, reply.agent_turn_id)
+        if wait and turn.ended_at is None:
+            turn = await self._waited(principal, turn, min(wait, LONGEST_WAIT))
+        answer = Turn.model_validate(
+            {**turn.model_dump(), "output": await self._output(turn), "duplicate": reply.duplicate}
+        )
+        headers = {"location": f"/v1/turns/{turn.agent_turn_id}"}
+        if wait:
+            headers["preference-applied"] = f"wait={min(wait, LONGEST_WAIT):g}"
+        return Answer(answer, 201 if turn.ended_at is not None else 202, headers)
+
+    async def get(self, call: Call[object, object]) -> Answer:
+        """A turn with its output."""
+        view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
+        wait = wait_in(call.headers)
+        if wait and view.ended_at is None:
+            view = await self._waited(call.principal, view, min(wait, LONGEST_WAIT))
+        return Answer(Turn.model_validate({**view.model_dump(), "output": await self._output(view)}))
+
+    async def list(self, call: Call[TurnsQuery, object]) -> Answer:
+        """A page of turns."""
+        principal, wanted = call.principal, call.query
+        channel = seen_channel(principal, wanted.channel_id)
+        found = await self.pool.run(
+            lambda conn: page_turns(
+                conn,
+                principal.project_id,
+                channel=channel,
+                agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
+                conversation=None if wanted.conversation_id is None else ConversationId(wanted.conversation_id),
+                before=place_of(wanted.cursor),
+                row_limit=wanted.limit + 1,
+            )
+        )
+        shown: list[Summary] = found[: wanted.limit]
+        after = cursor_of(Place(shown[-1].created_at, shown[-1].agent_turn_id)) if len(found) > len(shown) else None
+        return Answer(TurnPage(turns=shown, next=after))
+
+    async def stop(self, call: Call[object, TurnStop]) -> Answer:
+        """Stop a turn and those below it that are waited for."""
+        principal, wanted = call.principal, call.body
+        view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
+        reply = await self.stop_turn(principal, view, wanted, call.headers)
+        answer = StopAnswer(
+            agent_turn_id=view.agent_turn_id,
+            already_final=reply.already_final,
+            marked=reply.marked,
+            on_their_way=reply.on_their_way,
+        )
+        return Answer(answer, 202)
+
+    async def stop_turn(self, principal: Principal, view: TurnView, wanted: TurnStop, given: Headers) -> StopReply:
+        """Ask the bridge for a stop; its reason names the token."""
+        payload: JsonObject = {
+            "agent_turn_id": view.agent_turn_id,
+            "reason": f"{wanted.reason or 'stopped'} ({principal.sender})",
+        }
+        if wanted.cascade != "waited":
+            payload["cascade"] = wanted.cascade
+        return await self.asking.ask(principal, view.channel_id, "stop", payload, StopReply, given)
+
+    async def tree(self, call: Call[object, object]) -> Answer:
+        """The tree that a turn is in."""
+        principal = call.principal
+        view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
+        nodes = await self.pool.run(lambda conn: tree(conn, principal.project_id, view.agent_turn_id))
+        return Answer(TurnTree(turns=[TreeTurn.model_validate(node.model_dump()) for node in nodes]))
+
+    async def described(self, principal: Principal, turn: AgentTurnId) -> TurnView:
+        """A turn that the token may see; raises `Refused` (unknown_turn)."""
+        view = await self.pool.run(lambda conn: describe_turn(conn, principal.project_id, turn))
+        if view is None or not principal.sees(view.channel_id):
+            raise Refused("unknown_turn", "the project has no such turn")
+        return view
+
+    async def _waited(self, principal: Principal, view: TurnView, seconds: float) -> TurnView:
+        """The turn once it is over, or after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds), self.feeds.following(view) as feed:
+                await feed.until_over()
+        except TimeoutError:
+            pass
+        return await self.described(principal, view.agent_turn_id)
+
+    async def _output(self, view: TurnView) -> Output | None:
+        card_id = view.deliverable_card_id
+        return None if card_id is None else await output_of(self.pool, view, card_id)
+
+
+def seen_channel(principal: Principal, wanted: str | None) -> ChannelId | None:
+    """The channel to list; raises `Refused` (forbidden) where the token is for another one."""
+    if wanted is not None and not principal.sees(wanted):
+        raise Refused("forbidden", "the token is for another channel")
+    return principal.channel_id if wanted is None else ChannelId(wanted)
+
+
+def key_in(headers: Headers) -> str | None:
+    """The `Idempotency-Key`, with or without quotes; raises `BadRequest` for one that is none."""
+    given = headers.getlist("idempotency-key")
+    if not given:
+        return None
+    key = given[0].strip()
+    if len(key) > 1 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    if len(given) > 1 or not 0 < len(key) <= _KEY_LENGTH or not key.isascii() or not key.isprintable():
+        raise BadRequest(f"Idempotency-Key must be one text of 1 to {_KEY_LENGTH} ASCII characters")
+    return key
+
+
+def wait_in(headers: Headers) -> float:
+    """The seconds of `Prefer: wait=SECONDS`; 0 without it."""
+    found = _WAIT.search(", ".join(headers.getlist("prefer")).lower())
+    return float(found[1]) if found else 0.0

@@ -1,0 +1,149 @@
+"""What a gateway reads besides what operators read: pages of turns and conversations, and a turn's cards as they come.
+
+Reads only. A place in a page is a moment and an id, so pages neither skip nor repeat what is there when rows are added.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.cards import card_of
+from turnstile.ledger.turns.views import ConversationLine
+from turnstile.schema.base import Tolerant
+from turnstile.schema.cards import Card
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ProjectId, StepId
+
+
+class Place(NamedTuple):
+    """Where a page ended."""
+
+    at: datetime
+    id: str
+
+
+class TurnSummary(Tolerant):
+    """A turn in a page."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    agent_id: AgentId
+    """Its agent."""
+    channel_id: ChannelId
+    """Its channel."""
+    conversation_id: ConversationId | None
+    """Its conversation; empty for the one that a profile's memory keeps, null for none."""
+    correlation_id: str | None
+    """The caller's own name for it."""
+    status: str
+    """Its outcome's status once there is one, else its head's, or `queued`."""
+    created_at: datetime
+    """When it was enqueued."""
+    started_at: datetime | None
+    """When its first step began."""
+    ended_at: datetime | None
+    """When it ended."""
+    error_code: str | None
+    """A stable code of what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCard:
+    """A row of a turn's progress: a card of a step (part 1) or a result that was applied (part 3), and its place."""
+
+    step_id: StepId
+    part: int
+    place: int
+    card: Card | None
+    """None for a step that made none, and for a card that is gone, or known."""
+    step_status: str | None
+    finish_reason: str | None
+
+
+class TurnAt(NamedTuple):
+    """A turn and when it was enqueued."""
+
+    agent_turn_id: AgentTurnId
+    created_at: datetime
+
+
+async def page_turns(
+    conn: Connection,
+    project: ProjectId,
+    *,
+    channel: ChannelId | None,
+    agent: AgentId | None,
+    conversation: ConversationId | None,
+    before: Place | None,
+    row_limit: int,
+) -> list[TurnSummary]:
+    """The newest first, those before a place."""
+    return await query("page_turns").all_as(
+        conn,
+        TurnSummary,
+        project_id=project,
+        channel_id=channel,
+        agent_id=agent,
+        conversation_id=conversation,
+        before_at=None if before is None else before.at,
+        before_id=None if before is None else before.id,
+        row_limit=row_limit,
+    )
+
+
+async def page_conversations(
+    conn: Connection,
+    project: ProjectId,
+    *,
+    channel: ChannelId | None,
+    agent: AgentId | None,
+    before: Place | None,
+    row_limit: int,
+) -> list[ConversationLine]:
+    """The last used first, those before a place; the id of a place is that of the conversation's box."""
+    return await query("page_conversations").all_as(
+        conn,
+        ConversationLine,
+        project_id=project,
+        channel_id=channel,
+        agent_id=agent,
+        before_at=None if before is None else before.at,
+        before_id=None if before is None else before.id,
+        row_limit=row_limit,
+    )
+
+
+async def list_turns_in_box(
+    conn: Connection, project: ProjectId, box: BoxId, *, since: datetime | None = None, row_limit: int
+) -> list[TurnAt]:
+    """The turns of a conversation, oldest first: the last `row_limit`, of those enqueued at or after `since`."""
+    rows = await query("list_turns_in_box").many(
+        conn, project_id=project, output_box_id=box, since_at=since, row_limit=row_limit
+    )
+    return [TurnAt(AgentTurnId(row["agent_turn_id"]), row["created_at"]) for row in rows]
+
+
+async def list_turn_progress(
+    conn: Connection,
+    project: ProjectId,
+    turn: AgentTurnId,
+    *,
+    known_steps: Collection[StepId] = (),
+    known_cards: Collection[CardId] = (),
+) -> list[TurnCard]:
+    """What a turn's steps made, and the results that were applied; without steps and cards that are known."""
+    rows = await query("list_turn_progress").many(
+        conn, project_id=project, agent_turn_id=turn, known_steps=list(known_steps), known_cards=list(known_cards)
+    )
+    return [
+        TurnCard(
+            StepId(row["step_id"]),
+            row["part"],
+            row["place"],
+            None if row["card_id"] is None else card_of(row),
+            row["step_status"],
+            row["finish_reason"],
+        )
+        for row in rows
+    ]

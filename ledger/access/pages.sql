@@ -1,0 +1,57 @@
+-- What a gateway reads besides what operators read: pages of turns and conversations, and the cards of a turn as they come (protocol §14).
+
+-- name: page_turns :many
+-- Turns of a project, of one channel, agent or conversation if that is given, the newest first, after a place in that order.
+SELECT i.agent_turn_id, i.agent_id, i.channel_id, i.created_at, i.correlation_id, i.payload ->> 'conversation_id' AS conversation_id,
+       CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
+            WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
+       coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, o.error_code
+FROM state.agent_inbox i
+LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
+LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+    AND h.active_agent_turn_id = i.agent_turn_id
+WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+  AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
+  AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id)
+  AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
+ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int;
+
+-- name: page_conversations :many
+-- Conversations of a project, of one channel or agent if that is given, the last used first, after a place in that order.
+SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
+       c.updated_at
+FROM state.conversations c
+WHERE c.project_id COLLATE "C" = :project_id AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
+  AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
+  AND (:before_at::timestamptz IS NULL OR c.updated_at < :before_at
+       OR (c.updated_at = :before_at AND c.output_box_id < :before_id::text::uuid))
+ORDER BY c.updated_at DESC, c.output_box_id DESC LIMIT :row_limit::int;
+
+-- name: list_turns_in_box :many
+-- The turns that write into a box, a conversation's, oldest first: the last so many, or those enqueued since a moment.
+SELECT t.agent_turn_id, t.created_at FROM (
+    SELECT i.agent_turn_id, i.created_at FROM state.agent_inbox i
+    WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
+      AND i.project_id = :project_id AND (:since_at::timestamptz IS NULL OR i.created_at >= :since_at)
+    ORDER BY i.created_at DESC LIMIT :row_limit::int) t
+ORDER BY t.created_at, t.agent_turn_id;
+
+-- name: list_turn_progress :many
+-- The cards that a turn's steps made and the results that were applied, with the step of each; without those that are known.
+-- A step without cards is one row without a card.
+SELECT x.step_id, x.step_status, x.finish_reason, x.part, x.place, c.card_id, c.content, c.tool_calls, c.tool_call_id, c.metadata
+FROM (
+    SELECT s.step_id, s.status AS step_status, s.metadata ->> 'finish_reason' AS finish_reason, 1 AS part,
+           coalesce(n.place, 0) AS place, n.card_id, null::timestamptz AS applied_at
+    FROM state.agent_steps s
+    LEFT JOIN LATERAL jsonb_array_elements_text(coalesce(s.metadata -> 'new_card_ids', '[]')) WITH ORDINALITY n (card_id, place) ON true
+    WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id AND NOT s.step_id = ANY (:known_steps::text[])
+    UNION ALL
+    SELECT w.step_id, null, null, 3, row_number() OVER (PARTITION BY w.step_id ORDER BY w.applied_at, w.tool_call_id),
+           w.tool_result_card_id, w.applied_at
+    FROM state.turn_waiting_tools w
+    WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.applied_at IS NOT NULL
+      AND w.tool_result_card_id IS NOT NULL) x
+LEFT JOIN public.cards c ON c.card_id = x.card_id AND c.tenant_id = :project_id
+    AND NOT x.card_id = ANY (:known_cards::text[]) AND state.is_alive(c.expires_at, c.deleted_at)
+ORDER BY x.step_id, x.part, x.place;

@@ -1,0 +1,79 @@
+"""Bearer tokens of the gateway: issued, listed, revoked, and looked up (protocol §14.6).
+
+A token's text is returned once, when it is added; the ledger has a hash of its secret. `authenticate` compares in
+constant time and says nothing of why it found nobody.
+"""
+
+import hmac
+from datetime import datetime, timedelta
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.access import GatewayRole, Principal, Secret, TokenId, new_secret
+from turnstile.schema.base import Tolerant
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import ChannelId, ProjectId
+
+
+class TokenLine(Tolerant):
+    """A token without its secret."""
+
+    token_id: TokenId
+    project_id: ProjectId
+    channel_id: ChannelId | None
+    role: GatewayRole
+    label: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class _FoundToken(TokenLine):
+    secret_hash: bytes
+
+
+async def add_token(
+    conn: Connection,
+    project: ProjectId,
+    role: GatewayRole,
+    *,
+    channel: ChannelId | None = None,
+    label: str = "",
+    valid_for: timedelta | None = None,
+    secret: Secret | None = None,
+) -> tuple[Secret, TokenLine]:
+    """Issue a token; without `valid_for` it holds until it is revoked. Returns it with its text, which nobody keeps."""
+    drawn = new_secret() if secret is None else secret
+    line = await query("add_token").one_as(
+        conn,
+        TokenLine,
+        token_id=drawn.token_id,
+        project_id=project,
+        channel_id=channel,
+        role=role,
+        label=label,
+        secret_hash=drawn.digest,
+        valid_seconds=None if valid_for is None else valid_for.total_seconds(),
+    )
+    return drawn, line
+
+
+async def list_tokens(conn: Connection, project: ProjectId) -> list[TokenLine]:
+    """The tokens of a project, the newest first, revoked ones too."""
+    return await query("list_tokens").all_as(conn, TokenLine, project_id=project)
+
+
+async def revoke_token(conn: Connection, project: ProjectId, token: TokenId) -> TokenLine:
+    """Revoke a token of the project; raises `Refused` (unknown_token) if it has none of this id."""
+    line = await query("revoke_token").opt_as(conn, TokenLine, project_id=project, token_id=token)
+    if line is None:
+        raise Refused("unknown_token", f"project {project} has no token {token!r}")
+    return line
+
+
+async def authenticate(conn: Connection, secret: Secret) -> Principal | None:
+    """Whose token it is; None if it is unknown, wrong, revoked or expired."""
+    found = await query("find_token").opt_as(conn, _FoundToken, token_id=secret.token_id)
+    known = bytes(32) if found is None else found.secret_hash
+    if not hmac.compare_digest(known, secret.digest) or found is None:
+        return None
+    return Principal(found.token_id, found.project_id, found.channel_id, found.role)

@@ -1,0 +1,198 @@
+"""Streams that resume: nothing is lost, nothing comes twice, whatever breaks off."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.support.gateway import Folded, client, events_of, serving, token_of
+from tests.support.processes.stack import Stack
+from tests.support.tenants import ALICE, Tenant
+from turnstile.schema.access import GatewayRole
+
+WORDS = "".join(f"word-{number} " for number in range(300))
+LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 150, "delay_seconds": 0.02}]})
+STEPS = json.dumps(
+    {
+        "steps": [
+            {"text": "first thought", "chunks": 5, "tool_calls": [{"name": "missing_tool", "arguments": {}}]},
+            {"text": "and the answer", "chunks": 5},
+        ]
+    }
+)
+
+
+async def begun(web: httpx.AsyncClient, instruction: str, **fields: str) -> str:
+    """A turn that was just enqueued."""
+    made = await web.post("/v1/turns", json={"agent_id": ALICE, "instruction": instruction, **fields})
+    assert made.status_code in (201, 202), made.text
+    return made.json()["agent_turn_id"]
+
+
+async def follow(
+    web: httpx.AsyncClient, path: str, folded: Folded, *, cut_after: int | None = None, until: str = "outcome"
+) -> bool:
+    """Read a stream on, as far as its end or so many events; returns whether it was read to the event `until`."""
+    headers = {} if folded.last is None else {"last-event-id": folded.last}
+    async with web.stream("GET", path, headers=headers) as response:
+        if response.status_code == 204:
+            return True
+        assert response.status_code == 200, await response.aread()
+        left = cut_after
+        async for sent in events_of(response):
+            folded.take(sent)
+            if sent.event == until:
+                return True
+            if left is not None and sent.event == "chunk":
+                left -= 1
+                if left <= 0:
+                    return False
+    return False
+
+
+@pytest.fixture
+async def second(here: Stack, tenant: Tenant) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of another gateway."""
+    async with serving(here) as url, client(url, await token_of(here, tenant.project)) as made:
+        yield made
+
+
+async def test_a_stream_tells_a_turn_to_its_outcome(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    turn = await begun(web, LONG)
+    folded = Folded()
+    assert await follow(web, f"/v1/turns/{turn}/events", folded)
+    assert folded.outcome is not None
+    assert folded.outcome["output"]["text"] == WORDS
+    assert folded.text == {f"{turn}-s1": WORDS}
+    assert (folded.lost, folded.doubled, folded.resets) == (0, 0, 0)
+    assert folded.chunks > 20
+    assert folded.order[0] == "state"
+    assert folded.order[-1] == "outcome"
+    assert folded.order.index("card") < folded.order.index("step")
+    over = await web.get(f"/v1/turns/{turn}/events", headers={"last-event-id": folded.last or ""})
+    assert over.status_code == 204
+
+
+async def test_clients_that_are_cut_lose_nothing_and_get_nothing_twice(
+    web: httpx.AsyncClient, second: httpx.AsyncClient, tenant: Tenant
+) -> None:
+    """Each goes on at one of two gateways."""
+    await tenant.agent("player")
+    turn = await begun(web, LONG)
+
+    async def read(number: int) -> Folded:
+        folded = Folded()
+        draw = random.Random(number)  # noqa: S311 -- where to cut, not a secret
+        for cut in range(40):
+            gateway = draw.choice((web, second))
+            most = draw.randint(1, 30) if cut < 10 else None
+            if await follow(gateway, f"/v1/turns/{turn}/events", folded, cut_after=most):
+                return folded
+        raise AssertionError("no end")
+
+    for folded in await asyncio.gather(*(read(number) for number in range(8))):
+        assert folded.outcome is not None
+        assert (folded.lost, folded.doubled) == (0, 0)
+        exact = folded.text.get(f"{turn}-s1") == WORDS
+        assert exact or (folded.resets and any(card["content"].get("text") == WORDS for card in folded.cards.values()))
+
+
+async def test_cards_results_and_steps_come_in_order(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    turn = await begun(web, STEPS)
+    live = Folded()
+    assert await follow(web, f"/v1/turns/{turn}/events", live)
+    late = Folded()
+    assert await follow(web, f"/v1/turns/{turn}/events", late)
+    assert list(late.cards) == list(live.cards)
+    assert late.chunks == 0
+    kinds = [card["type"] for card in late.cards.values()]
+    assert kinds[-1] == "task.deliverable"
+    assert not [kind for kind in kinds if kind.startswith("sys.")]
+    assert live.outcome == late.outcome
+
+
+async def test_a_resumed_step_that_is_over_is_reset_and_told_by_its_card(
+    web: httpx.AsyncClient, second: httpx.AsyncClient, tenant: Tenant
+) -> None:
+    await tenant.agent("player")
+    turn = await begun(web, LONG)
+    folded = Folded()
+    assert not await follow(web, f"/v1/turns/{turn}/events", folded, cut_after=10)
+    await tenant.ended(turn)
+    assert await follow(second, f"/v1/turns/{turn}/events", folded)
+    assert (folded.lost, folded.doubled, folded.resets) == (0, 0, 1)
+    assert folded.text[f"{turn}-s1"] == ""
+    assert {card["content"]["text"] for card in folded.cards.values()} == {WORDS}  # a thought, and the deliverable
+
+
+async def test_a_place_in_another_turn_or_none_is_refused(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    turn, other = await begun(web, STEPS), await begun(web, STEPS)
+    for last in (f"{other}:1.0.1.3", "1", "x" * 5000, f"{turn}:1.0.1", f"{turn}:1.9.1.1", f"{turn}:end!"):
+        answer = await web.get(f"/v1/turns/{turn}/events", headers={"last-event-id": last})
+        assert answer.status_code in (400, 409), last
+        assert answer.json()["code"] in ("wrong_event_id", "bad_request")
+    await tenant.ended(turn)
+    await tenant.ended(other)
+
+
+async def test_a_conversation_is_streamed_turn_by_turn(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    text = {"steps": [{"text": "hello there", "chunks": 3}]}
+    first = await begun(web, json.dumps(text), conversation_id="talk")
+    await tenant.ended(first)
+    folded, path = Folded(), "/v1/conversations/talk/events"
+    assert await follow(web, path, folded)
+    second = await begun(web, json.dumps(text), conversation_id="talk")
+    assert await follow(web, path, folded, until="outcome")
+    assert folded.outcome is not None
+    assert folded.outcome["agent_turn_id"] == second
+    assert folded.order.count("outcome") == 2
+    assert (folded.lost, folded.doubled) == (0, 0)
+
+
+async def test_a_client_that_goes_away_stops_a_turn_only_if_it_said_so(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    turn = await begun(web, LONG)
+    await follow(web, f"/v1/turns/{turn}/events", Folded(), cut_after=3)
+    assert (await tenant.ended(turn)).view.status == "success"
+    turn = await begun(web, LONG)
+    await follow(web, f"/v1/turns/{turn}/events?on_disconnect=cancel", Folded(), cut_after=3)
+    assert (await tenant.ended(turn)).view.error_code == "stopped"
+
+
+async def test_a_viewer_may_watch_and_not_stop(url: str, web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    turn = await begun(web, LONG)
+    async with client(url, await token_of(tenant.stack, tenant.project, GatewayRole.VIEWER)) as viewer:
+        assert (await viewer.get(f"/v1/turns/{turn}/events?on_disconnect=cancel")).status_code == 403
+        folded = Folded()
+        assert await follow(viewer, f"/v1/turns/{turn}/events", folded)
+        assert folded.text == {f"{turn}-s1": WORDS}
+
+
+async def test_a_gateway_that_stops_tells_its_streams_to_come_back(here: Stack, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    token, folded = await token_of(here, tenant.project), Folded()
+    first = serving(here)
+    async with client(await first.__aenter__(), token) as web:
+        turn = await begun(web, LONG)
+        ending: asyncio.Task[object] | None = None
+        async with web.stream("GET", f"/v1/turns/{turn}/events") as response:
+            async for sent in events_of(response):
+                folded.take(sent)
+                if folded.chunks == 5 and ending is None:
+                    ending = asyncio.create_task(first.__aexit__(None, None, None))
+        assert ending is not None
+        await ending
+    assert folded.order[-1] == "reconnect"
+    assert folded.outcome is None
+    async with serving(here) as url, client(url, token) as web:
+        assert await follow(web, f"/v1/turns/{turn}/events", folded)
+    assert (folded.lost, folded.doubled) == (0, 0)
+    assert folded.text[f"{turn}-s1"] == WORDS

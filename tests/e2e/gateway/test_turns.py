@@ -1,0 +1,96 @@
+"""Turns over HTTP: made, waited for, read, listed and stopped."""
+
+import asyncio
+import json
+
+import httpx
+
+from tests.support.tenants import ALICE, Tenant
+
+SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})
+
+
+def says(text: str) -> str:
+    """An instruction for a scripted player."""
+    return json.dumps({"steps": [{"text": text}]})
+
+
+async def test_a_turn_is_made_waited_for_and_read(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    made = await web.post(
+        "/v1/turns", json={"agent_id": ALICE, "instruction": says("so it is")}, headers={"Prefer": "wait=20"}
+    )
+    assert made.status_code == 201, made.text
+    turn = made.json()
+    assert (turn["status"], turn["output"]["text"], turn["duplicate"]) == ("success", "so it is", False)
+    assert made.headers["location"] == f"/v1/turns/{turn['agent_turn_id']}"
+    assert made.headers["preference-applied"] == "wait=20"
+    again = await web.get(made.headers["location"])
+    assert again.status_code == 200
+    assert {**again.json(), "duplicate": False, "announced_at": None} == {**turn, "announced_at": None}
+
+
+async def test_the_same_key_is_the_same_turn(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    body = {"agent_id": ALICE, "instruction": says("once")}
+    first, second = await asyncio.gather(
+        *(web.post("/v1/turns", json=body, headers={"Idempotency-Key": '"k-1"', "Prefer": "wait=20"}) for _ in range(2))
+    )
+    assert first.json()["agent_turn_id"] == second.json()["agent_turn_id"]
+    assert sorted([first.json()["duplicate"], second.json()["duplicate"]]) == [False, True]
+    other = await web.post(
+        "/v1/turns", json={"agent_id": ALICE, "instruction": says("twice")}, headers={"Idempotency-Key": "k-1"}
+    )
+    assert (other.status_code, other.json()["code"]) == (409, "correlation_conflict")
+    assert other.headers["content-type"] == "application/problem+json"
+
+
+async def test_turns_are_listed_a_page_at_a_time(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    made = []
+    for number in range(5):
+        answer = await web.post("/v1/turns", json={"agent_id": ALICE, "instruction": says(str(number))})
+        assert answer.status_code in (201, 202)
+        made.append(answer.json()["agent_turn_id"])
+    seen: list[str] = []
+    query = {"limit": 2}
+    while True:
+        page = (await web.get("/v1/turns", params=query)).json()
+        seen += [turn["agent_turn_id"] for turn in page["turns"]]
+        if page["next"] is None:
+            break
+        query = {"limit": 2, "cursor": page["next"]}
+    assert seen == made[::-1]
+    for turn in made:
+        await tenant.ended(turn)
+
+
+async def test_a_running_turn_is_stopped(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    made = await web.post("/v1/turns", json={"agent_id": ALICE, "instruction": SLOW})
+    assert made.status_code == 202
+    turn = made.json()["agent_turn_id"]
+    stopped = await web.post(f"/v1/turns/{turn}/stop", json={"reason": "enough"})
+    assert (stopped.status_code, stopped.json()["already_final"]) == (202, False)
+    waited = await web.get(f"/v1/turns/{turn}", headers={"Prefer": "wait=20"})
+    assert (waited.json()["status"], waited.json()["error_code"]) == ("canceled", "stopped")
+    again = await web.post(f"/v1/turns/{turn}/stop", json={})
+    assert again.json()["already_final"] is True
+    tree = (await web.get(f"/v1/turns/{turn}/tree")).json()
+    assert [each["agent_turn_id"] for each in tree["turns"]] == [turn]
+
+
+async def test_conversations_agents_profiles_tools_and_usage_are_read(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    for text in ("one", "two"):
+        body = {"agent_id": ALICE, "instruction": says(text), "conversation_id": "talk"}
+        assert (await web.post("/v1/turns", json=body, headers={"Prefer": "wait=20"})).json()["status"] == "success"
+    [line] = (await web.get("/v1/conversations")).json()["conversations"]
+    assert (line["conversation_id"], line["turn_count"]) == ("talk", 2)
+    assert (await web.get("/v1/conversations/talk")).json() == line
+    assert len((await web.get("/v1/turns", params={"conversation_id": "talk"})).json()["turns"]) == 2
+    assert [agent["agent_id"] for agent in (await web.get("/v1/agents")).json()["agents"]] == [ALICE]
+    assert len((await web.get("/v1/profiles")).json()["profiles"]) == 1
+    assert (await web.get("/v1/tools")).json() == {"tools": [], "next": None}
+    lines = (await web.get("/v1/usage", params={"by": "agent"})).json()["lines"]
+    assert {line["name"]: line["turns"] for line in lines} == {None: 2, ALICE: 2}

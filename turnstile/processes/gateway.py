@@ -1,0 +1,167 @@
+"""The process `turnstile gateway`: HTTP for applications and people. Stateless; any number of them may run.
+
+It reads the ledger in transactions that refuse to write, needs no Temporal, and waits for NATS in the background:
+without it turns can be read, and not asked for.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from turnstile.embedded.files import write_private
+from turnstile.gateway.app import Gateway
+from turnstile.gateway.limits import Doors, GatewayLimits
+from turnstile.gateway.server import Connections, HttpServer, bind, quiet
+from turnstile.ledger.access.tokens import add_token, authenticate
+from turnstile.ledger.migrate import MigrationError, pending
+from turnstile.ledger.pool import Pool
+from turnstile.processes.connections import instance_name, open_nats, watch_nats
+from turnstile.runtime.waiting import await_server, unless_stopped
+from turnstile.schema.access import GatewayRole, read_secret
+from turnstile.schema.errors import ConfigError, ServerUnavailable
+from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.settings import GatewaySettings, Settings
+from turnstile.telemetry.health import Health
+from turnstile.telemetry.setup import open_telemetry
+from turnstile.transport.chunk_replay import declare_chunk_stream
+from turnstile.transport.connection import NatsConnection
+
+log = logging.getLogger(__name__)
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 -- compared with, not listened on
+
+
+async def run_gateway(
+    settings: Settings,
+    database_url: str,
+    nats_url: str,
+    stop: asyncio.Event,
+    *,
+    ready: Callable[[str], None] | None = None,
+    health: Health | None = None,
+    port: int | None = None,
+) -> None:
+    """Serve until `stop`; `ready` is called with the address once it does. Raises `ConfigError`, `MigrationError`."""
+    section = settings.gateway
+    quiet()
+    with contextlib.closing(bind(section.host, section.port if port is None else port)) as listener:
+        url = url_of(section, listener)
+        async with AsyncExitStack() as stack:
+            pool = Pool(
+                database_url,
+                size=section.database_pool_size,
+                name=instance_name("gateway"),
+                patience=settings.database.patience_seconds,
+                read_only=True,
+            )
+            stack.push_async_callback(pool.close)
+            await unless_stopped(stop, await_server("PostgreSQL", lambda: _look(pool)))
+            if stop.is_set():
+                return
+            name = instance_name("gateway")
+            conn = await stack.enter_async_context(open_nats(nats_url, name, needed=False))
+            own_health = health or Health()
+            telemetry = await stack.enter_async_context(
+                open_telemetry(settings, pool, conn, own_health, worker=False, bridge=False, role="turnstile-gateway")
+            )
+            connections = Connections()
+            gateway = Gateway(
+                *(pool, conn, limits_of(section), doors_of(section, url, listener)),
+                default_channel=ChannelId(settings.protocol.default_channel),
+                abort=connections.abort,
+                meter=telemetry.meter,
+            )
+            stack.push_async_callback(gateway.feeds.close)
+            server = HttpServer(gateway.app, gateway.limits, connections)
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(server.serve(sockets=[listener]))
+                upkeep = [group.create_task(_keep_stream(conn)), group.create_task(watch_nats(conn, stop))]
+                await server.ready.wait()
+                own_health.serves()
+                if ready is not None:
+                    ready(url)
+                await stop.wait()
+                gateway.closing.set()
+                server.should_exit = True
+                await serving
+                for task in upkeep:
+                    task.cancel()
+
+
+async def _look(pool: Pool) -> None:
+    await pool.open()
+    if missing := await pending(pool):
+        raise MigrationError(f"{pool.server} lacks {len(missing)} migrations: run `turnstile migrate`")
+
+
+async def _keep_stream(conn: NatsConnection) -> None:
+    """Declare the stream of text after each connect: it is in memory, and NATS forgets it when it restarts."""
+    changed = asyncio.Event()
+    forget = conn.listen(changed.set)
+    try:
+        while True:
+            changed.clear()
+            if conn.connected.is_set():
+                try:
+                    await declare_chunk_stream(conn)
+                except (ServerUnavailable, ConfigError) as error:
+                    log.warning("streams cannot go on in the middle of a step: %s", error)
+            await changed.wait()
+    finally:
+        forget()
+
+
+def limits_of(section: GatewaySettings) -> GatewayLimits:
+    """The limits that the settings name."""
+    return GatewayLimits(
+        body_bytes=section.max_body_kb * 1024,
+        connections=section.max_connections,
+        token_streams=section.max_streams_per_token,
+        rate=section.requests_per_second,
+        burst=section.request_burst,
+        request_seconds=section.request_timeout_seconds,
+        idle_seconds=section.idle_timeout_seconds,
+        slow_reader_seconds=section.slow_reader_seconds,
+        heartbeat_seconds=section.heartbeat_seconds,
+        stream_bytes=section.stream_buffer_kb * 1024,
+    )
+
+
+def url_of(section: GatewaySettings, listener: socket.socket) -> str:
+    """Where people reach it: the address of the settings, else the socket's."""
+    if section.url:
+        return section.url.rstrip("/")
+    host = "127.0.0.1" if section.host in _EVERYWHERE else section.host
+    return f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
+
+
+def doors_of(section: GatewaySettings, url: str, listener: socket.socket) -> Doors:
+    """The names that requests may call it by: this machine's own with its port, its address's, and those listed."""
+    port = listener.getsockname()[1]
+    named = {f"{name}:{port}" for name in (*_LOOPBACK, _bracketed(section.host))}
+    named |= {urlsplit(url).netloc.lower(), *(name.lower() for name in section.allowed_hosts)}
+    own = {each.rstrip("/").lower() for each in section.allowed_origins}
+    return Doors(frozenset(named), frozenset(own), any_address=section.host not in ("127.0.0.1", "::1"))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def own_token(data: Path, database_url: str, project: ProjectId) -> None:
+    """Make sure that the data directory's file `token` has a valid token of an operator; only its owner may read it."""
+    path = data / "token"
+    pool = Pool(database_url, size=1, name="turnstile-token")
+    try:
+        held = read_secret(path.read_text(encoding="utf-8").strip()) if path.exists() else None
+        if held is not None and await pool.run(lambda conn: authenticate(conn, held)) is not None:
+            return
+        secret, _ = await pool.run(lambda conn: add_token(conn, project, GatewayRole.OPERATOR, label="turnstile up"))
+        write_private(path, secret.text + "\n")
+    finally:
+        await pool.close()
