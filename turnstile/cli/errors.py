@@ -53,6 +53,8 @@ _EXTRAS = {
     "cryptography": "codec",
     "opentelemetry": "otel",
     "xllamacpp": "local",
+    "starlette": "gateway",
+    "uvicorn": "gateway",
 }
 """Packages that the base install lacks, and the extra that has each (pyproject.toml)."""
 

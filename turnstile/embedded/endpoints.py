@@ -21,6 +21,8 @@ class Endpoints(BaseModel):
     temporal_namespace: str
     web_ui_url: str | None = None
     """The Web UI of the embedded Temporal."""
+    gateway_url: str | None = None
+    """The gateway of `turnstile up`; the file `token` beside this one has a token for it."""
 
 
 def _path(data: Path) -> Path:

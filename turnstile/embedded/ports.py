@@ -29,6 +29,8 @@ class Ports(BaseModel):
     temporal_ui: int
     temporal_http: int
     temporal_metrics: int
+    gateway: int = 0
+    """Of `turnstile up`; 0 in a file of a version that had none."""
 
 
 def _is_free(port: int) -> bool:
@@ -72,15 +74,16 @@ def choose_ports(data: Path) -> tuple[Ports, list[Moved]]:
     chosen: dict[str, int] = {}
     for name in Ports.model_fields:
         port = kept.get(name)
-        if port is None or not _is_free(port):
+        if not port or not _is_free(port):
             port = next((new for new in drawn if new not in taken and _is_free(new)), None)
         if port is None:
             raise _none_free()
         chosen[name] = port
-    if not kept:
-        write_private(path, Ports(**chosen).model_dump_json() + "\n")
+    if not all(kept.get(name) for name in Ports.model_fields):
+        first = {name: kept.get(name) or port for name, port in chosen.items()}
+        write_private(path, Ports(**first).model_dump_json() + "\n")
     return Ports(**chosen), [
-        Moved(name, kept[name], port) for name, port in chosen.items() if kept.get(name, port) != port
+        Moved(name, kept[name], port) for name, port in chosen.items() if (kept.get(name) or port) != port
     ]
 
 

@@ -62,6 +62,8 @@ class EmbeddedServers:
         self._supervisor: Supervisor | None = None
         self._servers: dict[str, EmbeddedServer] = {}
         self._endpoints: Endpoints | None = None
+        self.gateway_port = 0
+        """The port that this directory keeps for a gateway."""
         self.moved: list[Moved] = []
         """Listeners whose port in this run differs from the directory's usual one."""
 
@@ -105,6 +107,12 @@ class EmbeddedServers:
             self._endpoints = endpoints
             self._resources = resources.pop_all()
         return endpoints
+
+    def announce_gateway(self, url: str) -> Endpoints:
+        """Adds the address of a gateway to the endpoints file; returns all addresses."""
+        self._endpoints = self.endpoints.model_copy(update={"gateway_url": url})
+        write_endpoints(self._data, self._endpoints)
+        return self._endpoints
 
     async def stop(self) -> None:
         """Removes the endpoints file, stops the servers, releases the data directory. A second call does nothing."""
@@ -169,6 +177,7 @@ class EmbeddedServers:
             self._supervisor = await Supervisor.launch(self._data)
             resources.push_async_callback(self._supervisor.close)
         ports, moved = choose_ports(self._data)
+        self.gateway_port = ports.gateway
         postgres = PostgresServer(self._data, ports.postgres, postgres_account(self._data / "postgres"))
         nats = NatsServer(self._data, ports.nats)
         temporal = TemporalServer(self._data, ports, self._namespace)
@@ -178,7 +187,7 @@ class EmbeddedServers:
             (self._temporal_address, temporal),
         ]
         self._servers = {server.name: server for address, server in wanted if address is None}
-        self.moved = [each for each in moved if each.name.split("_")[0] in self._servers]
+        self.moved = [each for each in moved if each.name.split("_")[0] in (*self._servers, "gateway")]
         await self._start_together()
         return Endpoints(
             database_url=self._database_url or postgres.url(),

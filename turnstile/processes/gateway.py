@@ -27,7 +27,7 @@ from turnstile.schema.errors import ConfigError, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId
 from turnstile.settings import GatewaySettings, Settings
 from turnstile.telemetry.health import Health
-from turnstile.telemetry.setup import open_telemetry
+from turnstile.telemetry.setup import Telemetry, open_telemetry
 from turnstile.transport.chunk_replay import declare_chunk_stream
 from turnstile.transport.connection import NatsConnection
 
@@ -44,53 +44,65 @@ async def run_gateway(
     *,
     ready: Callable[[str], None] | None = None,
     health: Health | None = None,
-    port: int | None = None,
 ) -> None:
     """Serve until `stop`; `ready` is called with the address once it does. Raises `ConfigError`, `MigrationError`."""
-    section = settings.gateway
+    name, own_health = instance_name("gateway"), health or Health()
+    async with AsyncExitStack() as stack:
+        conn = await stack.enter_async_context(open_nats(nats_url, name, needed=False))
+        opening = open_telemetry(settings, None, conn, own_health, worker=False, bridge=False)
+        telemetry = await stack.enter_async_context(opening)
+
+        def serves(url: str) -> None:
+            own_health.serves()
+            if ready is not None:
+                ready(url)
+
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch_nats(conn, stop))
+            await serve_gateway(settings, database_url, conn, telemetry, stop, serves)
+            watching.cancel()
+
+
+async def serve_gateway(
+    settings: Settings,
+    database_url: str,
+    conn: NatsConnection,
+    telemetry: Telemetry,
+    stop: asyncio.Event,
+    ready: Callable[[str], None],
+    *,
+    port: int = 0,
+) -> None:
+    """Serve on this connection to NATS until `stop`, on `port` if the settings name none; raises as `run_gateway`."""
+    section, size = settings.gateway, settings.gateway.database_pool_size
     quiet()
-    with contextlib.closing(bind(section.host, section.port if port is None else port)) as listener:
-        url = url_of(section, listener)
-        async with AsyncExitStack() as stack:
-            pool = Pool(
-                database_url,
-                size=section.database_pool_size,
-                name=instance_name("gateway"),
-                patience=settings.database.patience_seconds,
-                read_only=True,
-            )
-            stack.push_async_callback(pool.close)
-            await unless_stopped(stop, await_server("PostgreSQL", lambda: _look(pool)))
-            if stop.is_set():
-                return
-            name = instance_name("gateway")
-            conn = await stack.enter_async_context(open_nats(nats_url, name, needed=False))
-            own_health = health or Health()
-            telemetry = await stack.enter_async_context(
-                open_telemetry(settings, pool, conn, own_health, worker=False, bridge=False, role="turnstile-gateway")
-            )
-            connections = Connections()
-            gateway = Gateway(
-                *(pool, conn, limits_of(section), doors_of(section, url, listener)),
-                default_channel=ChannelId(settings.protocol.default_channel),
-                abort=connections.abort,
-                meter=telemetry.meter,
-            )
-            stack.push_async_callback(gateway.feeds.close)
-            server = HttpServer(gateway.app, gateway.limits, connections)
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(server.serve(sockets=[listener]))
-                upkeep = [group.create_task(_keep_stream(conn)), group.create_task(watch_nats(conn, stop))]
-                await server.ready.wait()
-                own_health.serves()
-                if ready is not None:
-                    ready(url)
-                await stop.wait()
-                gateway.closing.set()
-                server.should_exit = True
-                await serving
-                for task in upkeep:
-                    task.cancel()
+    patience = settings.database.patience_seconds
+    pool = Pool(database_url, size=size, name=instance_name("gateway"), patience=patience, read_only=True)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(bind(section.host, section.port or port)))
+        stack.push_async_callback(pool.close)
+        await unless_stopped(stop, await_server("PostgreSQL", lambda: _look(pool)))
+        if stop.is_set():
+            return
+        connections, url = Connections(), url_of(section, listener)
+        gateway = Gateway(
+            *(pool, conn, limits_of(section), doors_of(section, url, listener)),
+            default_channel=ChannelId(settings.protocol.default_channel),
+            abort=connections.abort,
+            meter=telemetry.meter,
+        )
+        stack.push_async_callback(gateway.feeds.close)
+        server = HttpServer(gateway.app, gateway.limits, connections)
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(_keep_stream(conn))
+            serving = group.create_task(server.serve(sockets=[listener]))
+            await server.ready.wait()
+            ready(url)
+            await stop.wait()
+            gateway.closing.set()
+            server.should_exit = True
+            await serving
+            keeping.cancel()
 
 
 async def _look(pool: Pool) -> None:

@@ -6,10 +6,11 @@ process ends as a whole: at `stop`, or after an error that it cannot handle.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
@@ -42,6 +43,8 @@ from turnstile.temporal.plugin import turnstile_plugin
 
 log = logging.getLogger(__name__)
 Ready = Callable[[], None]
+Beside = Callable[[Servers], Coroutine[Any, Any, None]]
+"""What else runs in the process, on its connections, until `stop`."""
 
 
 async def _run(
@@ -55,8 +58,10 @@ async def _run(
     standby: bool = True,
     health: Health | None = None,
     local: LocalAddress = served_elsewhere,
+    beside: Beside | None = None,
 ) -> None:
-    process = _Process(settings, endpoints, health or Health(), ready, standby, local, worker=worker, bridge=bridge)
+    own = health or Health()
+    process = _Process(settings, endpoints, own, ready, standby, local, beside, worker=worker, bridge=bridge)
     await process.run(stop)
 
 
@@ -83,6 +88,7 @@ class _Process:
     standby: bool
     local: LocalAddress
     """Where the servers of local models are."""
+    beside: Beside | None
     worker: bool
     bridge: bool
 
@@ -113,6 +119,8 @@ class _Process:
                 if self.worker:
                     await stack.enter_async_context(watching_loop())
                     Worker(servers, exclusive, registry).start(group, stop)
+                if self.beside is not None:
+                    group.create_task(self.beside(servers))
                 group.create_task(watch_nats(servers.conn, stop))
                 self.health.serves()
                 if self.ready is not None:

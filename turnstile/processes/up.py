@@ -1,4 +1,4 @@
-"""`turnstile up`: runs the embedded servers, the migrations, worker and bridge in one process until `stop`.
+"""`turnstile up`: runs the embedded servers, the migrations, worker, bridge and gateway in one process until `stop`.
 
 The server of a local model is started when the model is first asked for, or at once if a profile names it.
 
@@ -17,10 +17,14 @@ from typing import Any, TypeVar, cast
 from turnstile.embedded import EmbeddedServers, Endpoints, ServerFailure, ServerName
 from turnstile.local.model_servers import LocalServers
 from turnstile.processes.addresses import NAMESPACE
+from turnstile.processes.connections import Servers
+from turnstile.processes.gateway import own_token, serve_gateway
 from turnstile.processes.migration import MigrationReport, migrate_all
 from turnstile.processes.run import run_both
 from turnstile.processes.stream_watch import StreamWatch, WatchTimes
+from turnstile.runtime.waiting import unless_stopped
 from turnstile.schema.errors import TurnstileError
+from turnstile.schema.ids import ProjectId
 from turnstile.settings import Settings
 from turnstile.telemetry.health import Health
 from turnstile.telemetry.health_file import serving_health
@@ -81,8 +85,12 @@ async def run_up(
             migrated = await unless(stop, migrate_all(settings, endpoints, needs_nats=False))
             local = LocalServers(data, settings.local)
             resources.push_async_callback(local.close)
-            running = Running(endpoints, servers.embedded, migrated)
-            await _serve(settings, servers, local, stop, say, lambda: ready(running), health, watch or WatchTimes())
+            await unless(stop, own_token(data, endpoints.database_url, ProjectId(settings.protocol.default_project)))
+
+            def serves(url: str) -> None:
+                ready(Running(servers.announce_gateway(url), servers.embedded, migrated))
+
+            await _serve(settings, servers, local, stop, say, serves, health, watch or WatchTimes())
     except Stopped:
         return
 
@@ -108,13 +116,29 @@ async def _serve(
     local: LocalServers,
     stop: asyncio.Event,
     say: Callable[[str], None],
-    ready: Callable[[], None],
+    ready: Callable[[str], None],
     health: Health,
     watch: WatchTimes,
 ) -> None:
-    halt = asyncio.Event()
+    halt, kernel = asyncio.Event(), asyncio.Event()
+
+    async def gateway(opened: Servers) -> None:
+        """Serve HTTP once the kernel does; `ready` gets the address."""
+        await unless_stopped(halt, kernel.wait())
+        url = servers.endpoints.database_url
+        port = servers.gateway_port
+        await serve_gateway(settings, url, opened.conn, opened.telemetry, halt, ready, port=port)
+
     program = asyncio.create_task(
-        run_both(settings, servers.endpoints, halt, ready=ready, health=health, local=local.address)
+        run_both(
+            settings,
+            servers.endpoints,
+            halt,
+            ready=kernel.set,
+            health=health,
+            local=local.address,
+            beside=gateway,
+        )
     )
     guard = asyncio.create_task(_guard(servers, say, watch))
     stopping = asyncio.create_task(stop.wait())

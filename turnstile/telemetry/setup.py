@@ -17,26 +17,30 @@ __all__ = ["Telemetry", "open_telemetry", "sdk_metrics_address"]
 
 @asynccontextmanager
 async def open_telemetry(
-    settings: Settings, pool: Pool, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool, role: str = ""
+    settings: Settings, pool: Pool | None, conn: NatsConnection, health: Health, *, worker: bool, bridge: bool
 ) -> AsyncGenerator[Telemetry]:
     """Open traces and metrics as configured; raises `ConfigError` for a port that is taken or an extra that is missing.
 
-    Only a bridge serves the metrics of inbox and threads. `role` names what is neither worker nor bridge.
+    Only a bridge serves the metrics of inbox and threads. What is neither worker nor bridge is a gateway, and may
+    have no pool of its own.
     """
     section, targets, pump = settings.observability, settings.worker.worker_targets, settings.pump.worker_target
     tracer, meter = SILENT.tracer, SILENT.meter
     async with AsyncExitStack() as stack:
         if section.otlp_endpoint:
-            kernel = "turnstile" if worker and bridge else "turnstile-worker" if worker else "turnstile-bridge"
-            tracer = await stack.enter_async_context(otlp_tracer(section.otlp_endpoint, role or kernel))
+            names = {(True, True): "turnstile", (True, False): "turnstile-worker", (False, True): "turnstile-bridge"}
+            role = names.get((worker, bridge), "turnstile-gateway")
+            tracer = await stack.enter_async_context(otlp_tracer(section.otlp_endpoint, role))
         if section.metrics_port:
             serving = serving_metrics(
                 section.metrics_host,
                 section.metrics_port,
                 wide_labels=section.metrics_labels,
-                query=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump]))) if bridge else None,
+                query=(lambda: pool.run(lambda conn: measure_backlog(conn, targets, [pump])))
+                if bridge and pool is not None
+                else None,
                 health=health,
-                traffic=lambda: Traffic(pool.round_trips, conn.messages_out, conn.messages_in),
+                traffic=lambda: Traffic(0 if pool is None else pool.round_trips, conn.messages_out, conn.messages_in),
             )
             meter = await stack.enter_async_context(serving)
         yield Telemetry(tracer, meter)

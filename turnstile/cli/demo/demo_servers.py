@@ -19,7 +19,7 @@ from turnstile.ledger.turns.roster import add_agent, list_agents, put_profile
 from turnstile.processes.up import Running, Stopped, run_up, unless
 from turnstile.schema.ids import AgentId
 from turnstile.schema.profiles import Profile
-from turnstile.settings import DatabaseSettings, NatsSettings, Settings, TemporalSettings
+from turnstile.settings import DatabaseSettings, GatewaySettings, NatsSettings, Settings, TemporalSettings
 
 
 async def run_with_own_servers(
@@ -83,6 +83,7 @@ def _own_servers(settings: Settings) -> Settings:
             "database": DatabaseSettings(patience_seconds=settings.database.patience_seconds),
             "nats": NatsSettings(patience_seconds=settings.nats.patience_seconds),
             "temporal": TemporalSettings(),
+            "gateway": GatewaySettings(),
         }
     )
 

@@ -20,6 +20,7 @@ def print_addresses(out: Output, settings: Settings, data: Path, running: Runnin
         "nats": ", ".join(without_password(url) for url in endpoints.nats_url.split(",")),
         "temporal": f"{endpoints.temporal_address}, namespace {endpoints.temporal_namespace}",
         "web_ui": settings.temporal.web_ui_url or endpoints.web_ui_url,
+        "gateway": endpoints.gateway_url,
         "data": str(data.absolute()),
     }
     if out.as_json:
@@ -27,9 +28,17 @@ def print_addresses(out: Output, settings: Settings, data: Path, running: Runnin
         addresses["worker_targets"] = [*settings.worker.worker_targets]
         out.json_line(addresses)
         return
-    names = {"database": "PostgreSQL", "nats": "NATS", "temporal": "Temporal", "web_ui": "Web UI", "data": "data"}
+    names = {
+        "database": "PostgreSQL",
+        "nats": "NATS",
+        "temporal": "Temporal",
+        "web_ui": "Web UI",
+        "gateway": "HTTP",
+        "data": "data",
+    }
     facts = {names[name]: address for name, address in addresses.items()}
     facts["passwords"] = str(data.absolute() / "endpoints.json")
+    facts["token"] = f"{data.absolute() / 'token'}, for HTTP"
     facts["serves"] = ", ".join(settings.worker.worker_targets)
     out.facts("turnstile is up", facts)
     out.remark("Ctrl-C stops it. In another terminal, in this directory:")

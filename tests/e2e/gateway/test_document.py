@@ -1,0 +1,66 @@
+"""The OpenAPI document: a public validator accepts it, and requests made of it are answered as it says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from tests.support.gateway import client, serving, token_of
+from tests.support.tenants import Tenant
+
+SHARE = 0.02
+"""Of `--fuzz-cases`: 100 in the usual run, 2 % of what is wanted else."""
+
+
+@pytest.fixture(scope="module")
+async def patient(here: Any) -> AsyncIterator[str]:
+    """A gateway without a rate."""
+    async with serving(here, requests_per_second=0.0, heartbeat_seconds=0.2) as url:
+        yield url
+
+
+async def test_the_document_is_one_and_names_every_address(url: str) -> None:
+    async with client(url, None) as web:
+        document = (await web.get("/v1/openapi.json")).json()
+    OpenAPIV31SpecValidator(document).validate()
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) >= 13
+    assert all("default" in operation["responses"] for operation in operations)
+
+
+@pytest.mark.fuzz
+async def test_requests_made_of_the_document_are_answered_as_it_says(
+    patient: str, tenant: Tenant, fuzz_share: Callable[[float], int]
+) -> None:
+    """Both requests that it allows and requests that it does not; what is allowed names nothing that is there."""
+    token = await token_of(tenant.stack, tenant.project)
+    async with client(patient, None) as web:
+        document = (await web.get("/v1/openapi.json")).json()
+    cases = fuzz_share(SHARE)
+    assert await asyncio.to_thread(_try, document, patient, token, cases) >= cases
+    assert await tenant.count("state.agent_inbox") == 0
+
+
+def _try(document: dict[str, Any], url: str, token: str, cases: int) -> int:
+    """Send so many requests; raises for an answer that the document does not tell, or that is an error of ours."""
+    schema = schemathesis.openapi.from_dict(document)
+    operations = [result.ok() for result in schema.get_all_operations()]
+    most = cases // (2 * len(operations)) + 1
+    tried = 0
+    for operation in operations:
+        for mode in schemathesis.GenerationMode:
+
+            @settings(max_examples=most, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def answered(case: schemathesis.Case) -> None:
+                nonlocal tried
+                tried += 1
+                response = case.call(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=20)
+                case.validate_response(response)
+
+            answered()
+    return tried
