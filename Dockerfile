@@ -1,15 +1,15 @@
-# Turnstile for servers of your own (docs/deployment.md): worker, bridge, migrate and the example tools in one image,
+# Turnstile for servers of your own (docs/deployment.md): worker, bridge, gateway, migrate and the example tools in one image,
 # without the embedded servers of `turnstile up`.
 FROM python:3.13.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/turnstile
 COPY pyproject.toml requirements-dev.lock ./
-# The base install and three of the extras, in the versions and with the hashes of the lock that has all of them.
+# The base install and four of the extras, in the versions and with the hashes of the lock that has all of them.
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
-print(*project['dependencies'], *extras['server'], *extras['codec'], *extras['otel'], sep='\n')" > wanted.txt \
+print(*project['dependencies'], *extras['server'], *(each for each in extras['gateway'] if 'turnstile' not in each), *extras['codec'], *extras['otel'], sep='\n')" > wanted.txt \
     && /opt/turnstile/bin/pip install --require-hashes --only-binary=:all: -c requirements-dev.lock -r wanted.txt
 # hatchling stays in this stage: it is needed to install the project, and not to run it.
 RUN pip install --require-hashes --only-binary=:all: -c requirements-dev.lock hatchling
@@ -22,6 +22,7 @@ COPY sdk sdk
 COPY activities activities
 COPY workflows workflows
 COPY bridge bridge
+COPY gateway gateway
 COPY turnstile turnstile
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/turnstile/bin/pip install --no-deps dist/*.whl
@@ -45,7 +46,7 @@ WORKDIR /etc/turnstile
 USER 10001:10001
 EXPOSE 9464
 STOPSIGNAL SIGTERM
-# Of a worker or a bridge; compose turns it off for what is neither.
+# Of a worker, a bridge or a gateway; compose turns it off for what is neither.
 HEALTHCHECK --interval=30s --timeout=6s --start-period=60s --start-interval=2s --retries=3 CMD ["turnstile", "health"]
 ENTRYPOINT ["turnstile"]
 CMD ["--help"]

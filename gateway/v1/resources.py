@@ -28,9 +28,7 @@ _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 class TurnCreate(Strict):
     """A turn to run. It needs an agent or a profile with instances, and an instruction, a box or the agent's memory."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"anyOf": [{"required": ["agent_id"]}, {"required": ["profile_name"]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["agent_id"]}, {"required": ["profile_name"]}]})
 
     agent_id: str | None = Field(default=None, pattern=_TOKEN)
     """The agent that shall run it."""

@@ -116,6 +116,7 @@ def test_the_roles_that_migrate_grants_to_are_those_that_log_in() -> None:
     granted = services()["migrate"]["environment"]
     assert granted["TURNSTILE__DATABASE__BRIDGE_ROLE"] == login("bridge")
     assert granted["TURNSTILE__DATABASE__WORKER_ROLE"] == login("worker")
+    assert granted["TURNSTILE__DATABASE__GATEWAY_ROLE"] == login("gateway")
 
 
 def test_nothing_is_published_but_on_loopback() -> None:
@@ -194,7 +195,7 @@ def parse(words: list[str]) -> None:
 
 def test_every_turnstile_command_is_one() -> None:
     lines = command_lines()
-    assert {line[0] for line in lines} == {"migrate", "bridge", "worker", "health", "--help"}
+    assert {line[0] for line in lines} == {"migrate", "bridge", "worker", "gateway", "health", "--help"}
     for line in lines:
         parse(line)
 
@@ -239,7 +240,7 @@ def test_the_image_holds_what_the_wheel_holds() -> None:
     assert copied == let_in
     assert all((ROOT / each).exists() for each in copied)
     installed = set(re.findall(r"extras\['(\w+)'\]", DOCKERFILE))
-    assert installed == {"server", "codec", "otel"}
+    assert installed == {"server", "gateway", "codec", "otel"}
     assert installed <= PROJECT["optional-dependencies"].keys()
 
 

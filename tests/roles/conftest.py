@@ -10,7 +10,7 @@ from turnstile.ledger.grants import grant
 from turnstile.ledger.migrate import migrate
 from turnstile.ledger.pool import Pool
 
-BRIDGE, WORKER = "turnstile_bridge", "turnstile_worker"
+BRIDGE, WORKER, GATEWAY = "turnstile_bridge", "turnstile_worker", "turnstile_gateway"
 
 
 @pytest.fixture(scope="package")
@@ -36,6 +36,7 @@ async def granted(logins: str) -> str:
     pool = Pool(login_url(logins, "migrate"), size=1)
     for _ in range(2):
         await migrate(pool)
-        assert await grant(pool, bridge_role=BRIDGE, worker_role=WORKER) == [BRIDGE, WORKER]
+        roles = await grant(pool, bridge_role=BRIDGE, worker_role=WORKER, gateway_role=GATEWAY)
+        assert roles == [BRIDGE, GATEWAY, WORKER]
     await pool.close()
     return "turnstile"

@@ -16,7 +16,7 @@ from turnstile.embedded.postgres_server import find_postgres_program
 DEPLOY = ROOT / "deploy"
 OTHER = "other"
 """A project with a client of its own, `client_other`, added as docs/security.md says."""
-USERS = ("admin", "bridge", "worker", "tool", "client", "operator", "client_other")
+USERS = ("admin", "bridge", "worker", "gateway", "tool", "client", "operator", "client_other")
 
 
 def nats_conf() -> str:
@@ -50,7 +50,7 @@ class GuardedNats(NatsServer):
         return self.url.replace("://", f"://{user}:{password(user)}@")
 
 
-ROLES = ("migrate", "bridge", "worker", "temporal")
+ROLES = ("migrate", "bridge", "worker", "gateway", "temporal")
 """Of PostgreSQL, as `deploy/postgres/init.sh` names them."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.roles.conftest import BRIDGE, WORKER
+from tests.roles.conftest import BRIDGE, GATEWAY, WORKER
 from tests.roles.servers import logged_in, login_url
 from tests.support.databases import Databases
 from tests.support.ledger.reach import SHARED, queries_of, used_by_processes
@@ -22,6 +22,7 @@ from turnstile.ledger.queries import all_queries
 from turnstile.schema.errors import ConfigError
 
 PROCESSES = {"bridge": BRIDGE, "worker": WORKER}
+ALL = {**PROCESSES, "gateway": GATEWAY}
 HELD = """
 SELECT n.nspname || '.' || c.relname AS relation, c.relname AS name, right_.privilege_type AS verb, null AS column
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN aclexplode(c.relacl) AS right_
@@ -64,6 +65,15 @@ FORBIDDEN_TO_WORKERS = (
     "UPDATE resource.profiles SET worker_target = 'mine'",
 )
 """What a bridge may, as operators ask it."""
+FORBIDDEN_TO_GATEWAYS = (
+    *FORBIDDEN_TO_WORKERS,
+    "INSERT INTO state.agent_inbox (inbox_id) VALUES ('mine')",
+    "UPDATE state.gateway_tokens SET role = 'operator'",
+    "DELETE FROM state.gateway_tokens",
+    "SELECT FROM state.agent_inbox FOR UPDATE",
+    "SELECT FROM state.execution_edges",
+)
+"""It reads, and nothing else."""
 REFUSED = (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError)
 """The second is of a column of a view that is computed."""
 
@@ -127,18 +137,23 @@ def test_it_is_known_what_each_process_runs() -> None:
     assert not {"claim_inbox", "report_call", "put_profile", "one_active_turn"} & worker
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", ALL)
 async def test_a_process_may_run_its_statements(conn: Any, process: str) -> None:
-    assert await Probe(conn, PROCESSES[process]).refused(queries_of(process)) == {}
+    assert await Probe(conn, ALL[process]).refused(queries_of(process)) == {}
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", ALL)
 async def test_every_right_is_needed(conn: Any, process: str) -> None:
-    probe, queries = Probe(conn, PROCESSES[process]), queries_of(process)
+    probe, queries = Probe(conn, ALL[process]), queries_of(process)
     held = await probe.held()
-    assert len(held) > 40
+    assert len(held) > (10 if process == "gateway" else 40)
     spare = [(each["relation"], each["verb"], each["column"]) for each in held if not await probe.needs(each, queries)]
     assert spare == []
+
+
+async def test_a_gateway_only_reads(conn: Any) -> None:
+    held = await Probe(conn, GATEWAY).held()
+    assert {(each["verb"], each["column"]) for each in held} == {("SELECT", None)}
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -152,11 +167,14 @@ async def test_what_no_process_may(conn: Any, process: str) -> None:
     assert not [each for each in held if each["verb"] == "UPDATE" and each["column"] is None]
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", ALL)
 async def test_what_a_process_is_refused(logins: str, granted: str, process: str) -> None:
     conn = await logged_in(login_url(logins, process, granted))
     done: list[str] = []
-    for statement in (*FORBIDDEN, *(FORBIDDEN_TO_WORKERS if process == "worker" else ())):
+    for statement in (
+        *FORBIDDEN,
+        *({"worker": FORBIDDEN_TO_WORKERS, "gateway": FORBIDDEN_TO_GATEWAYS}.get(process, ())),
+    ):
         with contextlib.suppress(*REFUSED):
             await conn.execute(statement)
             done.append(statement)

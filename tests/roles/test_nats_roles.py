@@ -10,6 +10,8 @@ from turnstile.schema.errors import ConfigError
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
+STR = "cg_str_v1r4"
+GATEWAY_HEARS = ("sub cg.v1r4.*.*.evt.>", "sub cg.v1r4.*.*.str.>")
 VERBS = ("enqueue", "stop", "send", "box_fork", "box_make", "box_replace")
 
 MAY: dict[str, tuple[str, ...]] = {
@@ -41,6 +43,11 @@ MAY: dict[str, tuple[str, ...]] = {
         "pub cg.v1r4.p.c.cmd.sys.pmo.internal.fork_join",
         *(f"pub _INBOX_{user}.x" for user in ("client", "operator", "client_other")),
         f"pub $JS.API.STREAM.INFO.{EVT}",
+    ),
+    "gateway": (
+        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("enqueue", "stop")),
+        *(f"pub $JS.API.{call}.{STR}" for call in ("STREAM.INFO", "STREAM.CREATE", "DIRECT.GET")),
+        *GATEWAY_HEARS,
     ),
     "tool": (
         *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("describe", "report")),
@@ -112,6 +119,18 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
         f"pub $JS.ACK.{CMD}.turnstile_wakeup_t.1.1.1.1.1",
         "sub cg.v1r4.demo.c.req.sys.bridge.enqueue",
         "sub cg.v1r4.demo.c.req.sys.bridge.> turnstile",
+        "sub cg.v1r4.demo.c.cmd.tool.text.count",
+    ),
+    "gateway": (
+        *(f"pub cg.v1r4.demo.c.cmd.sys.bridge.{verb}" for verb in VERBS),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("report", "agent.put", "thread.describe")),
+        *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
+        f"pub $JS.API.STREAM.CREATE.{CMD}",
+        f"pub $JS.API.STREAM.UPDATE.{STR}",
+        f"pub $JS.API.STREAM.DELETE.{STR}",
+        f"pub $JS.API.CONSUMER.CREATE.{STR}",
+        "pub cg.v1r4.demo.c.cmd.tool.text.count",
+        "sub cg.v1r4.demo.c.req.sys.bridge.enqueue",
         "sub cg.v1r4.demo.c.cmd.tool.text.count",
     ),
     "tool": (
@@ -202,6 +221,7 @@ async def test_what_a_role_may_not(user: tuple[str, NatsConnection]) -> None:
     name, conn = user
     others = [each for each in USERS if each != name]
     wrong = [*MAY_NOT[name], *(f"sub _INBOX_{each}.>" for each in others)]
-    wrong += [action for action in NOBODY if name != "admin" or not action.startswith("pub $JS.API.")]
+    unheard = [action for action in NOBODY if name != "gateway" or action not in GATEWAY_HEARS]
+    wrong += [action for action in unheard if name != "admin" or not action.startswith("pub $JS.API.")]
     wrong += [action for each in others if (action := f"pub _INBOX_{each}.x") not in MAY[name]]
     assert [action for action in wrong if await allowed(conn, action)] == []

@@ -12,6 +12,7 @@ from turnstile.ledger.queries import all_queries
 
 WORKER = ("activities", "turnstile/processes/models.py")
 BRIDGE = ("bridge", "activities/turn/turn_events.py", "turnstile/telemetry/setup.py")
+GATEWAY = ("gateway",)
 PROCESSES = tuple(
     f"turnstile/processes/{name}.py"
     for name in ("run", "worker", "bridge", "migration", "connections", "presence", "exclusive_targets")
@@ -34,10 +35,11 @@ _ELSEWHERE = {"bridge/safety/engine_audit.py", "bridge/verbs/project_removal.py"
 
 
 def queries_of(process: str) -> set[str]:
-    """The queries that `worker` or `bridge` runs."""
-    paths = {"worker": WORKER, "bridge": BRIDGE}[process]
+    """The queries that `worker`, `bridge` or `gateway` runs."""
+    paths = {"worker": WORKER, "bridge": BRIDGE, "gateway": GATEWAY}[process]
     named = {name for path in _files(paths) for name in _imported(path)}
-    named |= {name for name, of in SHARED.items() if of in (process, "both")}
+    both = {"pending", "Pool"} if process == "gateway" else {name for name, of in SHARED.items() if of == "both"}
+    named |= {name for name, of in SHARED.items() if of == process} | both
     calls = _ledger()
     reached: set[str] = set()
     while named:
