@@ -34,6 +34,8 @@ class Caller:
     policy: DelegationPolicy | None
     targets: Mapping[tuple[Kind, str], Target]
     depth_limit: int
+    waits: bool
+    """Whether the call is answered by what its tasks come to."""
 
     @property
     def boxes(self) -> set[BoxId]:
@@ -130,6 +132,9 @@ def _target(caller: Caller, tool: str, task: TaskArguments) -> Target:
         target = None
     if target is None or target.profile_box_id is None or target.profile_name is None:
         raise DelegationRefused("unknown_profile", f"{tool}: profile not found: {task.target_ref}")
+    if not new and caller.waits and task.target_strategy == "reuse" and target.is_above:
+        what = f"{tool}: {task.target_ref} waits for this call itself: ask another agent, or delegate without wait"
+        raise DelegationRefused("waits_for_itself", what)
     if caller.policy is None:
         raise DelegationRefused("delegation_denied", "delegation denied: caller profile missing delegation_policy")
     if not caller.policy.allows(target.profile_name, target.tags):

@@ -266,9 +266,9 @@ def _delegating() -> list[ToolDefinition]:
     return [
         ToolDefinition(
             tool_name=row.tool_name,
-            description=row.description,
+            description=row.description or "",
             parameters=row.parameters,
-            target_subject=row.target_subject,
+            target_subject=subjects.pmo_target(row.tool_name),
             options=DefinedOptions(suspend_timeout_seconds=FORK_SECONDS),
         )
         for row in kernel_tools().values()

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from turnstile.schema.base import JsonObject
 
@@ -58,9 +58,9 @@ class Plan:
                 case Plan():
                     return value.instruction(next(keys))
                 case dict():
-                    return {name: written(each) for name, each in value.items()}
+                    return {name: written(each) for name, each in cast("dict[str, Any]", value).items()}
                 case list():
-                    return [written(each) for each in value]
+                    return [written(each) for each in cast("list[Any]", value)]
                 case _:
                     return value
 
