@@ -30,10 +30,10 @@ SELECT correlation_id, count(DISTINCT agent_turn_id)::int8 AS turns FROM state.a
 WHERE message_type = 'turn' GROUP BY project_id, correlation_id HAVING count(DISTINCT agent_turn_id) > 1;
 
 -- name: results_twice :many
--- Calls with more than one result in a box.
+-- Calls with more than one result, or with one twice in a box. A child that inherits a box has the cards of it in its own.
 SELECT c.tool_call_id, count(*)::int8 AS results FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
 WHERE c.metadata ->> 'type' = 'tool.result' AND c.tool_call_id IS NOT NULL
-GROUP BY c.tenant_id, c.tool_call_id HAVING count(*) > 1;
+GROUP BY c.tenant_id, c.tool_call_id HAVING count(DISTINCT c.card_id) > 1 OR count(*) > count(DISTINCT b.box_id);
 
 -- name: calls :one
 -- The number of calls sent, by how they were settled.

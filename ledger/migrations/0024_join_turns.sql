@@ -74,8 +74,12 @@ BEGIN
         SELECT coalesce(array_agg(agent_turn_id) FILTER (WHERE earlier IS NULL), '{}') INTO fresh FROM done;
         marked := marked || fresh;
         -- of a turn that another cascade has marked, that one took all below it along; only `whole` must look there again
+        -- of a batch that is decided and lets its losers finish nobody waits for them any more
         level := ARRAY(SELECT c.agent_turn_id FROM state.turn_nodes c
-                       WHERE c.parent_turn_id = ANY (CASE WHEN whole THEN level ELSE fresh END) AND (whole OR (c.waited AND NOT c.ended)));
+                       WHERE c.parent_turn_id = ANY (CASE WHEN whole THEN level ELSE fresh END) AND (whole OR (
+                           c.waited AND NOT c.ended AND NOT EXISTS (
+                               SELECT FROM state.pmo_batch_tasks t JOIN state.pmo_batches b ON b.batch_id = t.batch_id
+                               WHERE t.current_agent_turn_id = c.agent_turn_id AND b.losers = 'finish' AND b.decided_at IS NOT NULL OFFSET 0))));
     END LOOP;
     marked := array_remove(marked, ender);
     IF cardinality(marked) > 0 THEN
