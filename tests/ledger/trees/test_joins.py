@@ -94,6 +94,16 @@ async def test_losers_that_finish_are_not_marked(agents: Pool) -> None:
     assert [status for _, status, _ in await task_states(agents, "c1")] == ["success", "success"]
 
 
+async def test_losers_that_finish_outlive_the_turn_that_forked_them(agents: Pool) -> None:
+    top = await sleeper(agents, "c1")
+    made = await forks(agents, "c1", 2, join=JoinMode.ANY, losers=Losers.FINISH)
+    await succeed(agents, made.tasks[0].agent_turn_id)
+    await end_by_fallback(agents, top, TurnStatus.CANCELED, "stopped", "stopped")
+    assert await marked(agents) == set()
+    await succeed(agents, made.tasks[1].agent_turn_id)
+    assert [status for _, status, _ in await task_states(agents, "c1")] == ["success", "success"]
+
+
 @pytest.mark.parametrize(("mode", "k"), [(JoinMode.FIRST_K, 2), (JoinMode.QUORUM, 2)])
 async def test_k_successes_decide(agents: Pool, mode: JoinMode, k: int) -> None:
     await sleeper(agents, "c1")
