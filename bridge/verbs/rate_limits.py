@@ -12,7 +12,7 @@ from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.wire.limits import rate_limited
 
-MAY_REPEAT = frozenset({"enqueue", "send"})
+MAY_REPEAT = frozenset({"enqueue", "send", "delegate"})
 """Verbs that answer repeats also above the rate: they get `wait_seconds`, and refuse new requests themselves."""
 ALWAYS_PASS = frozenset({"stop", "report"})
 

@@ -182,6 +182,7 @@ MATRIX: dict[str, Make] = {
     "enqueue, agent in the header": lambda _, its: enqueue({headers.AGENT_ID: its.agent}),
     "enqueue, project in the header": lambda _, its: enqueue({headers.PROJECT_ID: its.project}),
     "stop agent_turn_id, asleep": lambda _, its: Case("stop", {"agent_turn_id": its.asleep}),
+    "stop cascade": lambda _, its: Case("stop", {"agent_turn_id": its.asleep, "cascade": "all"}),
     "stop agent_turn_id, queued": lambda _, its: Case("stop", {"agent_turn_id": its.queued}),
     "stop agent_turn_id, dispatched": lambda _, its: Case("stop", {"agent_turn_id": its.due}),
     "stop agent_turn_id, ended": lambda _, its: Case("stop", {"agent_turn_id": its.ended}),
