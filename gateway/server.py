@@ -22,6 +22,7 @@ from turnstile.schema.errors import ConfigError
 
 _HEAD_BYTES = 32 * 1024
 _BACKLOG = 2048
+_SEND_BYTES = 128 * 1024
 _GRACE_SECONDS = 10
 
 
@@ -125,6 +126,8 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: the system would hold megabytes for each client that takes nothing.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         listener.bind((host, port))
     except OSError as error:
         listener.close()

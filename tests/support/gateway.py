@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -35,6 +38,24 @@ async def serving(stack: Stack, settings: Settings | None = None, **changes: Any
     finally:
         stop.set()
         await running
+
+
+@asynccontextmanager
+async def gateway_process(stack: Stack) -> AsyncGenerator[tuple[int, str]]:
+    """`turnstile gateway` as a process: its id, and where it serves; it may be killed."""
+    started = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("turnstile"),
+        *("gateway", "--config", stack.config),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert started.stderr is not None
+    async with asyncio.timeout(60):
+        while "gateway serves" not in (line := (await started.stderr.readline()).decode()):
+            assert line, "the gateway ended"
+    yield started.pid, line.split()[-1]
+    if started.returncode is None:
+        started.send_signal(signal.SIGTERM)
+    assert await started.wait() in (0, -signal.SIGKILL)
 
 
 async def token_of(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -21,7 +22,7 @@ ASK = {"agent_id": ALICE, "instruction": json.dumps({"steps": [{"text": "hello"}
 @pytest.fixture(scope="module")
 async def strict(here: Stack) -> AsyncIterator[str]:
     """A gateway with little patience."""
-    changes = {
+    changes: dict[str, Any] = {
         "max_body_kb": 4,
         "request_timeout_seconds": 0.5,
         "request_burst": 20,

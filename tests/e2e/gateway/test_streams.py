@@ -12,6 +12,7 @@ from tests.support.gateway import Folded, client, events_of, serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant
 from turnstile.schema.access import GatewayRole
+from turnstile.schema.ids import AgentTurnId
 
 WORDS = "".join(f"word-{number} " for number in range(300))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 150, "delay_seconds": 0.02}]})
@@ -25,11 +26,11 @@ STEPS = json.dumps(
 )
 
 
-async def begun(web: httpx.AsyncClient, instruction: str, **fields: str) -> str:
+async def begun(web: httpx.AsyncClient, instruction: str, **fields: str) -> AgentTurnId:
     """A turn that was just enqueued."""
     made = await web.post("/v1/turns", json={"agent_id": ALICE, "instruction": instruction, **fields})
     assert made.status_code in (201, 202), made.text
-    return made.json()["agent_turn_id"]
+    return AgentTurnId(made.json()["agent_turn_id"])
 
 
 async def follow(

@@ -6,6 +6,7 @@ import json
 import httpx
 
 from tests.support.tenants import ALICE, Tenant
+from turnstile.schema.ids import AgentTurnId
 
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})
 
@@ -47,19 +48,19 @@ async def test_the_same_key_is_the_same_turn(web: httpx.AsyncClient, tenant: Ten
 
 async def test_turns_are_listed_a_page_at_a_time(web: httpx.AsyncClient, tenant: Tenant) -> None:
     await tenant.agent("player")
-    made = []
+    made: list[AgentTurnId] = []
     for number in range(5):
         answer = await web.post("/v1/turns", json={"agent_id": ALICE, "instruction": says(str(number))})
         assert answer.status_code in (201, 202)
-        made.append(answer.json()["agent_turn_id"])
+        made.append(AgentTurnId(answer.json()["agent_turn_id"]))
     seen: list[str] = []
-    query = {"limit": 2}
+    query: dict[str, str] = {"limit": "2"}
     while True:
         page = (await web.get("/v1/turns", params=query)).json()
         seen += [turn["agent_turn_id"] for turn in page["turns"]]
         if page["next"] is None:
             break
-        query = {"limit": 2, "cursor": page["next"]}
+        query = {"limit": "2", "cursor": page["next"]}
     assert seen == made[::-1]
     for turn in made:
         await tenant.ended(turn)
