@@ -70,7 +70,7 @@ def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> 
         task_index=index,
         agent_id=target.agent_id
         if reuses and target.agent_id is not None
-        else spawned_agent_id(profile, call.tool_call_id, index),
+        else spawned_agent_id(profile, call.origin, index),
         profile_box_id=profile_box,
         agent_turn_id=turn,
         inbox_id=InboxId(uuid7()),

@@ -243,13 +243,6 @@ def drawn(nodes: list[TreeNode]) -> list[str]:
     return captured.get().splitlines()
 
 
-async def test_sixteen_children_are_joined_once(tenant: Tenant) -> None:
-    await staff(tenant)
-    ended = await chief_says(tenant, fork([task(instruction=says(f"{n}")) for n in range(16)]))
-    assert statuses(ended) == ("success", ["success"] * 16)
-    assert [each["summary"] for each in result(ended)["results"]] == [str(n) for n in range(16)]
-
-
 async def test_a_stop_of_the_parent_reaches_those_it_waits_for(tenant: Tenant) -> None:
     await staff(tenant)
     reply = await tenant.enqueue(CHIEF, steps(fork([task(instruction=NEVER)] * 2)))

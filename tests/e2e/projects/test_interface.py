@@ -151,6 +151,11 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     call = command.call
     described: Any = await client.request("describe", {"tool_call_id": call})
     await client.request("describe", {"card_id": described["call"]["tool_call_card_id"]})
+    task: JsonObject = {"target_strategy": "new", "target_ref": "nobody", "instruction": "hi"}
+    await client.request(
+        "delegate",
+        {"tool_call_id": call, "key": "1", "tool": "fork_join", "arguments": {"tasks": [task], "join": "all"}},
+    )
     await hand.report(call)
     box = (await hand.ended(turn)).view.output_box_id
     memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
