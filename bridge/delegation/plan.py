@@ -35,6 +35,8 @@ class Caller:
     policy: DelegationPolicy | None
     targets: Mapping[tuple[Kind, str], Target]
     depth_limit: int
+    waits: bool
+    """Whether the call is answered by what its tasks come to."""
 
     @property
     def boxes(self) -> set[BoxId]:
@@ -69,7 +71,7 @@ def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> 
         task_index=index,
         agent_id=target.agent_id
         if reuses and target.agent_id is not None
-        else spawned_agent_id(profile, call.tool_call_id, index),
+        else spawned_agent_id(profile, call.origin, index),
         profile_box_id=profile_box,
         agent_turn_id=turn,
         inbox_id=InboxId(uuid7()),
@@ -131,6 +133,9 @@ def _target(caller: Caller, tool: str, task: TaskArguments) -> Target:
         target = None
     if target is None or target.profile_box_id is None or target.profile_name is None:
         raise DelegationRefused("unknown_profile", f"{tool}: profile not found: {task.target_ref}")
+    if not new and caller.waits and task.target_strategy == "reuse" and target.is_above:
+        what = f"{tool}: {task.target_ref} waits for this call itself: ask another agent, or delegate without wait"
+        raise DelegationRefused("waits_for_itself", what)
     if caller.policy is None:
         raise DelegationRefused("delegation_denied", "delegation denied: caller profile missing delegation_policy")
     if not caller.policy.allows(target.profile_name, target.tags):

@@ -19,6 +19,7 @@ from tests.support.ledger.trees import (
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import AnswerForm, JoinMode, Losers, RefusedTask, delegate, expire_batch
+from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.schema.errors import Refused
@@ -104,6 +105,36 @@ async def test_losers_that_finish_are_not_marked(agents: Pool) -> None:
     assert [each["status"] for each in (await answer(agents, "c1"))["result"]["results"]] == ["success", "running"]
     await succeed(agents, made.tasks[1].agent_turn_id)
     assert [status for _, status, _ in await task_states(agents, "c1")] == ["success", "success"]
+
+
+async def test_losers_that_finish_outlive_their_parent(agents: Pool) -> None:
+    """Once it is decided nobody waits for them: an end or a stop of the parent passes them by, unless all are meant."""
+    ref = await sleeper(agents, "c1")
+    made = await forks(agents, "c1", 3, join=JoinMode.ANY, losers=Losers.FINISH)
+    await succeed(agents, made.tasks[0].agent_turn_id)
+    assert set((await mark_tree(agents, PROJECT, ref.agent_turn_id, "enough", whole=False)).turns) == {
+        ref.agent_turn_id
+    }
+    await end_by_fallback(agents, ref, TurnStatus.CANCELED, "stopped", "stopped")
+    assert await marked(agents) == set()
+    await succeed(agents, made.tasks[1].agent_turn_id)
+    assert set((await mark_tree(agents, PROJECT, ref.agent_turn_id, "all", whole=True)).turns) == {
+        made.tasks[2].agent_turn_id
+    }
+    await end_by_fallback(
+        agents, await in_hand(agents, made.tasks[2].agent_turn_id), TurnStatus.CANCELED, "stopped", "stopped"
+    )
+    assert [status for _, status, _ in await task_states(agents, "c1")] == ["success", "success", "canceled"]
+
+
+async def test_losers_that_would_finish_end_with_a_parent_that_still_waits(agents: Pool) -> None:
+    ref = await sleeper(agents, "c1")
+    made = await forks(agents, "c1", 2, join=JoinMode.ANY, losers=Losers.FINISH)
+    await end_by_fallback(agents, ref, TurnStatus.CANCELED, "stopped", "stopped")
+    assert await marked(agents) == {task.agent_turn_id for task in made.tasks}
+    assert await expire_batch(agents, "batch-c1")
+    for task in made.tasks:
+        await end_by_fallback(agents, await in_hand(agents, task.agent_turn_id), TurnStatus.CANCELED, "stopped", "")
 
 
 @pytest.mark.parametrize(("mode", "k"), [(JoinMode.FIRST_K, 2), (JoinMode.QUORUM, 2)])

@@ -68,6 +68,7 @@ WHERE NOT EXISTS (SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = t.id
 ESCAPED = """
 SELECT c.agent_turn_id FROM state.turn_nodes c JOIN state.turn_nodes p ON p.agent_turn_id = c.parent_turn_id
 WHERE c.waited AND NOT c.ended AND c.stopping_at IS NULL AND p.stopping_at IS NOT NULL
+  AND NOT state.is_let_finish(c.agent_turn_id)
 """
 WRONG = {
     "a batch that is not decided exactly once": """
