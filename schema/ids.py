@@ -80,9 +80,9 @@ def instance_id(project: ProjectId, channel: ChannelId, profile_name: str, kind:
     return _named_after(profile_name, [project, channel, profile_name.lower(), kind, name])
 
 
-def spawned_agent_id(profile_name: str, call: ToolCallId, task_index: int) -> AgentId:
-    """The id of the agent that a delegating call makes for one of its tasks; a repeat of the call means the same."""
-    return _named_after(profile_name, ["spawned", call, str(task_index)])
+def spawned_agent_id(profile_name: str, origin: str, task_index: int) -> AgentId:
+    """The id of the agent made for a task of `origin` (a call, or what its tool asks); a repeat means the same."""
+    return _named_after(profile_name, ["spawned", origin, str(task_index)])
 
 
 def _named_after(profile_name: str, parts: list[str]) -> AgentId:

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from turnstile.schema.pump.listeners import listener
     from turnstile.schema.pump.payloads import Payload
     from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
-    from turnstile.sdk.tools.service import Terminate, ToolCall, ToolFailed, ToolService
+    from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
     from turnstile.sdk.turns import Client, Turn, TurnResult, connect
 
 __all__ = [
     "BadRequest",
+    "ChildTask",
     "Client",
     "ConfigError",
     "HandlerMetadata",
@@ -44,7 +45,7 @@ _MODULES = {
     "turnstile.schema.pump.listeners": ("listener",),
     "turnstile.schema.pump.payloads": ("Payload",),
     "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "SystemErrorMessage"),
-    "turnstile.sdk.tools.service": ("Terminate", "ToolCall", "ToolFailed", "ToolService"),
+    "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
     "turnstile.sdk.turns": ("Client", "Turn", "TurnResult", "connect"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -18,7 +18,7 @@ from turnstile.schema.wire.limits import rate_limited
 
 MAX_PROJECTS = 10_000
 """Buckets in memory, about 200 bytes each."""
-MAY_REPEAT = frozenset({"enqueue", "send"})
+MAY_REPEAT = frozenset({"enqueue", "send", "delegate"})
 """Verbs that answer repeats also above the rate: they get `wait_seconds`, and refuse new requests themselves."""
 ALWAYS_PASS = frozenset({"stop", "report"})
 

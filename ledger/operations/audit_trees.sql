@@ -1,5 +1,5 @@
 -- The audit's rules on batches, their tasks and the marks of trees (migrations 0024 and 0025), each of which is written in one transaction.
--- Our batches are named after their call; a peer's are its own affair.
+-- Our batches are named after their call, and its tool's after the tool's key, too; a peer's are its own affair.
 
 -- name: batches_count_their_tasks :many
 -- Protocol §6 join: the counts of a batch are those of its tasks: all, open, successful and failed.
@@ -12,7 +12,7 @@ FROM state.pmo_batches b CROSS JOIN LATERAL (
            count(*) FILTER (WHERE t.status = 'success') AS successful,
            count(*) FILTER (WHERE t.status NOT IN ('pending', 'dispatched', 'success', 'partial')) AS failed
     FROM state.pmo_batch_tasks t WHERE t.batch_id = b.batch_id) n
-WHERE b.batch_id = 'batch-' || b.parent_tool_call_id
+WHERE b.batch_id = 'batch-' || b.parent_tool_call_id || coalesce('/' || b.call_key, '')
   AND (b.task_count, b.open_count, b.success_count, b.failed_count) IS DISTINCT FROM (n.tasks, n.open, n.successful, n.failed)
   AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
@@ -43,6 +43,22 @@ WHERE b.batch_id = 'batch-' || b.parent_tool_call_id AND b.status = 'running'
   AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;
 
+-- name: own_batches_keep_their_answer :many
+-- Protocol §12: a batch that a tool has under its call neither holds nor answers it, and keeps what it was decided as.
+SELECT jsonb_build_object('project_id', b.project_id, 'agent_turn_id', b.parent_agent_turn_id, 'tool_call_id', b.parent_tool_call_id,
+                          'batch_id', b.batch_id) AS ids,
+       format('it is %s, %s, and %s; its call is held by %s and %s', b.status,
+              CASE WHEN b.decided_at IS NULL THEN 'was not decided' ELSE 'was decided' END,
+              CASE WHEN b.result IS NULL THEN 'keeps no answer' ELSE 'keeps an answer' END, coalesce(w.held_by, 'nobody'),
+              CASE WHEN i.inbox_id IS NULL THEN 'not answered by it' ELSE 'answered by it' END) AS detail
+FROM state.pmo_batches b LEFT JOIN state.agent_inbox i ON i.inbox_id = 'join-' || b.batch_id
+LEFT JOIN state.turn_waiting_tools w ON w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
+WHERE b.call_key IS NOT NULL
+  AND ((b.status = 'running') <> (b.decided_at IS NULL) OR (b.status IN ('running', 'withdrawn')) <> (b.result IS NULL)
+       OR i.inbox_id IS NOT NULL OR w.held_by = b.batch_id)
+  AND (:since::timestamptz IS NULL OR b.created_at >= :since) AND (:project_id::text IS NULL OR b.project_id = :project_id)
+ORDER BY ids LIMIT :row_limit::int;
+
 -- name: tasks_are_their_turns :many
 -- Protocol §6 join: a task is as its turn ended, and open until then; the turn of one is a child that is waited for.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_turn_id', t.current_agent_turn_id, 'batch_id', t.batch_id,
@@ -55,7 +71,7 @@ FROM state.pmo_batches b JOIN state.pmo_batch_tasks t ON t.batch_id = b.batch_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = t.current_agent_turn_id
 LEFT JOIN state.agent_inbox i ON i.agent_turn_id = t.current_agent_turn_id AND i.message_type IN {turn_types}
 LEFT JOIN state.turn_nodes n ON n.agent_turn_id = t.current_agent_turn_id AND n.waited AND n.parent_turn_id = b.parent_agent_turn_id
-WHERE b.batch_id = 'batch-' || b.parent_tool_call_id
+WHERE b.batch_id = 'batch-' || b.parent_tool_call_id || coalesce('/' || b.call_key, '')
   AND CASE WHEN t.current_agent_turn_id IS NULL THEN t.status NOT IN ('pending', 'failed', 'canceled', 'timeout')
            WHEN i.inbox_id IS NULL THEN false  -- retention has removed it
            ELSE n.agent_turn_id IS NULL OR (t.status, t.error_code) IS DISTINCT FROM (coalesce(o.status, 'dispatched'), o.error_code) END

@@ -198,7 +198,8 @@ WITH silent AS MATERIALIZED (
     SELECT w.tool_call_id, w.project_id FROM state.pmo_batches b
     JOIN state.turn_waiting_tools w ON w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id
     JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
-    WHERE b.status = 'running' AND b.deadline_at > now() AND w.wait_status = 'waiting' AND a.worker_target = ANY (:worker_targets::text[])
+    WHERE b.status = 'running' AND b.deadline_at > now() AND w.wait_status = 'waiting' AND w.held_by = b.batch_id
+      AND a.worker_target = ANY (:worker_targets::text[])
       AND w.updated_at < now() - make_interval(secs => :older_seconds::float8)
       AND EXISTS (SELECT FROM state.pmo_batch_tasks t WHERE t.batch_id = b.batch_id AND t.status = 'pending' OFFSET 0)
       AND NOT EXISTS (SELECT FROM state.turn_nodes n WHERE n.agent_turn_id = b.parent_agent_turn_id AND n.stopping_at IS NOT NULL OFFSET 0)
@@ -221,7 +222,9 @@ SELECT b.batch_id FROM state.pmo_batches b
 JOIN resource.project_agents a ON a.agent_id = b.parent_agent_id AND a.project_id = b.project_id
 WHERE b.status = 'running' AND a.worker_target = ANY (:worker_targets::text[])
   AND (b.deadline_at < now() - make_interval(secs => :older_seconds::float8) OR EXISTS (
-      SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = b.parent_agent_turn_id OFFSET 0))
+      SELECT FROM state.turn_outcomes o WHERE o.agent_turn_id = b.parent_agent_turn_id OFFSET 0) OR b.call_key IS NOT NULL AND EXISTS (
+      SELECT FROM state.turn_waiting_tools w
+      WHERE w.tool_call_id = b.parent_tool_call_id AND w.project_id = b.project_id AND w.wait_status <> 'waiting' OFFSET 0))
 ORDER BY b.deadline_at LIMIT :row_limit::int;
 
 -- name: list_marked_queued :many

@@ -6,6 +6,7 @@ there, so whatever was cut off is gone on with by the same call. The batch is de
 whatever decides it. Each statement is one round trip. Never publishes: the caller rings for `Forked.rings`.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -175,6 +176,20 @@ class ParentCall(Tolerant):
     memory_context_box_id: BoxId | None
     last_output_box_id: BoxId | None
     deadline: datetime | None
+    call_key: str | None = None
+    """The name of a batch that the call's tool has under it (`under`); None for the call's own."""
+    call_digest: str | None = None
+    """The hash of what the tool asks by that name."""
+
+    @property
+    def origin(self) -> str:
+        """What the batch, its children's correlations and its new agents are named after; equal in every repeat."""
+        return self.tool_call_id if self.call_key is None else f"{self.tool_call_id}/{self.call_key}"
+
+    def under(self, key: str, tool: str, arguments: JsonObject) -> "ParentCall":
+        """What the call's tool asks of `tool` under it: a batch of this name, which does not hold the call."""
+        digest = hashlib.sha256(json.dumps([tool, arguments], sort_keys=True).encode()).hexdigest()
+        return self.model_copy(update={"call_key": key, "call_digest": digest, "arguments": arguments})
 
 
 class ForkedTask(Tolerant):
@@ -234,6 +249,24 @@ async def find_call(conn: Connection, project: ProjectId, call: ToolCallId) -> P
     return await query("find_call").opt_as(conn, ParentCall, project_id=project, tool_call_id=call)
 
 
+class OwnBatch(Tolerant):
+    """A batch that a tool has under its call. `result` once it is decided; None if it was withdrawn."""
+
+    batch_id: str
+    status: str
+    """running | success | partial | failed | timeout | withdrawn"""
+    call_digest: str | None
+    result: Json[JsonObject] | None
+    pending: bool
+    """Whether children of it are not enqueued yet."""
+
+
+async def find_own_batch(conn: Connection, call: ParentCall) -> OwnBatch | None:
+    """The batch of this key, if the tool has opened it."""
+    named = {"project_id": call.project_id, "batch_id": batch_of(call)}
+    return await query("find_own_batch").opt_as(conn, OwnBatch, **named)
+
+
 async def fork(
     pool: "Pool", call: ParentCall, batch: Batch, tasks: Sequence[Task], limits: ForkLimits = UNLIMITED_FORK
 ) -> Forked:
@@ -244,7 +277,7 @@ async def fork(
     """
     await pool.run(lambda conn: open_batch(conn, call, batch, tasks))
     hit(Fault.BATCH_OPENED)
-    batch_id = batch_of(call.tool_call_id)
+    batch_id = batch_of(call)
     children = sorted((task for task in tasks if isinstance(task, Child)), key=lambda each: each.task_index)
     leases: dict[int, NewLease] = {}
     for first in range(0, len(children), CHILDREN_AT_ONCE):
@@ -256,8 +289,10 @@ async def fork(
 
 
 async def open_batch(conn: Connection, call: ParentCall, batch: Batch, tasks: Sequence[Task]) -> bool:
-    """Make the batch and its tasks, and hold the call; False if the call has its batch already."""
+    """Make the batch and its tasks, and hold the call if it is its own; False if the batch is there already."""
     plan = {
+        "call_key": call.call_key,
+        "call_digest": call.call_digest,
         "deadline_seconds": batch.deadline_seconds,
         "join_mode": batch.join,
         "k": batch.k,
@@ -339,14 +374,14 @@ async def expire_batch(pool: "Pool", batch_id: str) -> bool:
     return row["status"] is not None
 
 
-def batch_of(call: ToolCallId) -> str:
-    """The id of a call's batch."""
-    return f"batch-{call}"
+def batch_of(call: ParentCall) -> str:
+    """The id of the call's batch."""
+    return f"batch-{call.origin}"
 
 
-def correlation_of(call: ToolCallId, task_index: int) -> str:
-    """The correlation of a call's child."""
-    return f"{call}-{task_index}"
+def correlation_of(call: ParentCall, task_index: int) -> str:
+    """The correlation of the call's child."""
+    return f"{call.origin}-{task_index}"
 
 
 async def _forked(conn: Connection, call: ParentCall, batch_id: str, leases: dict[int, NewLease]) -> Forked:
@@ -360,7 +395,7 @@ async def _delegated(conn: Connection, call: ParentCall, child: Child) -> Forked
     row = await query("find_delegated").opt(
         conn,
         project_id=call.project_id,
-        correlation_id=correlation_of(call.tool_call_id, child.task_index),
+        correlation_id=correlation_of(call, child.task_index),
         parent_turn_id=call.agent_turn_id,
     )
     if row is None:

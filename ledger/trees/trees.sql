@@ -42,6 +42,12 @@ LEFT JOIN LATERAL (
     WHERE x.agent_turn_id = t.current_agent_turn_id AND x.message_type IN {turn_types} LIMIT 1 OFFSET 0) i ON true
 WHERE b.batch_id = :batch_id AND b.project_id = :project_id ORDER BY t.task_index;
 
+-- name: find_own_batch :opt
+-- A batch that a tool has under its call: what it came to, and whether it has children that are not enqueued.
+SELECT b.batch_id, b.status, b.call_digest, b.result,
+       EXISTS (SELECT FROM state.pmo_batch_tasks t WHERE t.batch_id = b.batch_id AND t.status = 'pending') AS pending
+FROM state.pmo_batches b WHERE b.batch_id = :batch_id AND b.project_id = :project_id AND b.call_key IS NOT NULL;
+
 -- name: find_delegated :opt
 -- A child that a call delegated before, by its correlation.
 SELECT i.agent_id, i.agent_turn_id, i.turn_epoch, i.inbox_id, i.status, i.payload ->> 'context_box_id' AS context_box_id,

@@ -89,6 +89,7 @@ Name = Annotated[str, BeforeValidator(_named), Field(min_length=1, max_length=12
 Instruction = Annotated[str, BeforeValidator(_said), Field(min_length=1, max_length=_TEXT_LIMIT)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Box = Annotated[BoxId | None, BeforeValidator(_box)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)]
 Fields = Annotated[list[ResultField] | None, Field(min_length=1, max_length=256)]
 
 
@@ -168,9 +169,7 @@ class ForkArguments(Strict):
     """The tasks, whose results come in this order."""
     fail_fast: Flag = False
     """Whether the first failure decides the batch as `failed`."""
-    deadline_seconds: Annotated[
-        float | None, BeforeValidator(_seconds), Field(gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)
-    ] = None
+    deadline_seconds: Annotated[Seconds | None, BeforeValidator(_seconds)] = None
     """When the batch is decided with what there is; by default `[delegation].fork_join_default_deadline_seconds`."""
     join: Annotated[Join | None, BeforeValidator(_choice)] = None
     """Ours: when the batch is decided. Left out, v1r4's outcomes hold."""

@@ -60,7 +60,7 @@ def _blank_is_none(value: Any) -> Any:
     return None if isinstance(value, str) and not value.strip() else value
 
 
-Optional = BeforeValidator(_blank_is_none)
+Name = Annotated[Annotated[str, Field(max_length=128)] | None, BeforeValidator(_blank_is_none)]
 
 
 class ProvisionArguments(Strict):
@@ -70,19 +70,19 @@ class ProvisionArguments(Strict):
     """What to do."""
     agent_id: str = Field(min_length=1, max_length=128)
     """The agent, made if it is not there."""
-    profile_name: Annotated[str | None, Optional, Field(max_length=128)] = None
+    profile_name: Name = None
     """Its profile by name."""
-    profile_box_id: Annotated[str | None, Optional, Field(max_length=128)] = None
+    profile_box_id: Name = None
     """Its profile by the box that holds it."""
-    derived_from: Annotated[str | None, Optional, Field(max_length=128)] = None
+    derived_from: Name = None
     """With `derive`, the agent whose profile it has, and to whom it belongs."""
-    display_name: Annotated[str | None, Optional, Field(max_length=256)] = None
+    display_name: Annotated[Annotated[str, Field(max_length=256)] | None, BeforeValidator(_blank_is_none)] = None
     """A name for people."""
-    owner_agent_id: Annotated[str | None, Optional, Field(max_length=128)] = None
+    owner_agent_id: Name = None
     """The agent that it belongs to."""
-    worker_target: Annotated[str | None, Optional, Field(max_length=128)] = None
+    worker_target: Name = None
     """The target of the workers that run its turns; by default the profile's."""
-    active_channel_id: Annotated[str | None, Optional, Field(max_length=128)] = None
+    active_channel_id: Name = None
     """Read and not used: an agent here is of no channel."""
     tags: list[str] | None = Field(default=None, max_length=256)
     """Its tags; by default the profile's."""

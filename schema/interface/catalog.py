@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field, create_model
 
 from turnstile.schema import cards
+from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
 from turnstile.schema.profiles import Profile
@@ -97,6 +98,15 @@ VERBS = (
     Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
     Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
     Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),
+    Verb(
+        name="delegate",
+        summary="Ask other agents, under a call that the tool runs; asked again, how they stand.",
+        section="12",
+        request=DelegateRequest,
+        reply=DelegateReply,
+        callers=_TOOL,
+        durable=False,
+    ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
         Verb(name, summary, "6", request, reply, (Role.OPERATOR,), durable=False)

@@ -20,7 +20,8 @@ from turnstile.schema.errors import TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, StepId, ToolCallId
 from turnstile.schema.states import AfterExecution, TurnStatus, WaitStatus
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES
-from turnstile.sdk.tools.spec import ToolCall, ToolSpec
+from turnstile.sdk.tools.call import ToolCall
+from turnstile.sdk.tools.spec import ToolSpec
 
 MESSAGE_LIMIT: Final = 500
 """Characters of an error message that the model gets."""

@@ -1,4 +1,4 @@
-"""Reads commands to a tool, and calls the two verbs that a tool needs: `describe` and `report` (protocol §5, §6).
+"""Reads commands to a tool, and calls the verbs that a tool needs: `describe`, `report`, `delegate` (protocol §5, §6).
 
 A report is first sent as a request. If no bridge replies, or the bridge's database is down, it is published as a
 durable command, which a bridge applies later. Both are idempotent by call: a second report is a duplicate. Only
@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from pydantic import ValidationError
 
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from turnstile.schema.states import ReplyStatus
@@ -19,12 +20,14 @@ from turnstile.schema.tools import ToolCommandPayload
 from turnstile.schema.wire import headers, subjects
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.tools.answer import DescribedCall, ToolReport, failed, too_large
-from turnstile.sdk.tools.spec import ToolCall
+from turnstile.sdk.tools.call import Asks, ToolCall
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
 
 _REQUEST_SECONDS = 10.0
+_DELEGATE_SECONDS = 3.0
+"""Less, since it is repeated anyway."""
 _RESULT_AT_FAULT = (BadRequest.code, "result_too_large")
 _PASSED_ON = (headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH, headers.AGENT_ID, headers.TURN_ID)
 
@@ -64,7 +67,7 @@ class CallCommand:
         """The same command under another span of its trace."""
         return replace(self, headers={**self.headers, headers.TRACEPARENT: traceparent})
 
-    def context(self, described: DescribedCall) -> ToolCall:
+    def context(self, described: DescribedCall, asks: Asks) -> ToolCall:
         """The call as it is passed to the tool's function."""
         return ToolCall(
             tool_call_id=self.tool_call_id,
@@ -77,6 +80,7 @@ class CallCommand:
             traceparent=self.headers.get(headers.TRACEPARENT),
             delivery=self.delivery,
             resume_deadline=described.resume_deadline,
+            asks=asks,
         )
 
 
@@ -105,7 +109,7 @@ def read_command(msg: Msg, project: ProjectId | None) -> CallCommand:
 
 
 class CallClient:
-    """Calls `describe` and `report` for calls."""
+    """Calls the verbs for calls."""
 
     def __init__(self, conn: NatsConnection) -> None:
         self._conn = conn
@@ -129,6 +133,19 @@ class CallClient:
         if call.tool_name != command.tool_name or call.content.target_subject not in (None, command.subject):
             raise Refused("not_your_call", "the command names another tool than the call")
         return call
+
+    async def delegate(self, command: CallCommand, request: DelegateRequest) -> JsonObject | None:
+        """Ask for children of the call, or how they stand; returns what they came to, None while they run.
+
+        Raises `Refused` if there will be none, else as `describe` does.
+        """
+        asked, sent = request.model_dump(mode="json"), self._headers(command)
+        reply = await self._client(command).request("delegate", asked, headers=sent, timeout=_DELEGATE_SECONDS)
+        _raise_unless_accepted(reply)
+        try:
+            return DelegateReply.model_validate(reply).answer
+        except ValidationError:
+            raise BridgeFailed("the bridge's answer cannot be read") from None
 
     async def report(self, command: CallCommand, report: ToolReport) -> bool:
         """Report; returns True if a bridge has accepted it, False if it is in the stream for a bridge to apply later.

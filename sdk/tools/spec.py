@@ -8,7 +8,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -18,37 +17,17 @@ from pydantic_core.core_schema import CoreSchema
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ConfigError
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId, token
+from turnstile.schema.ids import ProjectId, token
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.wire import subjects
+from turnstile.sdk.tools.call import ToolCall
 
 ToolFunction = Callable[..., object]
 """A function of keyword arguments, sync or async."""
 
 _PARAMETER = re.compile(r"(\s*)(?::param )?(\w+)(?: \([^)]*\))?:\s*(.*)")
 _HEADINGS = {"args:", "arguments:", "parameters:"}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """The call that a function answers. It is passed to a parameter of this type; the model does not see the parameter.
-
-    `tool_call_id` is the same each time the call is run: use it as the idempotency key of what cannot be undone.
-    """
-
-    tool_call_id: ToolCallId
-    tool_name: str
-    project_id: ProjectId
-    channel_id: ChannelId
-    agent_id: AgentId
-    agent_turn_id: AgentTurnId
-    step_id: StepId
-    traceparent: str | None
-    delivery: int
-    """1, or more if the command was delivered before."""
-    resume_deadline: datetime | None
-    """When the turn stops waiting for this call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from turnstile.sdk.tools.answer import Prepared, ToolFailed, ToolReport, answer,
 from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand, read_command
 from turnstile.sdk.tools.function_run import FunctionRaised, FunctionReturned, Outcome, TimedOut, ToolRun
 from turnstile.sdk.tools.presence import NoReply, NotRunning, Presence
+from turnstile.sdk.tools.questions import Questions
 from turnstile.sdk.tools.spec import ToolSpec
 from turnstile.sdk.tools.trace import CallTrace
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
@@ -234,7 +235,7 @@ class ToolWorker:
                 self.counts.duplicates += 1
                 return Done()
             with trace.part("run tool") as running:
-                context = running.context(described)
+                context = running.context(described, Questions(self._calls, running))
                 try:
                     prepared = prepare(self.spec, described.content.arguments, context, os.environ)
                 except ToolFailed as error:
@@ -254,7 +255,7 @@ class ToolWorker:
             case TimedOut():
                 message = f"the tool did not end within its {self.spec.terms.timeout_seconds:g} s"
                 return failed("tool_timeout", message)
-            case FunctionRaised(ToolFailed() as error):
+            case FunctionRaised((ToolFailed() | Refused()) as error):
                 return failed(error.code, str(error), prepared.secrets)
             case FunctionRaised(error):
                 # the traceback goes to the log, without env values; the model gets one sentence

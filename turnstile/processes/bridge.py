@@ -11,6 +11,7 @@ from functools import partial
 
 from turnstile.bridge.delegation.commands import DelegatingCommands
 from turnstile.bridge.delegation.handlers import Delegation, DelegationLimits
+from turnstile.bridge.delegation.tool_requests import ToolRequests
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
@@ -65,13 +66,18 @@ class Bridge:
         publisher = LocalDoorbells(NatsPublisher(conn), self.claims, self.served)
         depth, limits = settings.protocol.max_recursion_depth, settings.limits
         throttle, threads = Throttle(limits.requests_per_second, limits.request_burst), thread_starter(settings, client)
+        delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
         handlers = {
             **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
             **RosterVerbs(pool, publisher).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
-        service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
+        # of a tool that waits for the answer: as a command it would be answered to nobody
+        requests = instrumented(throttled(ToolRequests(pool, delegation).handlers(), throttle), telemetry)
+        service = VerbService(
+            conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
+        )
         commands = DurableCommands(
             conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
         )
@@ -82,7 +88,6 @@ class Bridge:
             throttle=throttle,
             telemetry=telemetry,
         )
-        delegation = Delegation(pool, publisher, limits=delegation_limits(settings))
         delegating = DelegatingCommands(conn, pool, publisher, delegation, telemetry=telemetry)
         listens = asyncio.Event()
         shared, exclusive = split_targets(settings.worker.worker_targets)

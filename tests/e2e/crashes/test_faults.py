@@ -27,8 +27,8 @@ from turnstile.runtime.faults import Fault
 log = logging.getLogger(__name__)
 IN_BRIDGE = {
     *(Fault.ENQUEUE_COMMITTED, Fault.ENQUEUE_PUBLISHED, Fault.CLAIM_TAKEN, Fault.WORKFLOW_STARTED),
-    *(Fault.WORKFLOW_SIGNALLED, Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.STOP_COMMITTED),
-    Fault.STOP_PUBLISHED,
+    *(Fault.WORKFLOW_SIGNALLED, Fault.REPORT_COMMITTED, Fault.REPORT_PUBLISHED, Fault.TREE_MARKED),
+    *(Fault.STOP_COMMITTED, Fault.STOP_PUBLISHED),
 }
 PLAYER = [path for path in SCRIPTS if path.suffix == ".py"]
 """All that is played; parsing the others takes longer than a life."""

@@ -15,11 +15,12 @@ from nats.errors import TimeoutError as NoReplyError
 from pydantic import BaseModel
 
 from tests.support.conditions import until
+from tests.support.delegation import chief_says, fork, result, staff, task
 from tests.support.ledger.actions import allowed, done
 from tests.support.processes.stack import QUICK, Stack
 from tests.support.processes.stacks import Stacks
 from tests.support.pump.pump import calling_in, pump_config
-from tests.support.tenants import CHANNEL, new_tenant
+from tests.support.tenants import CHANNEL, Tenant, new_tenant
 from tests.support.tools import Hand, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent
 from turnstile.schema.base import JsonObject
@@ -124,6 +125,7 @@ async def test_all_that_is_said_fits_its_schema(here: Stack) -> None:
         tenant, client = caller.tenant, caller.tenant.client
         async with tapped(here, tenant.project) as tap, hand_of(tenant, allowed()) as hand:
             await speak_of_a_turn(tap, hand, client)
+            await speak_of_a_fork(tenant)
             await done(hand)  # an action of a UI
             # a conversation, and one that is refused
             answer = await client.send("shouter", {"text": "hi"})
@@ -149,6 +151,11 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     call = command.call
     described: Any = await client.request("describe", {"tool_call_id": call})
     await client.request("describe", {"card_id": described["call"]["tool_call_card_id"]})
+    task: JsonObject = {"target_strategy": "new", "target_ref": "nobody", "instruction": "hi"}
+    await client.request(
+        "delegate",
+        {"tool_call_id": call, "key": "1", "tool": "fork_join", "arguments": {"tasks": [task], "join": "all"}},
+    )
     await hand.report(call)
     box = (await hand.ended(turn)).view.output_box_id
     memory: JsonObject = {"agent_id": hand.agent, "memory_context_box_id": box}
@@ -183,6 +190,12 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     await hand.ended(late)
     [*_, command] = await hand.heard(2)
     await hand.answer(command.call)
+
+
+async def speak_of_a_fork(tenant: Tenant) -> None:
+    """A turn that is answered by a child."""
+    await staff(tenant)
+    assert result(await chief_says(tenant, fork([task()])))["status"] == "success"
 
 
 async def test_what_replicas_of_a_tool_ask_each_other_fits_its_schema(here: Stack) -> None:

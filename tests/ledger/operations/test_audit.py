@@ -605,6 +605,20 @@ DAMAGES = [
         {"batch_id": "batch-forked", "agent_turn_id": "$forking"},
         {"heads_have_the_earliest_deadline"},
     ),
+    *(
+        Damage("own_batches_keep_their_answer", BATCH.format(change, "asking"), {"batch_id": "batch-asking/1"})
+        for change in ("result = NULL", "status = 'withdrawn'", "decided_at = NULL")
+    ),
+    Damage(
+        "own_batches_keep_their_answer",
+        "UPDATE state.turn_waiting_tools SET held_by = 'batch-asking/1' WHERE tool_call_id = 'asking'",
+        {"batch_id": "batch-asking/1", "agent_turn_id": "$asker", "tool_call_id": "asking"},
+    ),
+    Damage(
+        "batches_count_their_tasks",
+        BATCH.format("success_count = success_count + 1", "asking"),
+        {"batch_id": "batch-asking/1"},
+    ),
     Damage(
         "tasks_are_their_turns",
         TASK.format("status = 'partial'", "$awaited") + BATCH.format("open_count = 0", "forked"),
@@ -719,6 +733,13 @@ async def test_what_nobody_serves_may_be_late(healthy: Healthy, damage: Damage) 
     async with healthy.undone():
         await healthy.conn.execute("UPDATE state.workers SET last_seen_at = now() - interval '2 hours'")
         assert await healthy.broken(damage) == []
+
+
+async def test_a_sleeper_without_a_deadline_is_told_as_one(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute(f"{NO_DEADLINE};{head('bob', f'resume_deadline = NULL, updated_at = {LATE}')}")
+        told = [each for each in await violations(healthy.conn, BOUNDS) if each.rule == "deadlines_are_kept"]
+        assert [each.detail for each in told] == ["asleep, with a report and without a deadline"]
 
 
 STRANGERS = (

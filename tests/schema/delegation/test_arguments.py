@@ -103,6 +103,14 @@ def test_how_many_successes_are_enough(more: JsonObject, needed: int) -> None:
     assert arguments_of("fork_join", ForkArguments, {"tasks": [TASK, TASK, TASK], **more}).needed == needed
 
 
+def test_null_is_as_good_as_nothing() -> None:
+    optional = ("profile_name", "profile_box_id", "derived_from", "display_name", "owner_agent_id", "worker_target")
+    given: JsonObject = {"action": "ensure", "agent_id": "a", **dict.fromkeys((*optional, "tags", "metadata"))}
+    assert provision_arguments(given) == provision_arguments({"action": "ensure", "agent_id": "a"})
+    nothing: JsonObject = dict.fromkeys(("deadline_seconds", "join", "k", "fail_fast"))
+    assert arguments_of("fork_join", ForkArguments, {"tasks": [TASK], **nothing}).deadline_seconds is None
+
+
 def test_an_expert_is_waited_for_and_reads_what_it_is_given() -> None:
     asked = arguments_of("ask_expert", ExpertArguments, {"expert_profile": "Law", "question": "May I?"})
     assert asked.wait

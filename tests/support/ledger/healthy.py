@@ -5,8 +5,9 @@ timed-out call, and one that was stopped in the queue. Bob's turn sleeps with on
 earlier one was stopped while it slept. Carol is idle after a child of Alice's turn, ended by a tool's result. Dave's
 turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
-queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased. A
-box was made of the cards of Alice's plain turn.
+queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
+Judy's turn sleeps while its tool has asked another agent, which has answered. A box was made of the cards of Alice's
+plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -32,7 +33,7 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
-from tests.support.ledger.trees import forks, in_hand, succeed
+from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
 from turnstile.ledger.pool import Pool
@@ -49,12 +50,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN = AgentId("heidi"), AgentId("ivan")
+HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -114,13 +115,16 @@ def cut_record(turn: TurnRef, first: CardId) -> StepRecord:
 
 
 async def _forked(pool: Pool) -> dict[str, TurnRef]:
-    """A turn with a decided batch, and with one that runs."""
+    """A turn with a decided batch and with one that runs, and one whose tool has a batch of its own."""
     turns = {"forking": await sleeper(pool, "decided", "forked", agent=IVAN)}
     [only] = (await forks(pool, "decided", 1)).tasks
     turns["decider"] = await succeed(pool, only.agent_turn_id)
     first, second = (await forks(pool, "forked", 2)).tasks
     turns["settled"] = await succeed(pool, first.agent_turn_id)
     turns["awaited"] = await in_hand(pool, second.agent_turn_id)
+    turns["asker"] = await sleeper(pool, "asking", agent=JUDY)
+    [asked] = (await asks(pool, "asking")).tasks
+    await succeed(pool, asked.agent_turn_id)
     return turns
 
 

@@ -12,9 +12,11 @@ from turnstile.ledger.trees.batches import (
     Forked,
     ForkLimits,
     NewAgent,
+    OwnBatch,
     ParentCall,
     Task,
     find_call,
+    find_own_batch,
     fork,
 )
 from turnstile.ledger.turns.views import locate_turn
@@ -56,7 +58,7 @@ def child(call: ParentCall, index: int, agent: str | None = None, **more: Any) -
     given: dict[str, Any] = {"new_agent": WORKER if agent is None else None}
     return Child(
         task_index=index,
-        agent_id=AgentId(agent or f"{call.tool_call_id}-{index}"),
+        agent_id=AgentId(agent or f"{call.origin.replace('/', '-')}-{index}"),
         profile_box_id=call.profile_box_id,
         agent_turn_id=turn,
         inbox_id=InboxId(uuid7()),
@@ -81,6 +83,21 @@ async def forks(
     made = [child(given, index) for index in range(count)] if tasks is None else tasks
     named: dict[str, Any] = {"deadline_seconds": 900.0, **plan}
     return await fork(pool, given, Batch(**named), made, limits or ForkLimits())
+
+
+async def asks(pool: Pool, call: str, key: str = "1", count: int = 1, **plan: Any) -> Forked:
+    """What the tool of a waiting call asks for by a key: a batch of `count` new agents."""
+    given = (await parent(pool, call)).under(key, "fork_join", {})
+    named: dict[str, Any] = {"deadline_seconds": 900.0, **plan}
+    return await fork(pool, given, Batch(**named), [child(given, index) for index in range(count)])
+
+
+async def own_batch(pool: Pool, call: str, key: str = "1") -> OwnBatch:
+    """The batch that a call's tool has by a key."""
+    given = (await parent(pool, call)).under(key, "fork_join", {})
+    found = await pool.run(lambda conn: find_own_batch(conn, given))
+    assert found is not None
+    return found
 
 
 async def in_hand(pool: Pool, turn: AgentTurnId | None) -> TurnRef:

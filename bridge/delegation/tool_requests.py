@@ -1,0 +1,101 @@
+"""The verb `delegate`: what a tool asks of other agents under the call that it runs (protocol §12).
+
+Who the caller is, with its policy, boxes and depth, is read from the call's waiting row, never from the request. A
+request makes one batch, named by the call and the tool's key; a repeat tells how it stands, and goes on with children
+that were not enqueued. The batch neither holds nor answers the call: the tool reports it as any other. Costs two
+statements for a repeat.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from turnstile.bridge.delegation.handlers import Delegation
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.batches import OwnBatch, ParentCall, find_call, find_own_batch
+from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.refusals import DelegationRefused
+from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
+from turnstile.schema.errors import Refused
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.tools import PMO_TOOLS, PmoTool
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.limits import rate_limited
+
+
+@dataclass
+class ToolRequests:
+    """The verb over one ledger."""
+
+    pool: Pool
+    delegation: Delegation
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handler by verb."""
+        return {"delegate": self.delegate}
+
+    async def delegate(self, request: VerbRequest) -> DelegateReply:
+        """Make the children, or tell how they stand; raises `Refused` with the code of why there are none."""
+        wanted = request.parse(DelegateRequest)
+        found = await self.pool.run(lambda conn: find_call(conn, request.project_id, wanted.tool_call_id))
+        asked = _checked(request, found).under(wanted.key, wanted.tool, _arguments(wanted))
+        earlier = await self.pool.run(lambda conn: find_own_batch(conn, asked))
+        if earlier is not None and earlier.call_digest != asked.call_digest:
+            raise Refused("key_conflict", "the call has asked for something else by this key: give each its own")
+        if earlier is None or (earlier.status == "running" and earlier.pending):
+            _check_open(asked)
+            if request.wait_seconds:
+                raise rate_limited(request.wait_seconds)
+            try:
+                await self.delegation.run(PmoTool(wanted.tool), asked)
+            except DelegationRefused as error:
+                raise Refused(error.reason, str(error)) from None
+        batch = await self.pool.run(lambda conn: find_own_batch(conn, asked))
+        if batch is None:
+            raise Refused("unknown_call", "the call is removed")
+        return _told(asked, batch, duplicate=earlier is not None)
+
+
+def _checked(request: VerbRequest, call: ParentCall | None) -> ParentCall:
+    """The call that the request is for; raises `Refused` if there is none, or if it is no tool's of this channel."""
+    if call is None:
+        raise Refused("unknown_call", "the project has no such call")
+    named = (
+        (headers.TOOL_CALL_ID, call.tool_call_id),
+        (headers.AGENT_ID, call.agent_id),
+        (headers.TURN_ID, call.agent_turn_id),
+    )
+    if any(request.headers.get(header, value) != value for header, value in named):
+        raise Refused("not_your_call", "the call belongs to another turn or agent than the headers say")
+    if call.channel_id != request.channel_id or call.tool_name in PMO_TOOLS:
+        raise Refused("not_your_call", "the call is of another channel, or a delegating one, which no tool runs")
+    return call
+
+
+def _check_open(call: ParentCall) -> None:
+    """Raise `Refused` unless the call waits, so that it may have children."""
+    if not call.waits:
+        raise Refused("parent_over", "the call waits no more: its turn is over, or it was answered")
+    if call.stopping:
+        raise Refused("parent_stopping", "the turn that asks is being stopped: it gets no more children")
+
+
+def _arguments(wanted: DelegateRequest) -> JsonObject:
+    """The delegating tool's arguments; a tool always waits for what it asks."""
+    return wanted.arguments if wanted.tool == "fork_join" else wanted.arguments | {"wait": True}
+
+
+def _told(call: ParentCall, batch: OwnBatch, *, duplicate: bool) -> DelegateReply:
+    """How the batch stands; raises `Refused` if nobody will be told what it came to."""
+    if batch.status == "withdrawn":
+        raise Refused("parent_over", "the call waits no more, and its children were stopped")
+    if batch.status == "running":
+        _check_open(call)
+    return DelegateReply(
+        status=ReplyStatus.ACCEPTED,
+        tool_call_id=call.tool_call_id,
+        batch_id=batch.batch_id,
+        batch_status=batch.status,
+        duplicate=duplicate,
+        answer=batch.result,
+    )

@@ -1,0 +1,168 @@
+"""The call that a tool's function answers, and what the function may ask of other agents meanwhile (protocol §12).
+
+What it asks is asked as the agent that made the call: under that turn's delegation policy, boxes and depth. The
+children are waited for, and a stop of the turn reaches them. What is asked is named by the call and a key, by default
+its place among what the function asks (`1`, `2`, …): a function that is run again asks the same, and finds the same
+children. A function whose order is not the same in every run gives each a `key` of its own.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import ResultField
+from turnstile.schema.delegation.arguments import Join, Losers
+from turnstile.schema.delegation.requests import AskedTool, ChildAnswer, DelegateRequest, JoinAnswer
+from turnstile.schema.errors import BadRequest, ConfigError, Refused
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, StepId, ToolCallId
+
+
+class Asks(Protocol):
+    """Asks a bridge for children of a call until they are answered for."""
+
+    async def __call__(self, request: DelegateRequest) -> JsonObject:
+        """Return what they came to; raise `Refused` with the code of why there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildTask:
+    """A piece of work for another agent: a new one of a `profile`, one that is there (`reuse`), or a `clone` of one."""
+
+    instruction: str
+    """What it shall do."""
+    profile: str | None = None
+    """The profile of the new agent."""
+    reuse: str | None = None
+    """The id of the agent that is asked itself."""
+    clone: str | None = None
+    """The id of the agent that a new one is made after."""
+    context_box_id: str | None = None
+    """A box of the calling turn whose cards the agent reads first."""
+    result_fields: Sequence[ResultField | Mapping[str, Any]] | None = None
+    """Fields that its deliverable must have; `value` is then an object."""
+    label: str | None = None
+    """In a fork, a name that its result repeats."""
+
+    def arguments(self) -> JsonObject:
+        """As the delegating tools take it; raises `BadRequest` unless exactly one agent is named."""
+        named = (("new", self.profile), ("reuse", self.reuse), ("clone", self.clone))
+        given = [(strategy, ref) for strategy, ref in named if ref is not None]
+        if len(given) != 1:
+            raise BadRequest("a task names exactly one of profile, reuse and clone")
+        [(strategy, ref)] = given
+        told: JsonObject = {"target_strategy": strategy, "target_ref": ref, "instruction": self.instruction}
+        told |= {} if self.context_box_id is None else {"context_box_id": str(self.context_box_id)}
+        told |= {} if self.label is None else {"label": self.label}
+        if self.result_fields is not None:
+            told["result_fields"] = [_field(each) for each in self.result_fields]
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The call that a function answers. It is passed to a parameter of this type; the model does not see the parameter.
+
+    `tool_call_id` is the same each time the call is run: use it as the idempotency key of what cannot be undone.
+    """
+
+    tool_call_id: ToolCallId
+    tool_name: str
+    project_id: ProjectId
+    channel_id: ChannelId
+    agent_id: AgentId
+    agent_turn_id: AgentTurnId
+    step_id: StepId
+    traceparent: str | None
+    delivery: int
+    """1, or more if the command was delivered before."""
+    resume_deadline: datetime | None
+    """When the turn stops waiting for this call."""
+    asks: Asks | None = field(default=None, repr=False, compare=False)
+    """Set by the service that runs the call."""
+    _places: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False, compare=False)
+
+    async def delegate(
+        self,
+        instruction: str,
+        *,
+        profile: str | None = None,
+        reuse: str | None = None,
+        clone: str | None = None,
+        context_box_id: str | None = None,
+        result_fields: Sequence[ResultField | Mapping[str, Any]] | None = None,
+        key: str | None = None,
+    ) -> ChildAnswer:
+        """Let another agent do something, and return what it came to, whether it succeeded or not.
+
+        Raises `Refused` with a code if the agent was not asked: `delegation_denied`, `unknown_profile`,
+        `recursion_depth_exceeded`, `queue_full`, `parent_stopping`, `parent_over`, … (docs/tools.md).
+        """
+        task = ChildTask(
+            instruction=instruction,
+            profile=profile,
+            reuse=reuse,
+            clone=clone,
+            context_box_id=context_box_id,
+            result_fields=result_fields,
+        )
+        return await self._ask_one("delegate_async", task.arguments(), key)
+
+    async def ask_expert(
+        self, profile: str, question: str, *, include_history: bool = False, key: str | None = None
+    ) -> ChildAnswer:
+        """Ask a new agent of a profile, which may read what the calling turn has done; raises as `delegate` does."""
+        arguments: JsonObject = {"expert_profile": profile, "question": question, "include_history": include_history}
+        return await self._ask_one("ask_expert", arguments, key)
+
+    async def fork(
+        self,
+        tasks: Sequence[ChildTask],
+        *,
+        join: Join | None = None,
+        k: int | None = None,
+        fail_fast: bool = False,
+        losers: Losers = "stop",
+        deadline_seconds: float | None = None,
+        key: str | None = None,
+    ) -> JoinAnswer:
+        """Let several agents work at once, and return what they came to, in the order of the tasks.
+
+        Raises `Refused` as `delegate` does. With `join` a task that is refused fails alone, in its result.
+        """
+        arguments: JsonObject = {
+            "tasks": [task.arguments() for task in tasks],
+            "fail_fast": fail_fast,
+            "losers": losers,
+        }
+        arguments |= {} if join is None else {"join": join}
+        arguments |= {} if k is None else {"k": k}
+        arguments |= {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
+        return JoinAnswer.model_validate(await self._ask("fork_join", arguments, key))
+
+    async def _ask_one(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> ChildAnswer:
+        answer = ChildAnswer.model_validate(await self._ask(tool, arguments, key))
+        if answer.agent_turn_id is None and answer.error is not None:  # refused as it was enqueued
+            raise Refused(answer.error, f"the agent was not asked: {answer.error}")
+        return answer
+
+    async def _ask(self, tool: AskedTool, arguments: JsonObject, key: str | None) -> JsonObject:
+        place = str(next(self._places))
+        if self.asks is None:
+            raise ConfigError("only a call that a ToolService runs can ask other agents")
+        try:
+            request = DelegateRequest(
+                tool_call_id=self.tool_call_id, key=place if key is None else key, tool=tool, arguments=arguments
+            )
+        except ValidationError:
+            raise BadRequest("a key has 1 to 64 characters of A-Z a-z 0-9 _ . : -") from None
+        return await self.asks(request)
+
+
+def _field(given: ResultField | Mapping[str, Any]) -> JsonObject:
+    return given.model_dump(mode="json") if isinstance(given, ResultField) else dict(given)

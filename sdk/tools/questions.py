@@ -1,0 +1,49 @@
+"""Asks a bridge for children of a call until it says what they came to (protocol §12).
+
+Every request is idempotent by the call and its key, so it is simply repeated: while the children run, while no bridge
+or no database is there, and by another replica that runs the call again. A bridge that fails by itself is asked
+`FAILURES` times. Costs one request per pause, which grows from 0.1 to 2 s.
+"""
+
+import asyncio
+import logging
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.requests import DelegateRequest
+from turnstile.schema.errors import ServerUnavailable
+from turnstile.sdk.tools.commands import BridgeFailed, CallClient, CallCommand
+from turnstile.transport.limited_log import LimitedLog
+
+FAILURES = 8
+_PAUSE_SECONDS = 0.1, 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class Questions:
+    """What one run of a call asks."""
+
+    def __init__(self, calls: CallClient, command: CallCommand) -> None:
+        self._calls = calls
+        self._command = command
+        self._log = LimitedLog(logger)
+
+    async def __call__(self, request: DelegateRequest) -> JsonObject:
+        """What the children came to; raises `Refused` if there are none, `BridgeFailed` if a bridge keeps failing."""
+        pause, longest = _PAUSE_SECONDS
+        failures = 0
+        while True:
+            try:
+                answer = await self._calls.delegate(self._command, request)
+            except ServerUnavailable as error:
+                self._log.warning("delegate", "a tool waits for a bridge: %s", error)
+            except BridgeFailed as error:
+                failures += 1
+                if failures == FAILURES:
+                    raise
+                self._log.warning("delegate", "a bridge failed, and is asked again: %s", error)
+            else:
+                if answer is not None:
+                    return answer
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, longest)
