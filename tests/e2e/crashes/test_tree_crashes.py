@@ -1,13 +1,22 @@
-"""A bridge that is killed after each commit of what agents ask of others: batches are decided, agents made once."""
+"""A bridge that is killed after each commit of what agents ask of others: batches are decided, agents made once.
+
+So is what a tool asks, whoever dies meanwhile: the bridge, or the tool itself.
+"""
 
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.support.delegation import CHIEF, fork, result, says, staff, steps, task
+from tests.support.conditions import until
+from tests.support.delegation import CHIEF, answer, fork, result, says, staff, steps, task
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.paths import ROOT
 from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
@@ -21,6 +30,7 @@ from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.tools import ToolDefinition
 
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
+COMPARE = ROOT / "examples" / "tools" / "compare.py"
 POINTS = {Fault.BATCH_OPENED: "success", Fault.CHILDREN_ENQUEUED: "success", Fault.BATCH_EXPIRED: "timeout"}
 """Where the bridge dies, and what its batch comes to."""
 
@@ -91,5 +101,56 @@ async def test_an_agent_is_made_once_wherever_the_bridge_dies(
     else:
         await apart.ended(told["agent_turn_id"])
         assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 1
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@contextmanager
+def comparing(tenant: Tenant) -> Generator[subprocess.Popen[bytes]]:
+    """A process of the tool `compare`."""
+    arguments = ("--nats", tenant.stack.endpoints.nats_url, "--project", tenant.project)
+    process = subprocess.Popen([sys.executable, COMPARE, *arguments])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_what_a_tool_asks_is_asked_once_whoever_dies(apart: Tenant, processes: Processes, tmp_path: Path) -> None:
+    definition = ToolDefinition.model_validate(yaml.safe_load(COMPARE.with_suffix(".yaml").read_text()))
+    await put_tool(apart.pool, apart.project, definition)
+    await staff(apart, tools=["compare"])
+    for name, model in (("advocate", "player"), ("critic", "player"), ("judge", "echo")):
+        await apart.profile(name, model)
+    bridge = processes.bridge
+    dies: tuple[Fault | None, ...] = (Fault.BATCH_OPENED, Fault.CHILDREN_ENQUEUED, None)
+    with comparing(apart) as first, comparing(apart) as second:
+        for number, point in enumerate(dies, 1):
+            if point is not None:
+                await bridge.stop()
+                bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+                await bridge.start()
+            asked = calling(("compare", {"topic": says("yes", delay_seconds=0 if point else 2)}))
+            turn = turn_of(await apart.enqueue(CHIEF, steps(asked)))
+            if point is not None:
+                assert await bridge.died() == -signal.SIGKILL, point
+                bridge.env = {}
+                await bridge.start()
+            else:
+
+                async def forked(most: int = 3 * number - 1) -> bool:
+                    return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == most
+
+                await until(forked, 20, "the tool waits for two agents")
+                for each in (first, second):  # whichever runs the call
+                    each.kill()
+                    each.wait()
+        with comparing(apart):
+            ended = await apart.ended(turn, timeout=60)
+    assert answer(ended).status == "success"
+    assert (result(ended)["status"], "advocate: yes\ncritic: yes" in result(ended)["verdict"]) == ("success", True)
+    assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 3 * len(dies)
+    assert await apart.count("state.pmo_batches", "status = 'success' AND result IS NOT NULL") == 2 * len(dies)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from rich.console import Console
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, answer, chief_says, fork, result, says, staff, steps, task
 from tests.support.tenants import Ended, Tenant, turn_of
-from tests.support.tools import call_of
+from tests.support.tools import call_of, calling
+from tests.turnstile.support import turnstile
 from turnstile.cli.turns.turn_tree import picture
 from turnstile.ledger.trees.tree_views import TreeNode, tree
 from turnstile.ledger.turns.roster import add_agent, put_tool
@@ -257,3 +259,24 @@ async def test_a_stop_of_the_parent_reaches_those_it_waits_for(tenant: Tenant) -
     await tenant.all_ended([reply.agent_turn_id] * 3, 30)
     rows = await tenant.rows("SELECT status FROM state.turn_outcomes WHERE project_id = $1", tenant.project)
     assert [row["status"] for row in rows] == ["canceled"] * 3
+
+
+async def test_the_command_stops_whom_it_is_told_to_and_says_how_many(tenant: Tenant) -> None:
+    await staff(tenant)
+    alone = calling(("delegate_async", task(instruction=NEVER)))
+    reply = await tenant.enqueue(CHIEF, steps(alone, fork([task(instruction=NEVER)])))
+
+    async def streams() -> bool:
+        return await tenant.count("state.agent_state_head", "status = 'running'") == 2
+
+    await until(streams, 20, "two children stream")
+    turn = str(reply.agent_turn_id)
+    own = ("--config", str(tenant.stack.config), "--project", tenant.project)
+    ran = await turnstile("turn", "stop", turn, *own, cwd=Path.cwd())
+    line = "is being stopped, with 1 turn below it; 1 had a step or calls on their way, which may still arrive"
+    assert (ran.code, " ".join(ran.out.split())) == (0, f"turn {turn} {line}"), ran
+    await tenant.all_ended([turn_of(reply)] * 2, 30)
+    ran = await turnstile("turn", "stop", turn, "--cascade", "all", *own, "--json", cwd=Path.cwd())
+    told = ran.json()
+    assert (told["already_final"], told["marked"], told["on_their_way"]) == (True, 1, 1)
+    await tenant.all_ended([turn_of(reply)] * 3, 30)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.ledger.agents import BOB, CAROL, PROJECT, head, rows, stop, value
-from tests.support.ledger.calls import sleeper, tell
+from tests.support.ledger.calls import expire, settle, sleeper, tell
 from tests.support.ledger.trees import (
     answer,
     batch_of_call,
@@ -67,6 +67,16 @@ async def test_a_forked_call_is_neither_reported_nor_timed_out(agents: Pool) -> 
     assert (await head(agents))["resume_deadline"] is None
     with pytest.raises(Refused, match="waits for something else"):
         await tell(agents, "c1")
+
+
+async def test_a_call_that_is_being_timed_out_gets_no_batch(agents: Pool) -> None:
+    ref = await sleeper(agents, "c1", wait_seconds=-1)
+    call = await parent(agents, "c1")
+    [ring] = await expire(agents, ref)
+    with pytest.raises(Refused, match="waits no more"):
+        await forks(agents, "c1", tasks=[child(call, 0)])
+    assert (await settle(agents, ref, ring.inbox_id)).status is HeadStatus.RUNNING
+    assert await value(agents, "SELECT count(*) FROM state.pmo_batches") == 0
 
 
 async def test_the_first_success_of_any_decides_and_marks_the_losers(agents: Pool) -> None:
