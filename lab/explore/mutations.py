@@ -134,7 +134,7 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "mark_subtrees marks no children",
         "mark_subtrees",
-        "(whole OR (c.waited AND NOT c.ended))",
+        "(whole OR (c.waited AND NOT c.ended AND NOT state.is_let_finish(c.agent_turn_id)))",
         "whole",
         "fork",
         function=True,
