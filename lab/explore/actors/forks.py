@@ -105,7 +105,7 @@ def _enqueue(name: str, parent: Script, children: Sequence[tuple[int, Script]]) 
     async def do(pool: Pool) -> str:
         asks = await pool.run(lambda conn: _call(conn, parent))
         tasks = [_child(asks, place, each) for place, each in children]
-        batch = batch_of(asks.tool_call_id)
+        batch = batch_of(asks)
         made = await pool.run(lambda conn: enqueue_children(conn, asks, tasks, batch, UNLIMITED_FORK))
         return " ".join(each.verdict for each in made) or "nothing"
 
@@ -113,12 +113,12 @@ def _enqueue(name: str, parent: Script, children: Sequence[tuple[int, Script]]) 
 
 
 async def _pass(pool: Pool, call_id: ToolCallId) -> str:
-    await pool.run(lambda conn: statement("pass_batch_deadline").many(conn, batch_id=batch_of(call_id)))
+    await pool.run(lambda conn: statement("pass_batch_deadline").many(conn, batch_id=f"batch-{call_id}"))
     return "passed"
 
 
 async def _decide(pool: Pool, call_id: ToolCallId) -> str:
-    return "decided" if await expire_batch(pool, batch_of(call_id)) else "not due"
+    return "decided" if await expire_batch(pool, f"batch-{call_id}") else "not due"
 
 
 def _child(asks: ParentCall, place: int, script: Script) -> Child:
