@@ -112,7 +112,7 @@ class Delegation:
     ) -> JsonObject | None:
         """One child: the ids of its turn, or None if the call waits for its end."""
         check_texts(tool, [task])
-        caller = await self._caller(call, [task])
+        caller = await self._caller(call, [task], waits=waits)
         child = child_of(caller, tool, task)
         if caller.too_deep:
             raise Refused("recursion_depth_exceeded", "the chain of agents that ask each other is too deep")
@@ -138,7 +138,7 @@ class Delegation:
             )
             raise DelegationRefused("too_many_tasks", what)
         check_texts(tool, wanted.tasks)
-        caller = await self._caller(call, wanted.tasks)
+        caller = await self._caller(call, wanted.tasks, waits=True)
         ours = wanted.join is not None
         tasks = tasks_of(caller, tool, wanted.tasks, alone=ours)
         batch = Batch(
@@ -156,12 +156,12 @@ class Delegation:
         rings = [ring.doorbell(SENDER, "join") for ring in forked.rings]
         await publish_best_effort(self.publisher, *_rings(forked.tasks), *rings)
 
-    async def _caller(self, call: ParentCall, tasks: Sequence[TaskArguments]) -> Caller:
+    async def _caller(self, call: ParentCall, tasks: Sequence[TaskArguments], *, waits: bool) -> Caller:
         """The call with all that its tasks name."""
         wanted = references([(task.target_strategy, task.target_ref) for task in tasks])
         policy = await self.pool.run(lambda conn: policy_of(conn, call.project_id, call.profile_box_id))
-        targets = await self.pool.run(lambda conn: find_targets(conn, call.project_id, wanted))
-        return Caller(call, policy, targets, self.limits.depth_limit)
+        targets = await self.pool.run(lambda conn: find_targets(conn, call.project_id, call.agent_turn_id, wanted))
+        return Caller(call, policy, targets, self.limits.depth_limit, waits=waits)
 
 
 def _rings(tasks: Sequence[ForkedTask]) -> list[Message]:

@@ -5,6 +5,7 @@ Temporal gets ids only; the project is also each workflow's fairness key, so wor
 """
 
 import logging
+from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio.client import Client
@@ -15,16 +16,17 @@ from temporalio.service import RPCError, RPCStatusCode
 from turnstile.bridge.engine import declare_search_attributes
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.ledger.delegation.places import TreePlace, find_place
+from turnstile.bridge.publishing.endings import end_by_force
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.ends import STOP_REASON, STOPPED
 from turnstile.ledger.turns.lease import Claim
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
-from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.message_types import Purpose
+from turnstile.schema.states import HeadStatus, TurnStatus
 from turnstile.schema.turns import TurnInput, TurnRef
-from turnstile.schema.wire import headers
 from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
 
@@ -54,9 +56,15 @@ class Starter(Claims):
     async def ring(self, claims: list[Claim]) -> None:
         """Signal the workflow of these rows' turn once; it applies them together (§7.5, greedy batch).
 
-        A signal never starts a workflow. If there is none, the rows are released.
+        A signal never starts a workflow. If there is none, the rows are released. A turn that shall stop and has not
+        begun is ended here: of a tree that is stopped, most turns may still wait for their workflow.
         """
         turn = claims[0].turn()
+        if any(claim.purpose is Purpose.STOP and claim.head_status is HeadStatus.DISPATCHED for claim in claims):
+            how = (TurnStatus.CANCELED, STOPPED, STOP_REASON, (HeadStatus.DISPATCHED,))
+            if await end_by_force(self._pool, self._publisher, turn, *how, telemetry=self._telemetry):
+                self.counts.settled += len(claims)
+                return
         handle = self._client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn.agent_turn_id))
         rings = [claim.ring() for claim in claims]
         with about(turn):
@@ -75,7 +83,7 @@ class Starter(Claims):
         """Start the workflow of this row's turn, or release the row."""
         turn = claim.turn()
         try:
-            if await self.start(turn, place=await self._place(claim)):
+            if await self.start(turn, attributes=_in_tree(claim)):
                 hit(Fault.WORKFLOW_STARTED)
                 self.counts.started += 1
                 return
@@ -90,38 +98,28 @@ class Starter(Claims):
         log.warning("turn %s: its workflow has ended, and the ledger says that the turn is live", turn.agent_turn_id)
         await self.release([claim], 10 * RELEASE_DELAY_SECONDS)
 
-    async def _place(self, claim: Claim) -> TreePlace | None:
-        """Where the turn stands in its tree; it is looked up only for turns whose headers name a parent."""
-        turn = claim.agent_turn_id
-        if turn is None or headers.PARENT_TURN_ID not in claim.context_headers:
-            return None
-        try:
-            return await self._pool.run(lambda conn: find_place(conn, claim.project_id, turn))
-        except ServerUnavailable:  # the turn starts without the two attributes: they are for people
-            return None
-
     async def start(
         self,
         turn: TurnRef,
         reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE,
-        place: TreePlace | None = None,
+        attributes: Sequence[SearchAttributePair[str]] = (),
     ) -> bool:
         """Start the turn's workflow unless it runs; False if it is closed and may not be started again.
 
-        Raises `RPCError` and `OSError` as the client does.
+        It gets these search attributes beside its own. Raises `RPCError` and `OSError` as the client does.
         """
         given = TurnInput.model_validate(turn.model_dump() | self._limits)
         try:
-            return await self._start_workflow(turn, given, reuse, place)
+            return await self._start_workflow(turn, given, reuse, attributes)
         except RPCError as error:
             if error.status != RPCStatusCode.INVALID_ARGUMENT or "no mapping" not in error.message:
                 raise
             # Temporal's data was wiped, and the search attributes with it: declare them again.
             await declare_search_attributes(self._client)
-            return await self._start_workflow(turn, given, reuse, place)
+            return await self._start_workflow(turn, given, reuse, attributes)
 
     async def _start_workflow(
-        self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy, place: TreePlace | None
+        self, turn: TurnRef, given: TurnInput, reuse: WorkflowIDReusePolicy, more: Sequence[SearchAttributePair[str]]
     ) -> bool:
         attributes = TypedSearchAttributes(
             [
@@ -131,7 +129,7 @@ class Starter(Claims):
                 SearchAttributePair(options.TURN_STATUS, "running"),
                 SearchAttributePair(options.TURN_EPOCH, turn.turn_epoch),
                 SearchAttributePair(options.WORKER_TARGET, turn.worker_target),
-                *_in_tree(place),
+                *more,
             ]
         )
         try:
@@ -166,11 +164,11 @@ def _details(turn: TurnRef) -> str:
     )
 
 
-def _in_tree(place: TreePlace | None) -> list[SearchAttributePair[str]]:
+def _in_tree(claim: Claim) -> list[SearchAttributePair[str]]:
     """The attributes of a turn that another asked for."""
-    if place is None or place.parent_turn_id is None:
+    if claim.root_turn_id is None or claim.parent_turn_id is None:
         return []
     return [
-        SearchAttributePair(options.TURN_ROOT, place.root_turn_id),
-        SearchAttributePair(options.TURN_PARENT, place.parent_turn_id),
+        SearchAttributePair(options.TURN_ROOT, claim.root_turn_id),
+        SearchAttributePair(options.TURN_PARENT, claim.parent_turn_id),
     ]

@@ -49,6 +49,10 @@ async def bench(
     stop_streams: Annotated[
         int, typer.Option(min=1, help="Models that stream while turns are stopped.")
     ] = _DEFAULT.stop_streams,
+    forks: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1000, help="Children of one turn, a figure each; by default 16, 128 and 1,000."),
+    ] = None,
     load_seconds: Annotated[
         float, typer.Option(min=0.5, help="Seconds for each rate of arrival.")
     ] = _DEFAULT.load_seconds,
@@ -82,6 +86,7 @@ async def bench(
         model=model,
         stops=stops,
         stop_streams=stop_streams,
+        forks=tuple(forks or _DEFAULT.forks),
         load_seconds=load_seconds,
         old_rows=old_rows,
         growth_turns=2 * turns,

@@ -4,13 +4,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.bench.plan import Plan
 from lab.bench.tool import tools
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.ids import AgentId, ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile
-from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.tools import PmoTool, ToolDefinition
 from turnstile.schema.wire import subjects
 
 CHUNKS_PER_SECOND = 50
@@ -27,15 +29,23 @@ LATER = ToolDefinition(
 )
 
 
-def write_scripts(directory: Path, stream_seconds: float) -> list[Path]:
-    """Write the scripts: with an answered tool call, with an unanswered one, and two that stream; returns the files."""
+def write_scripts(directory: Path, plan: Plan) -> list[Path]:
+    """Write the scripts of a run; returns the files.
+
+    They are one with an answered tool call, one with an unanswered one, two that stream, and those that fork.
+    """
     done: JsonObject = {"text": "done"}
     steps: dict[str, list[JsonObject]] = {
         "bench_tool": [{"tool_calls": [{"name": "bench_now", "arguments": {}}]}, done],
         "bench_later": [{"tool_calls": [{"name": "bench_later", "arguments": {}}]}, done],
-        "bench_stream": [_stream(stream_seconds)],
+        "bench_stream": [_stream(plan.stream_seconds)],
         "bench_long": [_stream(LONG_SECONDS)],
     }
+    steps |= {forker_of(size): [_fork(size, PROFILE), done] for size in plan.forks}
+    width = plan.fork_width
+    for depth in range(1, plan.fork_depth + 1):
+        below = PROFILE if depth == 1 else tree_of(depth - 1, width)
+        steps[tree_of(depth, width)] = [_fork(width, below), done]
     paths: list[Path] = []
     for name, script in steps.items():
         path = directory / f"{name}.yaml"
@@ -44,9 +54,39 @@ def write_scripts(directory: Path, stream_seconds: float) -> list[Path]:
     return paths
 
 
+def forker_of(size: int) -> AgentId:
+    """The agent whose turns fork so many children; its profile and its script have the same name."""
+    return AgentId(f"bench_fork_{size}")
+
+
+def tree_of(depth: int, width: int) -> AgentId:
+    """The agent whose turns fork trees of this depth and width; its profile and its script have the same name."""
+    return AgentId(f"bench_tree_{depth}_{width}")
+
+
+def _fork(size: int, profile: str) -> JsonObject:
+    task: JsonObject = {"target_strategy": "new", "target_ref": profile, "instruction": "hello"}
+    arguments: JsonObject = {"tasks": [task for _ in range(size)]}
+    return {"tool_calls": [{"name": "fork_join", "arguments": arguments}]}
+
+
 def _stream(seconds: float) -> JsonObject:
     chunks = round(seconds * CHUNKS_PER_SECOND)
     return {"text": _WORD * chunks, "chunks": chunks, "delay_seconds": 1 / CHUNKS_PER_SECOND}
+
+
+async def add_forker(pool: Pool, project: ProjectId, target: str, agent: AgentId) -> None:
+    """Add an agent that forks, with a profile and the script of its name."""
+    profile = Profile(
+        name=agent,
+        worker_target=target,
+        system_prompt_template="You are {agent_id}.",
+        allowed_tools=[PmoTool.FORK_JOIN],
+        delegation_policy=DelegationPolicy(target_profiles=None),
+        llm_config=LlmConfig(model=f"scripted/{agent}"),
+    )
+    await put_profile(pool, project, profile)
+    await add_agent(pool, project, agent, agent)
 
 
 async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, count: int) -> list[AgentId]:

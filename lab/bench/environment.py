@@ -130,7 +130,7 @@ async def open_environment(settings: Settings, plan: Plan, directory: Path) -> A
         stack.push_async_callback(pool.close)
         plugins, runtime = [turnstile_plugin()], turnstile_runtime()
         temporal = await connect_engine(settings.temporal, endpoints, plugins=plugins, runtime=runtime, identity=_NAME)
-        scripts = write_scripts(directory, plan.stream_seconds)
+        scripts = write_scripts(directory, plan)
         environment = Environment(directory, plan, settings, servers, endpoints, target, scripts, pool, conn, temporal)
         stack.push_async_callback(_clean_up, environment)
         yield environment

@@ -12,6 +12,7 @@ class Scenario(StrEnum):
     FANOUT = "fanout"
     STREAM = "stream"
     STOP = "stop"
+    FORK = "fork"
     LOAD = "load"
     CONVERSATIONS = "conversations"
     GROWTH = "growth"
@@ -39,6 +40,13 @@ class Plan:
     """A real model for `stream`, in place of a script."""
     stops: int = 200
     stop_streams: int = 20
+    forks: tuple[int, ...] = (16, 128, 1000)
+    """Children of one turn."""
+    fork_children: int = 128
+    """Children of a round at least: small forks are repeated, one after the other."""
+    fork_depth: int = 5
+    fork_width: int = 3
+    """Levels of a tree below its root, and children of each turn above the last."""
     load_seconds: float = 6.0
     conversations: int = 1000
     """Concurrent conversations of one profile, each in an instance of its own."""

@@ -15,6 +15,7 @@ _TITLES = {
     "fanout": "fanout: one queue, many agents",
     "stream": "stream: many models that stream",
     "stop": "stop: while models stream",
+    "fork": "fork: turns that fork children and wait for all",
     "load": "load: turns that arrive at random, enqueue to task event",
     "conversations": "conversations: two turns each, in instances of one profile",
     "growth": "growth: statements on a ledger with a past",

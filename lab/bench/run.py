@@ -16,6 +16,7 @@ from lab.bench.plan import Plan, Scenario
 from lab.bench.proc import load_average, machine, require_proc
 from lab.bench.scenarios.conversations import run_conversations
 from lab.bench.scenarios.fanout import run_fanout
+from lab.bench.scenarios.fork import run_fork
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
 from lab.bench.scenarios.stop import run_stop
@@ -32,6 +33,7 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.FANOUT: run_fanout,
     Scenario.STREAM: run_stream,
     Scenario.STOP: run_stop,
+    Scenario.FORK: run_fork,
     Scenario.LOAD: run_load,
     Scenario.CONVERSATIONS: run_conversations,
     Scenario.GROWTH: run_growth,

@@ -1,4 +1,4 @@
-"""`python -m lab.chaos [--turns 3000] [--seed 1] [--kills 60] [--seconds S]`: injects faults under load, and checks.
+"""`python -m lab.chaos [--turns 3000] [--trees 200] [--seed 1] [--kills 60]`: injects faults under load, and checks.
 
 It ends only processes that it started, also on Ctrl-C. The exit code is 1 if a turn was lost or doubled, if something
 hangs, if a Turnstile process ended by itself, or if the audit finds a violation.
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lab.chaos.run import RunOptions, run_chaos
+from lab.chaos.run import QUIET_SECONDS, RunOptions, run_chaos
 from lab.chaos.scenarios import SCENARIOS
+from lab.chaos.trees import TURNS_A_TREE
 
 RATE = 12.0
 """Turns a second that two cores can run while processes are restarted."""
@@ -26,26 +27,32 @@ def read_options() -> tuple[str, RunOptions]:
     """The scenario and options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m lab.chaos", description=__doc__)
     parser.add_argument("--turns", type=int, default=None, help="number of turns (default 3000, in a scenario 200)")
+    parser.add_argument("--trees", type=int, default=None, help="trees of turns beside them (default: a 15th)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=None, help="default: one for every 50 turns")
+    parser.add_argument("--kills", type=int, default=None, help="default: one for every 50 turns, of trees too")
     parser.add_argument("--seconds", type=float, default=None, help=f"default: {RATE:g} turns a second")
+    parser.add_argument("--quiet-seconds", type=float, default=QUIET_SECONDS, help="how long the last turns may take")
     parser.add_argument("--wipes", type=int, default=1, help="how often Temporal's data is deleted")
     parser.add_argument("--deletions", type=int, default=None, help="how often both streams are deleted")
     parser.add_argument("--scenario", choices=["chaos", *SCENARIOS], default="chaos")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     parser.add_argument("--dir", type=Path, default=None, help="for logs, data and notes; kept")
     given = parser.parse_args()
-    turns = given.turns or (3000 if given.scenario == "chaos" else 200)
-    kills = given.kills if given.kills is not None else max(3, turns // 50)
+    turns = given.turns if given.turns is not None else 3000 if given.scenario == "chaos" else 200
+    trees = 0 if given.scenario != "chaos" else given.trees if given.trees is not None else turns // 15
+    everyone = turns + trees * TURNS_A_TREE
+    kills = given.kills if given.kills is not None else max(3, everyone // 50)
     options = RunOptions(
         turns=turns,
+        trees=trees,
         seed=given.seed,
-        seconds=given.seconds or max(20.0, turns / RATE),
+        seconds=given.seconds or max(20.0, everyone / RATE),
         kills=kills,
         wipes=given.wipes,
         deletions=given.deletions if given.deletions is not None else max(1, kills // 20),
         directory=given.dir or Path(tempfile.mkdtemp(prefix="turnstile-chaos-")),
         json=given.json,
+        quiet_seconds=given.quiet_seconds,
     )
     return given.scenario, options
 

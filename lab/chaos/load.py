@@ -1,4 +1,4 @@
-"""The load: turns of every kind, enqueued at a steady rate by clients that retry.
+"""The load: turns and trees of every kind, enqueued at a steady rate by clients that retry.
 
 A client repeats its request with one correlation id until it gets `accepted`. A third of the clients use durable
 commands or write to the ledger directly. The replies are kept here and compared with the ledger at the end.
@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,21 +19,28 @@ from nats.aio.msg import Msg
 from lab.chaos.environment import CLIENT, TARGET, Environment
 from lab.chaos.observer import Observer
 from lab.chaos.tools import NAMES, definitions
+from lab.chaos.trees import MATES, TREES, Grower, Plan
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.intake import enqueue
 from turnstile.ledger.turns.roster import add_agent, put_profile, put_tool
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.definitions import kernel_tools
+from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId
 from turnstile.schema.profiles import LlmConfig, Profile
+from turnstile.schema.tools import PMO_TOOLS, DefinedOptions, ToolDefinition
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection, connect
 
 PROJECT, CHANNEL = ProjectId("chaos"), ChannelId("public")
-AGENTS, BUSY = 120, 8
+PROFILE = "chaos"
+AGENTS, BUSY, ROOTS = 120, 8, 40
 REQUEST_SECONDS = 3.0
+FORK_SECONDS = 60.0
+"""How long a delegating call waits until a bridge has taken it; the bridges may be dead for a while."""
 Way = Literal["request", "command", "direct"]
 
 KINDS: Mapping[str, int] = {
@@ -133,33 +140,53 @@ class Load:
 
     async def run(self, count: int, seconds: float, kinds: Mapping[str, int] = KINDS) -> None:
         """Enqueue `count` turns in about `seconds`; returns when all are accepted or stopped."""
-        began = asyncio.get_running_loop().time()
-        names, weights = list(kinds), list(kinds.values())
         async with asyncio.TaskGroup() as group:
-            for number in range(count):
-                due = began + seconds * number / count
-                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-                while number % 16 == 0 and self.open > self.most_open:  # noqa: ASYNC110 -- a count, no event
-                    await asyncio.sleep(0.2)
-                [kind] = self.draw.choices(names, weights)
-                [way] = self.draw.choices(("request", "command", "direct"), (70, 18, 12))
+            async for kind, way in self._paced(count, seconds, kinds):
                 busy = kind == "stop_queued" or self.draw.random() < 0.1
                 agent = AgentId(f"agent-{self.draw.randrange(BUSY if busy else AGENTS)}")
                 group.create_task(self.one(kind, way, agent, steps_of(kind, self.draw)))
 
+    async def grow(self, count: int, seconds: float, kinds: Mapping[str, int] = TREES) -> None:
+        """Enqueue the roots of `count` trees in about `seconds`; returns as `run` does."""
+        grower = Grower(self.draw, PROFILE)
+        async with asyncio.TaskGroup() as group:
+            number = 0
+            async for kind, way in self._paced(count, seconds, kinds):
+                agent, number = AgentId(f"root-{number % ROOTS}"), number + 1
+                group.create_task(self.plan(kind, way, agent, grower.tree(kind)))
+
+    async def _paced(self, count: int, seconds: float, kinds: Mapping[str, int]) -> AsyncIterator[tuple[str, Way]]:
+        """Kinds and ways, at a steady rate while not too many turns are open."""
+        began = asyncio.get_running_loop().time()
+        names, weights = list(kinds), list(kinds.values())
+        for number in range(count):
+            due = began + seconds * number / count
+            await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+            while number % 16 == 0 and self.open > self.most_open:  # noqa: ASYNC110 -- a count, no event
+                await asyncio.sleep(0.2)
+            [kind] = self.draw.choices(names, weights)
+            [way] = self.draw.choices(("request", "command", "direct"), (70, 18, 12))
+            yield kind, way
+
     async def one(self, kind: str, way: Way, agent: AgentId, steps: list[dict[str, Any]]) -> None:
         """Enqueue one turn until it is accepted, and stop it if its kind says so."""
+        await self.plan(kind, way, agent, Plan(steps))
+
+    async def plan(self, kind: str, way: Way, agent: AgentId, plan: Plan) -> None:
+        """Enqueue a turn that does what the plan says until it is accepted, and stop it if its kind says so."""
         turn = Turn(f"key-{self.begun}", kind, way, agent, asked_at=time.time())
         self.turns.append(turn)
         self.begun += 1
-        wait = self.draw.uniform(0.0, 0.05) if kind == "stop_queued" else self.draw.uniform(0.3, 2.0)
-        await self._one(turn, json.dumps({"key": turn.key, "steps": steps}), wait)
+        longest = 4.0 if kind in TREES else 2.0
+        wait = self.draw.uniform(0.0, 0.05) if kind == "stop_queued" else self.draw.uniform(0.3, longest)
+        await self._one(turn, plan.instruction(turn.key), wait)
 
     async def _one(self, turn: Turn, instruction: str, wait: float) -> None:
         await self._enqueue(turn, instruction)
         if turn.kind.startswith("stop"):
             await asyncio.sleep(wait)
-            stop: JsonObject = {"agent_turn_id": turn.turn, "reason": "chaos"}
+            cascade = "all" if turn.kind == "stop_whole" else "waited"
+            stop: JsonObject = {"agent_turn_id": turn.turn, "reason": "chaos", "cascade": cascade}
             reply = await self._request_until_accepted("stop", stop)
             turn.stop = "already over" if reply.get("already_final") else "stopped"
 
@@ -234,18 +261,39 @@ class Load:
             waiting.set_result(reply)
 
 
+def _delegating() -> list[ToolDefinition]:
+    """The kernel's delegating tools, whose calls wait longer for a bridge than other calls for a tool."""
+    return [
+        ToolDefinition(
+            tool_name=row.tool_name,
+            description=row.description or "",
+            parameters=row.parameters,
+            target_subject=subjects.pmo_target(row.tool_name),
+            options=DefinedOptions(suspend_timeout_seconds=FORK_SECONDS),
+        )
+        for row in kernel_tools().values()
+    ]
+
+
 @asynccontextmanager
 async def open_load(environment: Environment, observer: Observer, seed: int) -> AsyncGenerator[Load]:
     """Create the project with its agents and tools; returns its clients."""
     direct = Pool(environment.direct.database_url, size=2, name="chaos")
     try:
-        for tool in definitions():
+        for tool in (*definitions(), *_delegating()):
             await put_tool(direct, PROJECT, tool)
         config = LlmConfig.model_validate({"model": "scripted/chaos"})
-        made = Profile(name="chaos", worker_target=TARGET, llm_config=config, allowed_tools=list(NAMES))
+        made = Profile(
+            name=PROFILE,
+            worker_target=TARGET,
+            llm_config=config,
+            allowed_tools=[*NAMES, *sorted(PMO_TOOLS)],
+            delegation_policy=DelegationPolicy(),
+        )
         await put_profile(direct, PROJECT, made)
-        for number in range(AGENTS):
-            await add_agent(direct, PROJECT, AgentId(f"agent-{number}"), "chaos")
+        for kind, count in (("agent", AGENTS), ("root", ROOTS), ("mate", MATES)):
+            for number in range(count):
+                await add_agent(direct, PROJECT, AgentId(f"{kind}-{number}"), PROFILE)
     finally:
         await direct.close()
     seen = environment.seen_by(CLIENT)

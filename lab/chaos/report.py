@@ -42,6 +42,9 @@ def table_of(run: Run, verdict: Verdict, injector: Injector) -> Table:
         ("results applied twice", str(len(verdict.applied_twice))),
         ("unexpected ends", str(len(verdict.unexpected))),
         ("hanging", str(len(verdict.hanging))),
+        ("children", str(verdict.children)),
+        ("batches", _counts(verdict.batches)),
+        ("wrong in trees", str(len(verdict.trees))),
         ("calls", _counts(Counter({name: count for name, count in calls.items() if name != "calls"}))),
         (
             "tool executions",
@@ -72,6 +75,7 @@ def faults_of(verdict: Verdict, injector: Injector) -> list[str]:
         "doubled": verdict.doubled,
         "applied twice": verdict.applied_twice,
         "unexpected": verdict.unexpected,
+        "tree": verdict.trees,
         "ended by itself": verdict.deaths,
         "fault failed": injector.errors,
         "audit": [] if verdict.audit_clean else [verdict.audit],

@@ -16,7 +16,7 @@ from lab.chaos.load import Load, open_load
 from lab.chaos.observer import Observer
 from lab.chaos.report import Run, faults_of, table_of, write_json
 from lab.chaos.schedule import make_schedule
-from lab.chaos.verdict import Verdict, judge, wait_quiet
+from lab.chaos.verdict import Verdict, judge, open_witness, wait_quiet
 
 PROGRESS_SECONDS = 5.0
 QUIET_SECONDS = 120.0
@@ -34,6 +34,8 @@ class RunOptions:
     deletions: int
     directory: Path
     json: Path | None = None
+    trees: int = 0
+    """Roots of trees, beside the turns."""
     size: Size = field(default_factory=Size)
     quiet_seconds: float = QUIET_SECONDS
 
@@ -57,6 +59,7 @@ async def open_run(options: RunOptions, console: Console) -> AsyncGenerator[RunS
         environment = await stack.enter_async_context(open_environment(options.directory, options.size))
         observer = await Observer.start(environment.direct.nats_url)
         stack.push_async_callback(observer.close)
+        await open_witness(environment.direct.database_url)
         load = await stack.enter_async_context(open_load(environment, observer, options.seed))
         yield RunState(options, environment, observer, load, Injector(environment, observer), console)
 
@@ -75,6 +78,7 @@ async def run_chaos(options: RunOptions, console: Console) -> bool:
         async with printing_progress(state, began):
             async with asyncio.TaskGroup() as group:
                 group.create_task(state.load.run(options.turns, options.seconds))
+                group.create_task(state.load.grow(options.trees, options.seconds))
                 group.create_task(state.injector.run(faults))
             verdict = await conclude(state)
         return report(state, verdict, "chaos", time.monotonic() - began)
@@ -102,7 +106,7 @@ def report(
 ) -> bool:
     """Print the results and write the JSON file; True if nothing is wrong."""
     options = state.options
-    run = Run(name, options.turns, options.seed, seconds, notes)
+    run = Run(name, options.turns + options.trees, options.seed, seconds, notes)
     state.console.print(table_of(run, verdict, state.injector))
     for line in faults_of(verdict, state.injector):
         state.console.print(line, highlight=False, markup=False)

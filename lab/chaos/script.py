@@ -46,6 +46,8 @@ async def player(request: ModelRequest) -> AsyncIterator[ModelEvent]:
         for word in str(line.get("text", "")).split(" "):
             await asyncio.sleep(line.get("delay", 0.0))
             yield ContentDelta(f"{word} ")
+        if "error" in line:
+            raise ModelError(str(line["error"]), "the script says so", retryable=False)
         for index, call in enumerate(line.get("calls", [])):
             yield ToolCallDelta(index, f"call_{index}", call[0], json.dumps(call[1]))
     finally:  # after an answer, an error, or a cancellation

@@ -28,7 +28,10 @@ from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.workflows.options import turn_workflow_id
 
-QUERIES = parse(Path(__file__).with_name("verdict.sql").read_text(encoding="utf-8"))
+QUERIES, TREE_RULES, WITNESS = (
+    parse(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("verdict.sql", "trees.sql", "witness.sql")
+)
 AUDIT = ROOT / "turnstile" / "cli" / "operations" / "audit.py"
 EXPECTED = {"stop": {"success", "canceled"}}
 _SHOWN = 12
@@ -59,6 +62,11 @@ class Verdict:
     executions: int = 0
     executed_calls: int = 0
     repeated_calls: int = 0
+    batches: Counter[str] = field(default_factory=Counter[str])
+    """Batches by what they came to."""
+    children: int = 0
+    trees: list[str] = field(default_factory=list[str])
+    """What is wrong with trees."""
     lates: Counter[str] = field(default_factory=Counter[str])
     repairs: dict[str, int] = field(default_factory=dict[str, int])
     slowest_recovery: tuple[float, str] = (0.0, "")
@@ -70,8 +78,18 @@ class Verdict:
     @property
     def failed(self) -> bool:
         """Whether anything is wrong."""
-        wrong = (self.hanging, self.lost, self.doubled, self.applied_twice, self.unexpected, self.deaths)
+        wrong = (self.hanging, self.lost, self.doubled, self.applied_twice, self.unexpected, self.trees, self.deaths)
         return any(wrong) or not self.audit_clean or bool(self.lates["committed twice"])
+
+
+async def open_witness(url: str) -> None:
+    """Have the ledger count the decisions of batches (witness.sql), before anything runs."""
+    pool = Pool(url, size=1, name="chaos-witness")
+    try:
+        for each in WITNESS.values():
+            await pool.run(each.many)
+    finally:
+        await pool.close()
 
 
 async def wait_quiet(environment: Environment, seconds: float) -> tuple[float | None, list[str]]:
@@ -136,6 +154,8 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
         twice = await pool.run(QUERIES["turns_of_a_correlation"].many)
         results = await pool.run(QUERIES["results_twice"].many)
         calls = await pool.run(QUERIES["calls"].one)
+        batches = await pool.run(QUERIES["batches"].many)
+        verdict.trees = await pool.run(judge_trees)
         try:
             repairs = await pool.run(QUERIES["repairs"].many)
         except asyncpg.UndefinedTableError:
@@ -145,6 +165,7 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
     _judge_turns(load, verdict, outcomes)
     verdict.doubled += [f"correlation {row['correlation_id']} is {row['turns']} turns" for row in twice]
     verdict.applied_twice = [f"call {row['tool_call_id']} has {row['results']} results" for row in results]
+    verdict.batches = Counter({str(row["status"]): int(row["batches"]) for row in batches})
     verdict.calls = {name: int(calls[name]) for name in ("calls", "applied", "expired", "dropped")}
     verdict.repairs = {str(row["rule"]): int(row["repaired"]) for row in repairs}
     _judge_times(load, verdict, injector, outcomes)
@@ -158,6 +179,12 @@ async def judge(environment: Environment, load: Load, injector: Injector, verdic
     return verdict
 
 
+async def judge_trees(conn: Connection) -> list[str]:
+    """What is wrong with trees, one line for each finding, with the name of its rule."""
+    found = [(name, await rule.many(conn)) for name, rule in TREE_RULES.items()]
+    return [f"{name}: {row['detail']}" for name, rows in found for row in rows]
+
+
 def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
     observer, ended = load.observer, {str(row["agent_turn_id"]): row for row in outcomes}
     verdict.accepted = load.accepted
@@ -169,6 +196,15 @@ def _judge_turns(load: Load, verdict: Verdict, outcomes: list[Any]) -> None:
         verdict.outcomes[str(row["status"])] += 1
         if row["error_code"]:
             verdict.codes[f"{row['status']}: {row['error_code']}"] += 1
+    keys = {turn.key for turn in load.turns}
+    for row in outcomes:
+        if str(row["correlation_id"]) not in keys:
+            verdict.children += 1
+            if row["agent_turn_id"] not in observer.seen:
+                verdict.lost.append(f"child {row['agent_turn_id']} ({row['status']}) has no task event")
+            elif observer.statuses[row["agent_turn_id"]] != row["status"]:
+                told = observer.statuses[row["agent_turn_id"]]
+                verdict.unexpected.append(f"child {row['agent_turn_id']} is {row['status']}, its event says {told}")
     for turn in load.turns:
         verdict.doubled += [f"{turn.key} is {turn.turn} and {other}" for other in turn.others]
         if not turn.turn:
@@ -211,7 +247,7 @@ def _judge_late(environment: Environment, late: Late, committed: list[Any]) -> C
     found: Counter[str] = Counter()
     rows: dict[tuple[str, int], list[Any]] = {}
     for row in committed:
-        rows.setdefault((str(row["correlation_id"]), int(row["step"])), []).append(row)
+        rows.setdefault((str(row["key"]), int(row["step"])), []).append(row)
     attempts = {
         (str(note["key"]), int(str(note["step"]))): int(str(note["attempt"]))
         for note in read_notes(environment)

@@ -30,10 +30,10 @@ SELECT correlation_id, count(DISTINCT agent_turn_id)::int8 AS turns FROM state.a
 WHERE message_type = 'turn' GROUP BY project_id, correlation_id HAVING count(DISTINCT agent_turn_id) > 1;
 
 -- name: results_twice :many
--- Calls with more than one result in a box.
+-- Calls with more than one result, or with one twice in a box. A child that inherits a box has the cards of it in its own.
 SELECT c.tool_call_id, count(*)::int8 AS results FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
 WHERE c.metadata ->> 'type' = 'tool.result' AND c.tool_call_id IS NOT NULL
-GROUP BY c.tenant_id, c.tool_call_id HAVING count(*) > 1;
+GROUP BY c.tenant_id, c.tool_call_id HAVING count(DISTINCT c.card_id) > 1 OR count(*) > count(DISTINCT b.box_id);
 
 -- name: calls :one
 -- The number of calls sent, by how they were settled.
@@ -43,10 +43,14 @@ SELECT count(*)::int8 AS calls, count(*) FILTER (WHERE wait_status = 'applied'):
 FROM state.turn_waiting_tools;
 
 -- name: committed :many
--- The steps that were committed, with the attempt that won.
-SELECT i.correlation_id, split_part(s.step_id, '-s', 2)::int8 AS step, s.status,
+-- The steps that were committed, with the key of their turn's instruction and the attempt that won.
+SELECT (c.content ->> 'text')::jsonb ->> 'key' AS key, split_part(s.step_id, '-s', 2)::int8 AS step, s.status,
        (s.metadata -> 'attempts' -> -1 ->> 'attempt')::int8 AS attempt
-FROM state.agent_steps s JOIN state.agent_inbox i ON i.agent_turn_id = s.agent_turn_id AND i.message_type = 'turn';
+FROM state.agent_steps s JOIN public.cards c ON c.card_id = s.agent_turn_id || '-instruction' AND c.tenant_id = s.project_id;
+
+-- name: batches :many
+-- The number of batches by what they came to.
+SELECT status, count(*)::int8 AS batches FROM state.pmo_batches GROUP BY status ORDER BY status;
 
 -- name: repairs :many
 -- The repairs of the safety net, by rule.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from temporalio.client import Client
-from temporalio.common import WorkflowIDReusePolicy
+from temporalio.common import SearchAttributePair, WorkflowIDReusePolicy
 
 from lab.explore.statements import statement
 from lab.explore.world import Move
@@ -17,7 +17,6 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
 from turnstile.bridge.safety.reconciler import Reconciler, Workflow
 from turnstile.bridge.safety.rules import Rule, Rules, WatchdogTimes
-from turnstile.ledger.delegation.places import TreePlace
 from turnstile.ledger.operations.recovery import EndedTurn, Run, list_undispatched
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import AgentKey, Claim, LiveTurn
@@ -33,6 +32,10 @@ LEDGER_RULES = (
     "resume",
     "suspended",
     "stop",
+    "batch",
+    "batch_due",
+    "marked_queued",
+    "marked",
     "command",
     "stranded",
     "doorbell",
@@ -49,6 +52,9 @@ _PARTS = {
     "suspended": "net calls",
     "command": "net calls",
     "unannounced": "net outcomes",
+    "batch_due": "net batches",
+    "marked_queued": "net trees",
+    "marked": "net trees",
 }
 """What a rule that is not about the inbox finds nothing by."""
 
@@ -73,7 +79,7 @@ class LostStarter(Starter):
         self,
         turn: TurnRef,
         reuse: WorkflowIDReusePolicy = options.TURN_ID_REUSE,
-        place: TreePlace | None = None,
+        attributes: Sequence[SearchAttributePair[str]] = (),
     ) -> bool:
         """The engine takes it."""
         await self._pool.run(lambda conn: statement("note_workflow").many(conn, agent_turn_id=turn.agent_turn_id))

@@ -11,7 +11,7 @@ from turnstile.ledger.turns.cards import box_cards
 from turnstile.schema.base import Tolerant
 from turnstile.schema.cards import CardType, JsonContent, readable_content
 from turnstile.schema.delegation.policy import DelegationPolicy
-from turnstile.schema.ids import AgentId, BoxId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ProjectId
 
 Kind = Literal["profile", "agent"]
 
@@ -31,14 +31,17 @@ class Target(Tolerant):
     """The profile's."""
     tags: Json[list[str]]
     """The profile's."""
+    is_above: bool
+    """Whether it is the caller's agent, or that of a turn which waits for the caller's, at any distance."""
 
 
 async def find_targets(
-    conn: Connection, project: ProjectId, wanted: Collection[tuple[Kind, str]]
+    conn: Connection, project: ProjectId, caller: AgentTurnId, wanted: Collection[tuple[Kind, str]]
 ) -> dict[tuple[Kind, str], Target]:
-    """What these references name, each of them."""
+    """What these references of the turn that asks name, each of them."""
     named = to_json([{"kind": kind, "ref": ref} for kind, ref in wanted]).decode()
-    found = await query("find_targets").all_as(conn, Target, project_id=project, wanted=named)
+    given = {"project_id": project, "agent_turn_id": caller, "wanted": named}
+    found = await query("find_targets").all_as(conn, Target, **given)
     return {(each.kind, each.ref): each for each in found}
 
 

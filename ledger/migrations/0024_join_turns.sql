@@ -46,6 +46,13 @@ CREATE FUNCTION state.value_of_card(content jsonb) RETURNS jsonb LANGUAGE sql IM
         ELSE content END AS v) x
 $$;
 
+-- Whether a turn is a loser that its decided batch lets finish: nobody waits for it any more. One look by key; the turns of a batch that
+-- is decided while this is read may be marked or not, as if the mark had come before.
+CREATE FUNCTION state.is_let_finish(turn text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM state.pmo_batch_tasks t JOIN state.pmo_batches b ON b.batch_id = t.batch_id
+                   WHERE t.current_agent_turn_id = turn AND b.losers = 'finish' AND b.status NOT IN ('running', 'withdrawn'))
+$$;
+
 -- Marks these turns, all of one depth, and what their trees wait for, level by level; returns whom it marked. With `whole`, turns that
 -- nobody waits for too, also below turns that are over. Each level is locked in the order of ids and read with a snapshot of its own:
 -- whoever enqueues holds its parent's node FOR SHARE until it commits, so once a level is locked the next statement sees each child
@@ -75,7 +82,8 @@ BEGIN
         marked := marked || fresh;
         -- of a turn that another cascade has marked, that one took all below it along; only `whole` must look there again
         level := ARRAY(SELECT c.agent_turn_id FROM state.turn_nodes c
-                       WHERE c.parent_turn_id = ANY (CASE WHEN whole THEN level ELSE fresh END) AND (whole OR (c.waited AND NOT c.ended)));
+                       WHERE c.parent_turn_id = ANY (CASE WHEN whole THEN level ELSE fresh END)
+                         AND (whole OR (c.waited AND NOT c.ended AND NOT state.is_let_finish(c.agent_turn_id))));
     END LOOP;
     marked := array_remove(marked, ender);
     IF cardinality(marked) > 0 THEN

@@ -66,8 +66,8 @@ ORDER BY ids LIMIT :row_limit::int;
 -- name: deadlines_are_kept :many
 -- Protocol §8 suspended: a turn is woken when its resume deadline has passed, or with the reports that are there. Null is never past.
 SELECT jsonb_build_object('project_id', h.project_id, 'agent_id', h.agent_id, 'agent_turn_id', h.active_agent_turn_id) AS ids,
-       coalesce(format('asleep, and its deadline was %s s ago', round(extract(epoch FROM now() - h.resume_deadline))),
-                'asleep, with a report and without a deadline') AS detail
+       CASE WHEN h.resume_deadline IS NULL THEN 'asleep, with a report and without a deadline'
+            ELSE format('asleep, and its deadline was %s s ago', round(extract(epoch FROM now() - h.resume_deadline))) END AS detail
 FROM state.agent_state_head h JOIN resource.project_agents a ON a.agent_id = h.agent_id AND a.project_id = h.project_id
 WHERE h.status = 'suspended' AND coalesce(h.resume_deadline, h.updated_at) < now() - make_interval(secs => :grace_seconds::float8)
   AND (h.resume_deadline IS NOT NULL OR EXISTS (

@@ -88,10 +88,10 @@ WHERE n.ended <> (o.agent_turn_id IS NOT NULL)
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: marks_reach_the_children :many
--- Protocol §6 join: below a turn that is marked or over, every child that it waited for is marked or over.
+-- Protocol §6 join: below a turn that is marked or over, every child that it waits for is marked or over.
 SELECT jsonb_build_object('project_id', c.project_id, 'agent_turn_id', c.agent_turn_id, 'parent_turn_id', c.parent_turn_id) AS ids,
        format('its parent was marked at %s, and it was not', p.stopping_at) AS detail
 FROM state.turn_nodes c JOIN state.turn_nodes p ON p.agent_turn_id = c.parent_turn_id
-WHERE c.waited AND NOT c.ended AND c.stopping_at IS NULL AND (p.stopping_at IS NOT NULL OR p.ended)
+WHERE c.waited AND NOT c.ended AND c.stopping_at IS NULL AND (p.stopping_at IS NOT NULL OR p.ended) AND NOT state.is_let_finish(c.agent_turn_id)
   AND (:since_id::text IS NULL OR c.agent_turn_id >= :since_id) AND (:project_id::text IS NULL OR c.project_id = :project_id)
 ORDER BY ids LIMIT :row_limit::int;

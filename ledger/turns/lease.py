@@ -77,6 +77,11 @@ class Claim(Tolerant):
     active_inbox_id: InboxId | None
     last_error: str | None
     context_headers: ContextHeaders
+    head_status: HeadStatus | None
+    """Of the agent, as the row was claimed."""
+    root_turn_id: AgentTurnId | None
+    """With `start`, the root of the tree of a turn that another asked for."""
+    parent_turn_id: AgentTurnId | None
 
     @property
     def purpose(self) -> Purpose | None:

@@ -53,7 +53,7 @@ due AS MATERIALIZED (
 ),
 judged AS MATERIALIZED (
     SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,
-           coalesce(CASE  -- what needs no workflow
+           h.status AS head_status, coalesce(CASE  -- what needs no workflow
                WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.correlation_id IS NULL
                  OR i.message_type NOT IN {message_types} THEN 'error'
                WHEN i.message_type IN {report_types} AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
@@ -82,12 +82,17 @@ marked AS (
         last_error = CASE j.verdict WHEN 'consumed' THEN 'already_settled' WHEN 'skipped' THEN 'stale_turn'
                                     WHEN 'error' THEN 'protocol_violation' ELSE i.last_error END
     FROM judged j WHERE i.inbox_id = j.inbox_id
-    RETURNING i.*, j.verdict, j.worker_target, j.profile_box_id, j.context_box_id, j.output_box_id, j.trace_id, j.active_inbox_id
+    RETURNING i.*, j.verdict, j.worker_target, j.profile_box_id, j.context_box_id, j.output_box_id, j.trace_id, j.active_inbox_id, j.head_status
 )
 SELECT m.verdict, m.inbox_id, m.project_id, m.agent_id, m.channel_id, m.message_type, m.correlation_id, m.agent_turn_id,
        m.turn_epoch, m.worker_target, m.profile_box_id::text AS profile_box_id, m.context_box_id::text AS context_box_id,
-       m.output_box_id::text AS output_box_id, m.trace_id, m.active_inbox_id, m.last_error, m.context_headers
-FROM marked m ORDER BY m.next_retry_at, m.created_at;
+       m.output_box_id::text AS output_box_id, m.trace_id, m.active_inbox_id, m.last_error, m.context_headers, m.head_status,
+       n.root_turn_id, n.parent_turn_id
+FROM marked m
+LEFT JOIN LATERAL (  -- one look by key for each child that starts
+    SELECT x.root_turn_id, x.parent_turn_id FROM state.turn_nodes x
+    WHERE m.verdict = 'start' AND m.context_headers ? 'CG-Parent-Turn-Id' AND x.agent_turn_id = m.agent_turn_id OFFSET 0) n ON true
+ORDER BY m.next_retry_at, m.created_at;
 
 -- name: release_claims :many
 -- Makes rows whose workflow could not be reached pending again, due after delay_seconds. Does not count as a retry.

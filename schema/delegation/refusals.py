@@ -20,6 +20,7 @@ Reason = Literal[
     "too_many_tasks",
     "too_many_cards",
     "duplicate_agent",
+    "waits_for_itself",
     "text_too_large",
     "internal_error",
 ]

@@ -34,6 +34,10 @@ TINY = Plan(
     stream_seconds=0.5,
     stops=2,
     stop_streams=2,
+    forks=(2, 3),
+    fork_children=4,
+    fork_depth=2,
+    fork_width=2,
     load_seconds=0.3,
     conversations=4,
     old_rows=200,
@@ -136,6 +140,15 @@ async def test_stops_are_timed(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.STOP](environment, bars)
     check_turns(result)
     assert 0 < (result.value("stop p50") or 0) <= (result.value("stop p99") or 0)
+
+
+@pytest.mark.long
+async def test_forks_are_timed_next_to_bare_workflows(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.FORK](environment, bars)
+    for size in (2, 3):
+        for name in ("children/s ÷ bare workflows/s", "from the last child's end to the parent's next step"):
+            assert (result.value(f"{size} children: {name}") or 0) > 0, name
+    assert result.value("tree of depth 2: turns") == 7
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
-from turnstile.ledger.delegation import places, provision, targets
+from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
@@ -103,7 +103,6 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("trace_id", "context_headers", "worker_target", "leased_inbox_id", "leased_turn_id", "leased_channel_id"),
         *("leased_epoch", "leased_output_box_id", "leased_at", "agent_id", "conversation_id"),
     },
-    "find_place": places.TreePlace,
     "find_targets": targets.Target,
     "find_action": set(action_lookup.ActionTurn.model_fields) | {"tool"},
     "find_message": threads._EarlierMessage,

@@ -44,6 +44,7 @@ def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
 command(app, "up", serves=True)(servers.up)
 command(app, "demo", serves=True, quiet=True)(servers.demo)
 command(app, "demo-pump", serves=True, quiet=True)(servers.demo_pump)
+command(app, "demo-tree", serves=True, quiet=True)(servers.demo_tree)
 command(app, "migrate")(servers.migrate)
 command(app, "worker", serves=True)(servers.worker)
 command(app, "bridge", serves=True)(servers.bridge)

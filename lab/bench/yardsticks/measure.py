@@ -4,6 +4,7 @@ The timings are the kernel's own (protocol §4, §5), not those seen by a client
 statistics, which a session reports at most once a second, late while it is idle, and at its end.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from turnstile.ledger.queries import Connection, parse
@@ -24,6 +25,17 @@ class StepTiming(Tolerant):
     """The duration of a committed step, in ms."""
 
     step_ms: float
+
+
+class ForkTiming(Tolerant):
+    """Timings of a fork, in ms."""
+
+    fork_ms: float
+    """From the commit of the call to the end of the last child."""
+    enqueued_ms: float
+    """From the commit of the call to the enqueue of the last child."""
+    wake_ms: float
+    """From the end of the last child to the begin of the parent's next step."""
 
 
 class WaitingCall(Tolerant):
@@ -50,6 +62,12 @@ async def list_step_timings(conn: Connection, project: ProjectId) -> list[StepTi
     """Durations of all steps of a project."""
     rows = await _QUERIES["list_step_timings"].many(conn, project_id=project)
     return [StepTiming.model_validate(dict(row)) for row in rows]
+
+
+async def list_fork_timings(conn: Connection, project: ProjectId, turns: Sequence[AgentTurnId]) -> list[ForkTiming]:
+    """Timings of the forks of these turns."""
+    rows = await _QUERIES["list_fork_timings"].many(conn, project_id=project, agent_turn_ids=list(turns))
+    return [ForkTiming.model_validate(dict(row)) for row in rows]
 
 
 async def count_suspended(conn: Connection, project: ProjectId) -> int:

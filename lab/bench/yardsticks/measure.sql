@@ -12,6 +12,22 @@ SELECT (s.metadata -> 'timing' ->> 'step_ms')::float8 AS step_ms
 FROM state.agent_steps s
 WHERE s.project_id = :project_id AND s.metadata -> 'timing' ? 'step_ms';
 
+-- name: list_fork_timings :many
+-- For each fork of these turns the ms from the commit of its call to the last child's end and enqueue, and from there to the next step.
+SELECT extract(epoch FROM c.ended_at - w.created_at)::float8 * 1000 AS fork_ms,
+       extract(epoch FROM c.enqueued_at - w.created_at)::float8 * 1000 AS enqueued_ms,
+       extract(epoch FROM s.started_at - c.ended_at)::float8 * 1000 AS wake_ms
+FROM state.turn_waiting_tools w
+JOIN state.pmo_batches b ON b.parent_tool_call_id = w.tool_call_id AND b.status = 'success'
+CROSS JOIN LATERAL (
+    SELECT max(o.ended_at) AS ended_at, max(i.created_at) AS enqueued_at FROM state.pmo_batch_tasks t
+    JOIN state.turn_outcomes o ON o.agent_turn_id = t.current_agent_turn_id
+    JOIN state.agent_inbox i ON i.agent_turn_id = t.current_agent_turn_id AND i.message_type = 'turn'
+    WHERE t.batch_id = b.batch_id) c
+CROSS JOIN LATERAL (
+    SELECT max(x.started_at) AS started_at FROM state.agent_steps x WHERE x.agent_turn_id = w.agent_turn_id) s
+WHERE w.project_id = :project_id AND w.agent_turn_id = ANY (:agent_turn_ids::text[]);
+
 -- name: count_suspended :one
 -- The number of sleeping turns of a project.
 SELECT count(*) AS suspended FROM state.agent_state_head h WHERE h.project_id = :project_id AND h.status = 'suspended';

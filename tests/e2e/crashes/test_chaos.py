@@ -3,6 +3,7 @@
 import gc
 import io
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 from rich.console import Console
@@ -11,18 +12,36 @@ from lab.chaos.environment import Size
 from lab.chaos.run import RunOptions, run_chaos
 from lab.chaos.schedule import make_schedule
 
-SIZE = Size(workers=2, bridges=2, tools=1)
+
+class _Small(TypedDict):
+    size: Size
+    wipes: int
+    deletions: int
+    quiet_seconds: float
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_no_turn_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
-    options = RunOptions(
-        turns=60, seed=7, seconds=11, kills=4, wipes=1, deletions=1, directory=tmp_path, size=SIZE, quiet_seconds=60
-    )
+SMALL = _Small(size=Size(workers=2, bridges=2, tools=1), wipes=1, deletions=1, quiet_seconds=120)
+
+
+async def survived(options: RunOptions) -> None:
+    """The run passes."""
     told = io.StringIO()
     passed = await run_chaos(options, Console(file=told, width=150))
     gc.collect()  # nats-py leaves a socket behind where a connection breaks while it is being made
     assert passed, told.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_no_turn_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
+    """Trees of turns among them."""
+    await survived(RunOptions(turns=45, trees=4, seed=7, seconds=11, kills=4, **SMALL, directory=tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_each_batch_is_decided_and_answered_once_whatever_breaks(tmp_path: Path) -> None:
+    await survived(RunOptions(turns=0, trees=40, seed=8, seconds=40, kills=10, **SMALL, directory=tmp_path))
 
 
 def test_a_seed_is_a_schedule() -> None:

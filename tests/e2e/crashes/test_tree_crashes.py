@@ -1,4 +1,4 @@
-"""A bridge that is killed after each commit of a fork and of a batch's deadline: it is decided once, and answered.
+"""A bridge that is killed after each commit of what agents ask of others: batches are decided, agents made once.
 
 So is what a tool asks, whoever dies meanwhile: the bridge, or the tool itself.
 """
@@ -25,6 +25,8 @@ from tests.support.tenants import Tenant, turn_of
 from tests.support.tools import calling
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.runtime.faults import Fault
+from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.tools import ToolDefinition
 
@@ -62,6 +64,44 @@ async def test_a_batch_is_decided_once_wherever_its_bridge_dies(
         assert (told["status"], [each["status"] for each in told["results"]]) == (status, ["success", status])
         assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 2 * number, point
         assert await apart.count("state.pmo_batches", "decided_at IS NOT NULL") == number, point
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@pytest.mark.parametrize(
+    ("point", "call"),
+    [
+        (Fault.AGENT_CHANGED, ("provision_agent", {"action": "ensure", "agent_id": "new", "profile_name": "worker"})),
+        (Fault.CHILDREN_ENQUEUED, ("delegate_async", task())),
+    ],
+    ids=["provision_agent", "delegate_async"],
+)
+async def test_an_agent_is_made_once_wherever_the_bridge_dies(
+    apart: Tenant, processes: Processes, tmp_path: Path, point: Fault, call: tuple[str, JsonObject]
+) -> None:
+    await staff(apart)
+    row = kernel_tools()[call[0]].model_dump(exclude={"options"}, exclude_none=True)
+    patient = ToolDefinition.model_validate({**row, "options": {"suspend_timeout_seconds": 60}})
+    await put_tool(apart.pool, apart.project, patient)
+    bridge = processes.bridge
+    await bridge.stop()
+    bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+    await bridge.start()
+    turn = turn_of(await apart.enqueue(CHIEF, steps(calling(call))))
+    assert await bridge.died() == -signal.SIGKILL
+    bridge.env = {}
+    await bridge.start()
+    ended = await apart.ended(turn, timeout=60)
+    told = result(ended)
+    assert (told["status"], ended.view.status) == ("accepted", "success")
+    made = told["agent_id"]
+    assert await apart.count("resource.project_agents", f"agent_id = '{made}'") == 1
+    assert await apart.count("state.identity_edges", f"target_agent_id = '{made}'") == 1
+    if point is Fault.AGENT_CHANGED:
+        assert told["roster_updated"] is True
+    else:
+        await apart.ended(told["agent_turn_id"])
+        assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 1
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.conditions import until
-from tests.support.delegation import ALL, CHIEF, answer, chief_says, result, says, staff, steps, task
+from tests.support.delegation import ALL, CHIEF, answer, chief_says, fork, result, says, staff, steps, task
 from tests.support.ledger.calls import TOOL
 from tests.support.tenants import Ended, Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
@@ -218,6 +218,40 @@ async def test_refusals_are_failed_results(
     assert (told.result["error_code"], told.result["error_detail"]) == (code, {"reason": reason})
     assert await tenant.count("state.turn_nodes") == 0
     assert await tenant.count("state.turn_outcomes") == 1
+
+
+async def test_nobody_waits_for_an_agent_that_waits_for_them(tenant: Tenant) -> None:
+    """Neither for themselves nor for one above, at any distance."""
+    await staff(tenant)
+    itself: dict[str, Any] = {"target_strategy": "reuse", "target": CHIEF, "instruction": says("myself")}
+    ended = await delegated(tenant, wait=True, **itself)
+    assert (result(ended)["error_detail"], ended.view.status) == ({"reason": "waits_for_itself"}, "success")
+    ended = await chief_says(tenant, fork([task(**itself), task()]))
+    assert result(ended)["error_detail"] == {"reason": "waits_for_itself"}
+    ended = await chief_says(tenant, fork([task(**itself), task()], join="any"))
+    assert [each["error"] for each in result(ended)["results"]] == ["waits_for_itself", None]
+    below = steps(calling(("delegate_async", task(wait=True, **itself))), {"text": "refused"})
+    middle = steps(calling(("delegate_async", task("chief", below, wait=True))), {"text": "{tool_result}"})
+    ended = await chief_says(tenant, calling(("delegate_async", task("chief", middle, wait=True))))
+    assert result(ended)["status"] == "success"
+    refused = await tenant.rows(
+        "SELECT content FROM cards WHERE tenant_id = $1 AND metadata ->> 'type' = 'tool.result'"
+        " AND content::text LIKE '%waits_for_itself%'",
+        tenant.project,
+    )
+    assert len(refused) == 4
+
+
+async def test_an_agent_may_ask_itself_without_waiting(tenant: Tenant) -> None:
+    """Its turn is queued behind the one that asks, and goes on in the box where that one wrote."""
+    await staff(tenant)
+    await tenant.profile("asker", "asks_itself", delegation_policy=ALL, allowed_tools=["delegate_async"])
+    await add_agent(tenant.pool, tenant.project, MATE, "asker")
+    ended = await tenant.turn(MATE, "begin")
+    told = result(ended)
+    child = await tenant.ended(told["agent_turn_id"])
+    assert (child.view.agent_id, child.deliverable()) == (MATE, "go on")
+    assert child.view.output_box_id == ended.view.output_box_id
 
 
 async def test_a_box_of_another_is_not_inherited(tenant: Tenant) -> None:

@@ -23,6 +23,7 @@ from tests.support.processes.net import (
     pass_time,
     repairs,
     sign_on,
+    status_of,
     terminate,
     unheard,
 )
@@ -102,6 +103,23 @@ async def test_a_turn_that_a_bridge_claimed_and_did_not_start(tenant: Tenant, ne
     await mends(net, rule, agent(tenant))
     assert (await tenant.ended(turn)).view.status == "success"
     assert (await net.look(rule)).found == []
+
+
+async def test_a_turn_that_a_tree_took_along_before_it_began_needs_no_workflow(tenant: Tenant, net: Net) -> None:
+    """Its row was claimed by a bridge that died; then the batch that it was a task of was decided."""
+    await tenant.agent("player")
+    turn = await unheard(tenant, instruction=SAID)
+    assert [each.verdict for each in await claim(tenant)] == ["start"]
+    await tenant.rows(
+        "INSERT INTO state.turn_nodes (agent_turn_id, project_id, root_turn_id) VALUES ($1, $2, $1)",
+        *(turn, tenant.project),
+    )
+    await tenant.rows("SELECT state.mark_subtrees(ARRAY[$1], 'batch_decided', 'batch-c1', false, NULL)", turn)
+    await mends(net, "doorbell", agent(tenant))
+    ended = await tenant.ended(turn)
+    assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
+    assert await status_of(tenant.stack, turn) is None
+    assert await tenant.task_events() == {turn: 1}
 
 
 async def test_a_turn_whose_doorbell_was_lost(tenant: Tenant, net: Net) -> None:

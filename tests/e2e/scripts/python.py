@@ -8,6 +8,7 @@ from pathlib import Path
 from turnstile.activities.models import Script, ScriptLine
 from turnstile.activities.models.script import ScriptCall
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ToolCallDelta
+from turnstile.schema.base import JsonObject
 
 BUG = "the words of a bug, which quote a card"
 
@@ -75,6 +76,14 @@ def _shown(request: ModelRequest) -> dict[str, object]:
     }
 
 
+def asks_itself(request: ModelRequest) -> ScriptLine:
+    """Told to begin, asks the agent `mate` to go on; else says what it was told last."""
+    told = [each.content for each in request.messages if each.role == "user"][-1]
+    asked: JsonObject = {"target_strategy": "reuse", "target_ref": "mate", "instruction": "go on"}
+    begins = told == "begin" and request.step == 1
+    return ScriptLine(text=told, tool_calls=(ScriptCall(name="delegate_async", arguments=asked),) if begins else ())
+
+
 def unending(_: ModelRequest) -> ScriptLine:
     """Begins a text, and does not end it within an hour."""
     return ScriptLine(text="It began thus, and", chunks=2, delay_seconds=3600)
@@ -93,5 +102,6 @@ SCRIPTS: dict[str, Script] = {
     "buggy": buggy,
     "three_steps": three_steps,
     "player": player,
+    "asks_itself": asks_itself,
     "unending": unending,
 }

@@ -735,6 +735,13 @@ async def test_what_nobody_serves_may_be_late(healthy: Healthy, damage: Damage) 
         assert await healthy.broken(damage) == []
 
 
+async def test_a_sleeper_without_a_deadline_is_told_as_one(healthy: Healthy) -> None:
+    async with healthy.undone():
+        await healthy.conn.execute(f"{NO_DEADLINE};{head('bob', f'resume_deadline = NULL, updated_at = {LATE}')}")
+        told = [each for each in await violations(healthy.conn, BOUNDS) if each.rule == "deadlines_are_kept"]
+        assert [each.detail for each in told] == ["asleep, with a report and without a deadline"]
+
+
 STRANGERS = (
     "inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id, turn_epoch, status, archived_at"
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.ledger.agents import BOB, CAROL, PROJECT, head, rows, stop, value
-from tests.support.ledger.calls import sleeper, tell
+from tests.support.ledger.calls import expire, settle, sleeper, tell
 from tests.support.ledger.trees import (
     answer,
     batch_of_call,
@@ -17,6 +17,7 @@ from tests.support.ledger.trees import (
 )
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import AnswerForm, JoinMode, Losers, RefusedTask, delegate, expire_batch
+from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.ends import end_by_fallback
 from turnstile.ledger.turns.waiting import apply_reports
 from turnstile.schema.errors import Refused
@@ -68,6 +69,16 @@ async def test_a_forked_call_is_neither_reported_nor_timed_out(agents: Pool) -> 
         await tell(agents, "c1")
 
 
+async def test_a_call_that_is_being_timed_out_gets_no_batch(agents: Pool) -> None:
+    ref = await sleeper(agents, "c1", wait_seconds=-1)
+    call = await parent(agents, "c1")
+    [ring] = await expire(agents, ref)
+    with pytest.raises(Refused, match="waits no more"):
+        await forks(agents, "c1", tasks=[child(call, 0)])
+    assert (await settle(agents, ref, ring.inbox_id)).status is HeadStatus.RUNNING
+    assert await value(agents, "SELECT count(*) FROM state.pmo_batches") == 0
+
+
 async def test_the_first_success_of_any_decides_and_marks_the_losers(agents: Pool) -> None:
     await sleeper(agents, "c1")
     made = await forks(agents, "c1", 3, join=JoinMode.ANY)
@@ -92,6 +103,36 @@ async def test_losers_that_finish_are_not_marked(agents: Pool) -> None:
     assert [each["status"] for each in (await answer(agents, "c1"))["result"]["results"]] == ["success", "running"]
     await succeed(agents, made.tasks[1].agent_turn_id)
     assert [status for _, status, _ in await task_states(agents, "c1")] == ["success", "success"]
+
+
+async def test_losers_that_finish_outlive_their_parent(agents: Pool) -> None:
+    """Once it is decided nobody waits for them: an end or a stop of the parent passes them by, unless all are meant."""
+    ref = await sleeper(agents, "c1")
+    made = await forks(agents, "c1", 3, join=JoinMode.ANY, losers=Losers.FINISH)
+    await succeed(agents, made.tasks[0].agent_turn_id)
+    assert set((await mark_tree(agents, PROJECT, ref.agent_turn_id, "enough", whole=False)).turns) == {
+        ref.agent_turn_id
+    }
+    await end_by_fallback(agents, ref, TurnStatus.CANCELED, "stopped", "stopped")
+    assert await marked(agents) == set()
+    await succeed(agents, made.tasks[1].agent_turn_id)
+    assert set((await mark_tree(agents, PROJECT, ref.agent_turn_id, "all", whole=True)).turns) == {
+        made.tasks[2].agent_turn_id
+    }
+    await end_by_fallback(
+        agents, await in_hand(agents, made.tasks[2].agent_turn_id), TurnStatus.CANCELED, "stopped", "stopped"
+    )
+    assert [status for _, status, _ in await task_states(agents, "c1")] == ["success", "success", "canceled"]
+
+
+async def test_losers_that_would_finish_end_with_a_parent_that_still_waits(agents: Pool) -> None:
+    ref = await sleeper(agents, "c1")
+    made = await forks(agents, "c1", 2, join=JoinMode.ANY, losers=Losers.FINISH)
+    await end_by_fallback(agents, ref, TurnStatus.CANCELED, "stopped", "stopped")
+    assert await marked(agents) == {task.agent_turn_id for task in made.tasks}
+    assert await expire_batch(agents, "batch-c1")
+    for task in made.tasks:
+        await end_by_fallback(agents, await in_hand(agents, task.agent_turn_id), TurnStatus.CANCELED, "stopped", "")
 
 
 @pytest.mark.parametrize(("mode", "k"), [(JoinMode.FIRST_K, 2), (JoinMode.QUORUM, 2)])

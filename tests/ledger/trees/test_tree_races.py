@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import PROJECT, begin, claim, finish, finish_on, value
+from tests.support.ledger.agents import ALICE, PROJECT, begin, claim, command, finish, finish_on, lease, send, value
 from tests.support.ledger.calls import became, call_record, end, ending, request, sleeper, suspend, tell
 from tests.support.ledger.trees import answer, batch_of_call, child, forks, in_hand, marked, parent, task_states
 from tests.support.waiting import in_flight, overtaken
@@ -14,7 +14,7 @@ from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.trees.batches import Batch, ForkLimits, enqueue_children, expire_batch, open_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.steps import begin_step, commit_step
+from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import report_call
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import InboxId, uuid7
@@ -146,6 +146,37 @@ async def test_a_mark_that_waited_for_calls_counts_them(agents: Pool) -> None:
     done = await overtaken(agents, lambda conn: commit_step(conn, one, call_record(one, 1, "c2")), stop)
     assert done.on_their_way == 1
     await end_all(agents, one, top)
+
+
+async def test_a_first_step_that_waited_for_the_mark_of_a_turn_in_no_tree_does_not_begin(agents: Pool) -> None:
+    alone = await lease(agents)
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(alone), begin(agents, alone))
+    await end(agents, alone)
+
+
+async def test_calls_that_waited_for_the_mark_of_a_turn_in_no_tree_are_not_committed(agents: Pool) -> None:
+    alone = await lease(agents)
+    await begin(agents, alone)
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(alone), suspend(agents, alone, "c1"))
+    assert await value(agents, "SELECT count(*) FROM state.turn_waiting_tools") == 0
+    await end(agents, alone)
+
+
+async def test_a_retry_that_waited_for_the_mark_of_a_turn_in_no_tree_is_refused(agents: Pool) -> None:
+    alone = await lease(agents)
+    await begin(agents, alone)
+    retrying = agents.run(lambda conn: retry_step(conn, alone, 1))
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(alone), retrying)
+    await end(agents, alone)
+
+
+async def test_an_enqueue_leaves_the_gate_of_a_step_that_waited_for_it_open(agents: Pool) -> None:
+    alone = await lease(agents)
+    await overtaken(agents, lambda conn: send(conn, command(ALICE)), begin(agents, alone))
+    await finish(agents, alone)
 
 
 async def test_a_report_that_waited_for_a_fork_is_refused(agents: Pool) -> None:

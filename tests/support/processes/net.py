@@ -85,9 +85,9 @@ class Net:
         return await self.look(name)
 
 
-def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE) -> Net:
-    """The safety net of an additional bridge."""
-    served = ServedTargets(stack.settings.worker.worker_targets)
+def net_of(stack: Stack, times: WatchdogTimes = AT_ONCE, *targets: str) -> Net:
+    """The safety net of an additional bridge, which serves these targets beside the stack's."""
+    served = ServedTargets([*stack.settings.worker.worker_targets, *targets])
     servers = Servers(stack.settings, stack.pool, stack.conn, stack.temporal)
     rules = safety_rules(servers, served, NatsPublisher(stack.conn))
     return Net(replace(rules, times=times))

@@ -1,4 +1,4 @@
-"""`turnstile up`, `demo`, `demo-pump`, `migrate`, `worker` and `bridge`: starts processes, prepares servers."""
+"""`turnstile up`, the demos, `migrate`, `worker` and `bridge`: starts processes, prepares servers."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -65,6 +65,18 @@ async def demo_pump(
     from turnstile.cli.demo.pump import run_demo_pump
 
     await run_demo_pump(session, keep=keep)
+
+
+async def demo_tree(
+    session: "Session",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay up afterwards, in .turnstile unless --data says where.")
+    ] = False,
+) -> None:
+    """Start everything, let an agent ask others, who ask others, show the tree live, and stop everything."""
+    from turnstile.cli.demo.tree import run_demo_tree
+
+    await run_demo_tree(session, keep=keep)
 
 
 async def migrate(session: "Session") -> None:

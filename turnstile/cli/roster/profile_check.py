@@ -13,7 +13,7 @@ from turnstile.ledger.turns.roster import list_tools
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders
-from turnstile.schema.tools import SUBMIT_RESULT
+from turnstile.schema.tools import PMO_TOOLS, SUBMIT_RESULT
 
 _PROVIDERS = (
     *("scripted", "openai", "anthropic", "gemini", "mistral", "groq", "deepseek", "openrouter", "azure", "bedrock"),
@@ -38,6 +38,10 @@ async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, tar
 
 
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
+    tools = {*tools, *PMO_TOOLS}  # which the kernel offers without a row
+    asks = sorted(PMO_TOOLS.intersection(profile.allowed_tools))
+    if asks and profile.delegation_policy is None:
+        yield f"without a delegation_policy every call of {asks[0]} is refused"
     for name in profile.allowed_tools:
         if name not in tools and name != SUBMIT_RESULT:
             yield f"allowed_tools names {name!r}, which is no tool of the project yet{_nearest(name, tools)}"

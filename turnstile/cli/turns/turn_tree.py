@@ -4,7 +4,8 @@ A failing branch is marked down to the turn that failed: a turn that failed itse
 """
 
 import asyncio
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,10 @@ from turnstile.schema.ids import AgentTurnId
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
 
+_CHILDREN_OF_MANY = 8
+"""Children of a turn that are shown live where the terminal has fewer lines than the tree has turns."""
+_MADE = re.compile(r"(-[0-9a-f]{6})[0-9a-f]{18}$")
+"""The end of the id of an agent that was made for its turn, which is cut here; `turn show` has the whole of it."""
 _GOOD, _OPEN = "success", frozenset({"queued", "dispatched", "running", "suspended"})
 _STYLES = {_GOOD: "green", "partial": "yellow", "failed": "red", "timeout": "red", "canceled": "dim"}
 
@@ -60,26 +65,41 @@ def _failed(node: TreeNode) -> bool:
     return node.status in {"failed", "timeout"}
 
 
-def picture(nodes: Sequence[TreeNode], now: datetime) -> Tree:
-    """The tree as it is drawn."""
+def picture(nodes: Sequence[TreeNode], now: datetime, most: int | None = None) -> Tree:
+    """The tree as it is drawn; of each turn's children the first `most`, and a line that counts the others."""
     sums = roll_up(nodes)
-    drawn: dict[AgentTurnId, Tree] = {}
     root = Tree(_label(nodes[0], sums, now), guide_style="dim")
-    drawn[nodes[0].agent_turn_id] = root
+    drawn = {nodes[0].agent_turn_id: root}
+    shown: Counter[AgentTurnId] = Counter()
+    others: dict[AgentTurnId, Counter[str]] = defaultdict(Counter)
     for node in nodes[1:]:
-        above = drawn.get(node.parent_turn_id, root) if node.parent_turn_id is not None else root
-        drawn[node.agent_turn_id] = above.add(_label(node, sums, now))
+        parent = node.parent_turn_id
+        if parent is None or parent not in drawn:
+            continue  # below one that is only counted
+        shown[parent] += 1
+        if most is not None and shown[parent] > most:
+            others[parent][_status(node)] += 1
+        else:
+            drawn[node.agent_turn_id] = drawn[parent].add(_label(node, sums, now))
+    for parent, counts in others.items():
+        told = ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
+        drawn[parent].add(Text(f"and {counts.total():,} more: {told}", style="dim", no_wrap=True, overflow="ellipsis"))
     return root
+
+
+def _status(node: TreeNode) -> str:
+    return "stopping" if node.stopping else node.status
 
 
 def _label(node: TreeNode, sums: Mapping[AgentTurnId, Rolled], now: datetime) -> Text:
     rolled = sums[node.agent_turn_id]
     mark = "✗ " if _failed(node) else "! " if rolled.failed else ""
-    text = Text(mark, style="red")
-    text.append(clean(node.agent_id), style="bold")
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(mark, style="red")
+    text.append(_MADE.sub(r"\1…", clean(node.agent_id)), style="bold")
     if node.label:
         text.append(f" ({clean(node.label)})")
-    status = "stopping" if node.stopping else node.status
+    status = _status(node)
     text.append(f" {status}", style=_STYLES.get(status, "cyan"))
     if node.error_code:
         text.append(f" {clean(node.error_code)}", style="red")
@@ -126,12 +146,18 @@ def _is_open(nodes: Sequence[TreeNode]) -> bool:
 
 
 async def _live(pool: "Pool", session: Session, turn: AgentTurnId, nodes: list[TreeNode], interval: float) -> None:
-    with Live(picture(nodes, datetime.now(UTC)), console=session.out.console, auto_refresh=False) as live:
+    console = session.out.console
+
+    def drawn() -> Tree:
+        most = None if len(nodes) < console.height or not console.is_terminal else _CHILDREN_OF_MANY
+        return picture(nodes, datetime.now(UTC), most)
+
+    with Live(drawn(), console=console, auto_refresh=False) as live:
         live.refresh()
         while _is_open(nodes):
             await asyncio.sleep(interval)
             nodes = await _read(pool, session, turn)
-            live.update(picture(nodes, datetime.now(UTC)), refresh=True)
+            live.update(drawn(), refresh=True)
 
 
 async def _lines(pool: "Pool", session: Session, turn: AgentTurnId, nodes: list[TreeNode], interval: float) -> None:
