@@ -10,6 +10,9 @@ from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
 
+PENDING = '{"status":"pending"}'
+"""Stands, in a request, for the result of a call that waits for the turn whose request it is."""
+
 
 def storable(text: str) -> str:
     """`text` without NUL, with split surrogate pairs joined and lone halves replaced by U+FFFD."""

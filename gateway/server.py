@@ -10,7 +10,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Generator
-from typing import Any
 
 import h11
 import uvicorn
@@ -46,8 +45,7 @@ class Connections:
 
     def abort(self, client: object) -> None:
         """Close one at once, whatever it has not taken."""
-        key = tuple(client) if isinstance(client, list | tuple) else client  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- of an ASGI scope
-        if (transport := self._open.get(key)) is not None:
+        if (transport := self._open.get(client)) is not None:
             transport.abort()
 
 
@@ -115,9 +113,6 @@ class HttpServer(uvicorn.Server):
         """As uvicorn's; then says that it is ready."""
         await super().startup(sockets)
         self.ready.set()
-
-    def _log_started_message(self, *_: Any) -> None:
-        """The program says where it serves."""
 
 
 def bind(host: str, port: int) -> socket.socket:

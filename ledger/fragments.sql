@@ -32,3 +32,9 @@ held AS MATERIALIZED (
 mark AS MATERIALIZED (
     SELECT n.stopping_at FROM held JOIN state.turn_nodes n ON n.agent_turn_id = :agent_turn_id FOR SHARE OF n
 )
+
+-- fragment: gate_of_mark(wanted)
+-- Whether that mark lets the turn through, as a condition on the head that the gate updates. Of a turn that had no node the function is
+-- asked, which sees the newest: also after a wait for the lock of a head that has changed, as the mark of such a turn changes it.
+(NOT {wanted} OR NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)
+     AND (EXISTS (SELECT FROM mark) OR NOT state.is_marked(h.active_agent_turn_id)))

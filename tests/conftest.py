@@ -49,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=6.0,
         help="how long the hammers of tests/ledger hammer, that of trees half",
     )
+    parser.addoption(
+        "--tree-hammer-seconds", type=float, default=600.0, help="how long the long hammer of trees hammers"
+    )
     parser.addoption("--fuzz-cases", type=int, default=FUZZ_CASES, help="how many cases the tests marked `fuzz` share")
     parser.addoption(
         "--talk-seeds",
@@ -78,6 +81,12 @@ async def no_process_is_left() -> AsyncIterator[None]:
 def hammer_seconds(request: pytest.FixtureRequest) -> float:
     """What `--hammer-seconds` says."""
     return float(str(request.config.getoption("--hammer-seconds")))
+
+
+@pytest.fixture(scope="session")
+def tree_hammer_seconds(request: pytest.FixtureRequest) -> float:
+    """What `--tree-hammer-seconds` says."""
+    return float(str(request.config.getoption("--tree-hammer-seconds")))
 
 
 @pytest.fixture(scope="session")

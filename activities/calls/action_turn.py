@@ -16,6 +16,7 @@ from turnstile.ledger.turns.ends import fallback_card
 from turnstile.ledger.turns.steps import StepHead
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, JsonContent, content_of
+from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import tool_call_id
 from turnstile.schema.states import AfterExecution, TurnStatus
@@ -35,9 +36,14 @@ class ActionCall(Tolerant):
 def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
     """The call of an action, by the project's tool rows; its result ends the turn, whatever the row says.
 
+    A delegating tool without a row is the kernel's own, as it is for a model (protocol §12).
+
     Raises `Refused`: `unknown_tool`, `ui_not_allowed`, `invalid_tool`, `invalid_arguments`.
     """
-    row = next((each for each in tool_rows(rows) if each.tool_name == wanted.tool_name), None)
+    given = list(rows)
+    row = next((each for each in tool_rows(given) if each.tool_name == wanted.tool_name), None)
+    if row is None and not any(each.get("tool_name") == wanted.tool_name for each in given):
+        row = kernel_tools().get(wanted.tool_name)
     if row is None:
         raise Refused("unknown_tool", f"the project has no tool {wanted.tool_name!r}")
     if not _ui_allowed(row):

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import pairwise
 
 from turnstile.activities.models.script import Script, ScriptLine, closest_first
+from turnstile.activities.text import PENDING
 from turnstile.runtime.ports import (
     ContentDelta,
     ModelDone,
@@ -64,10 +65,11 @@ class ScriptedModel:
 
 async def _play(line: ScriptLine, request: ModelRequest) -> AsyncIterator[ModelEvent]:
     last = {message.role: message.content for message in request.messages}
+    results = [message.content for message in request.messages if message.role == "tool" and message.content != PENDING]
     said = [message.content for message in request.messages if message.role == "user"]
     filled = {
         "instruction": last.get("user", ""),
-        "tool_result": last.get("tool", ""),
+        "tool_result": results[-1] if results else "",
         "earlier": "; ".join(said[:-1]) or "nothing",
     }
     pieces = list(_pieces(line, filled))

@@ -9,7 +9,8 @@ Rules for what is rendered:
 
 - A card that several boxes hold, or one box twice, is rendered once, at its last position.
 - A result belongs to the nearest earlier call with its id; only the first result of a call counts. A result without a
-  call is left out. A call without a result, as of a turn that was ended, gets `{"status":"canceled"}`.
+  call is left out. A call without a result, as of a turn that was ended, gets `{"status":"canceled"}`; one of the turn
+  that a `meta.parent_pointer` names, `{"status":"pending"}`: that turn waits for this one.
 - A deliverable is left out if an `agent.thought` of the same `agent_turn_id` has its content: the same text, or the
   call of the same choice. Every other JSON deliverable (of `submit_result`, of a terminating tool, a fallback) is
   rendered as JSON text.
@@ -33,7 +34,7 @@ from pydantic import JsonValue
 from turnstile.activities.calls.choices import chosen
 from turnstile.activities.prompt.message_names import CallNames, function_name
 from turnstile.activities.prompt.tool_specs import fields_of
-from turnstile.activities.text import parse_arguments
+from turnstile.activities.text import PENDING, parse_arguments
 from turnstile.runtime.ports import ModelMessage, ModelToolCall
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import (
@@ -46,6 +47,7 @@ from turnstile.schema.cards import (
     ThoughtCall,
     ToolResultContent,
     content_of,
+    readable_content,
 )
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import AgentTurnId, CardId, ToolCallId
@@ -67,6 +69,8 @@ class _Answered:
     """A call of a thought and its result card, if there is one."""
 
     call: ThoughtCall
+    missing: str
+    """Stands for a result that is not there."""
     result: Card | None = None
 
 
@@ -74,12 +78,15 @@ class _Answered:
 class _Pairs:
     """Pairs calls with their results; holds the pairs by the card that made the call."""
 
+    askers: set[str]
+    """The turns that ask the one whose request this is."""
     by_card: dict[CardId, list[_Answered]] = field(default_factory=dict[CardId, list[_Answered]])
     open: dict[ToolCallId, _Answered] = field(default_factory=dict[ToolCallId, _Answered])
 
     def take(self, card: Card) -> None:
         if card.type == CardType.THOUGHT and card.tool_calls and card.card_id not in self.by_card:
-            answered = [_Answered(call) for call in card.tool_calls]
+            missing = PENDING if card.metadata.agent_turn_id in self.askers else _CANCELED
+            answered = [_Answered(call, missing) for call in card.tool_calls]
             self.by_card[card.card_id] = answered
             self.open.update({each.call.tool_call_id: each for each in answered})
         elif card.type == CardType.TOOL_RESULT and card.tool_call_id is not None:
@@ -145,7 +152,7 @@ def told_messages(cards: Sequence[Card]) -> tuple[ModelMessage, ...]:
 
 
 def _rendered(named: Sequence[Card]) -> list[ModelMessage]:
-    pairs = _Pairs()
+    pairs = _Pairs({asker for card in named if (asker := _asker(card)) is not None})
     for card in named:
         pairs.take(card)
     cards = _each_once(named)
@@ -154,6 +161,15 @@ def _rendered(named: Sequence[Card]) -> list[ModelMessage]:
         said.take(card)
     names = CallNames()
     return [message for card in cards for message in _render(card, pairs, said, names)]
+
+
+def _asker(card: Card) -> str | None:
+    """The turn that a pointer names as the one that asks."""
+    match readable_content(card) if card.type == CardType.PARENT_POINTER else None:
+        case JsonContent(data={"parent_agent_turn_id": str(turn)}):
+            return turn
+        case _:
+            return None
 
 
 def _each_once(cards: Sequence[Card]) -> list[Card]:
@@ -188,7 +204,7 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
     ]
     yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
     for call, each in zip(calls, answered, strict=True):
-        result = _CANCELED if each.result is None else _result_text(each.result)
+        result = each.missing if each.result is None else _result_text(each.result)
         yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
 
 

@@ -21,6 +21,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+from turnstile.schema.wire.roster_requests import INSTANCE_OF
 
 AUTHOR = "sys.pmo"
 """The author of a child's instruction; v1r4's orchestrator is called so."""
@@ -79,7 +80,7 @@ def child_of(caller: Caller, tool: str, task: TaskArguments, index: int = 0) -> 
         cards=_cards(call, task, turn),
         inherits=inherits,
         output_box_id=target.output_box_id if reuses else None,
-        new_agent=None if reuses else _new_agent(call, task, target),
+        new_agent=None if reuses else _new_agent(call, task, target, turn),
         label=task.label if isinstance(task, ForkTask) else None,
         traceparent=headers.derived_span(call.context_headers.get(headers.TRACEPARENT, ""), call.tool_call_id),
     )
@@ -175,9 +176,14 @@ def _cards(call: ParentCall, task: TaskArguments, turn: AgentTurnId) -> list[Car
     return [*cards, make_card(pointer, CardType.PARENT_POINTER, Role.SYSTEM, parent, author=call.agent_id, turn=turn)]
 
 
-def _new_agent(call: ParentCall, task: TaskArguments, target: Target) -> NewAgent:
-    """The roster row of an agent that is made; a clone belongs to its source."""
-    metadata: JsonObject = {"spawned_by": call.agent_id, "profile_name": target.profile_name}
+def _new_agent(call: ParentCall, task: TaskArguments, target: Target, turn: AgentTurnId) -> NewAgent:
+    """The roster row of an agent that is made; a clone belongs to its source.
+
+    It is an instance of its profile that was made for this turn: retention removes it with the turn.
+    """
+    profile = target.profile_name or ""
+    metadata: JsonObject = {"spawned_by": call.agent_id, "profile_name": profile}
+    metadata |= {INSTANCE_OF: profile.lower(), "agent_turn_id": turn}
     owner = call.agent_id
     if task.target_strategy == "clone" and target.agent_id is not None:
         metadata["derived_from"] = owner = target.agent_id

@@ -56,7 +56,7 @@ class _Schemas(GenerateJsonSchema):
         return False
 
 
-def _operation(endpoint: Endpoint, refs: Mapping[tuple[type[BaseModel], JsonSchemaMode], Any]) -> dict[str, object]:
+def _operation(endpoint: Endpoint, refs: Mapping[Any, Any]) -> dict[str, object]:
     answer: object = {"text/event-stream": {"schema": {"type": "string"}}}
     if endpoint.answer is not None:
         answer = {"application/json": {"schema": refs[endpoint.answer, "serialization"]}}

@@ -66,7 +66,8 @@ def tree_of(depth: int, width: int) -> AgentId:
 
 def _fork(size: int, profile: str) -> JsonObject:
     task: JsonObject = {"target_strategy": "new", "target_ref": profile, "instruction": "hello"}
-    return {"tool_calls": [{"name": "fork_join", "arguments": {"tasks": [task] * size}}]}
+    arguments: JsonObject = {"tasks": [task for _ in range(size)]}
+    return {"tool_calls": [{"name": "fork_join", "arguments": arguments}]}
 
 
 def _stream(seconds: float) -> JsonObject:

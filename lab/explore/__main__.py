@@ -19,7 +19,7 @@ from rich.console import Console
 from lab.explore.crew import LoneCrew, process_crew, silence_rules
 from lab.explore.expansion import Explorer
 from lab.explore.graph import Violation
-from lab.explore.mutations import MUTATIONS, Mutation, mutated
+from lab.explore.mutations import MUTATIONS, Mutation, mutate, mutated
 from lab.explore.pairs import PairsReport, try_pairs
 from lab.explore.search import Options, Report, explore
 from lab.explore.states.place import Place
@@ -92,19 +92,20 @@ async def _explore(make: MakeDatabase, console: Console, world: str, given: argp
         net=not given.no_net,
         seconds=given.seconds,
     )
-    urls = [await make(all_worlds()[world]) for _ in range(given.processes)]
+    urls = [await mutate(await make(all_worlds()[world]), given.mutation) for _ in range(given.processes)]
     async with process_crew(urls, world, given.mutation) as crew:
         return await explore(world, crew, options)
 
 
 async def _pairs(make: MakeDatabase, console: Console, world: str, given: argparse.Namespace) -> PairsReport:
     console.print(f"{world}: pairs at once")
+    url = await mutate(await make(all_worlds()[world]), given.mutation)
     with mutated(given.mutation):
-        return await try_pairs(await make(all_worlds()[world]), all_worlds()[world], most=given.pairs)
+        return await try_pairs(url, all_worlds()[world], most=given.pairs)
 
 
 async def _replay(make: MakeDatabase, world: str, moves: list[str], mutation: str | None) -> int:
-    place = Place(await make(all_worlds()[world]))
+    place = Place(await mutate(await make(all_worlds()[world]), mutation))
     await place.open()
     try:
         with mutated(mutation):
@@ -136,12 +137,13 @@ async def _mutations(make: MakeDatabase, console: Console, out: Path | None, wor
 async def find_mutation(make: MakeDatabase, mutation: Mutation) -> Violation | None:
     """The violation with the shortest path that the mutation leads to; None if it is not found."""
     world = all_worlds()[mutation.world]
+    url = await mutate(await make(world), mutation.name)
     with ExitStack() as stack:
         stack.enter_context(mutated(mutation.name))
         if mutation.at_once:
-            tried = await try_pairs(await make(world), world, most=1_000, states=80, first_only=True)
+            tried = await try_pairs(url, world, most=1_000, states=80, first_only=True)
             return _shortest(tried.violations)
-        place = Place(await make(world))
+        place = Place(url)
         await place.open()
         try:
             report = await explore(world.name, LoneCrew(Explorer(place, world)), Options(first_only=True))

@@ -26,6 +26,10 @@ WHERE h.active_agent_turn_id = :agent_turn_id AND h.resume_deadline > now();
 -- Time passes: the deadline of the turn that this message waits for is over.
 UPDATE state.thread_messages m SET deadline = '2020-01-01T00:00:00Z' WHERE m.message_id = :message_id AND m.deadline > now();
 
+-- name: pass_batch_deadline :exec
+-- Time passes: the deadline of this batch is over.
+UPDATE state.pmo_batches b SET deadline_at = '2020-01-01T00:00:00Z' WHERE b.batch_id = :batch_id AND b.deadline_at > now();
+
 -- name: sign_on :exec
 -- A worker serves the target, before and after the whole exploration.
 INSERT INTO state.workers (worker_target, instance, last_seen_at, started_at)

@@ -11,20 +11,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
+from turnstile.ledger.pool import connect
 from turnstile.ledger.queries import Query, all_queries
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A change of one statement's text, and the world whose exploration finds it."""
+    """A change of a statement's text, or of a function of the schema `state`, and the world that finds it."""
 
     name: str
     query: str
+    """The name of the statement, or of the function."""
     old: str
     new: str
     world: str = "small"
     at_once: bool = False
     """Whether it shows only where two statements run at once."""
+    function: bool = False
+    """Whether it is a function, which is replaced in each database that is explored."""
 
 
 MUTATIONS: Sequence[Mutation] = (
@@ -104,16 +108,96 @@ MUTATIONS: Sequence[Mutation] = (
         "queue",
         at_once=True,
     ),
+    Mutation(
+        "begin_step does not ask for a mark",
+        "begin_step",
+        "NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)",
+        "true",
+        "join-any",
+    ),
+    Mutation(
+        "open_batch forks a call that is timed out",
+        "open_batch",
+        "i.message_type = 'timeout'",
+        "false",
+        "fork",
+        function=True,
+    ),
+    Mutation(
+        "enqueue_children makes children under a mark",
+        "enqueue_children",
+        "WHEN stopping IS NOT NULL THEN 'parent_stopping'",
+        "WHEN false THEN 'parent_stopping'",
+        "fork",
+        function=True,
+    ),
+    Mutation(
+        "mark_subtrees marks no children",
+        "mark_subtrees",
+        "(whole OR (c.waited AND NOT c.ended AND NOT state.is_let_finish(c.agent_turn_id)))",
+        "whole",
+        "fork",
+        function=True,
+    ),
+    Mutation(
+        "settle_end decides a batch again",
+        "settle_end",
+        "IF b.status = 'running' THEN",
+        "IF true THEN",
+        "join-finish",
+        function=True,
+    ),
+    Mutation(
+        "settle_end leaves the node open",
+        "settle_end",
+        "NEW.agent_turn_id, false, NEW.agent_turn_id)",
+        "NEW.agent_turn_id, false, NULL)",
+        "join-fast",
+        function=True,
+    ),
+    Mutation(
+        "tell_parent answers a call that waits no more",
+        "tell_parent",
+        "w.wait_status IS DISTINCT FROM 'waiting'",
+        "w.wait_status IS NULL",
+        "join-fast",
+        function=True,
+    ),
+    Mutation(
+        "expire_batch does not wait for the deadline",
+        "expire_batch",
+        "b.deadline_at > now() AND",
+        "false AND",
+        "join-fast",
+        function=True,
+    ),
+    Mutation(
+        "verdict_of waits for one success more",
+        "verdict_of",
+        "b.success_count >= b.k",
+        "b.success_count > b.k",
+        "join-any",
+        function=True,
+    ),
+    Mutation(
+        "expire_batch does not lock its batch",
+        "expire_batch",
+        "FOR NO KEY UPDATE SKIP LOCKED",
+        "",
+        "join-fast",
+        at_once=True,
+        function=True,
+    ),
 )
 
 
 @contextmanager
 def mutated(name: str | None) -> Generator[None]:
-    """Inside the block this mutation's statement is the wrong one, in this process."""
-    if name is None:
+    """Inside the block this mutation's statement is the wrong one, in this process; a function is as it was."""
+    mutation = _named(name)
+    if mutation is None or mutation.function:
         yield
         return
-    mutation = next(each for each in MUTATIONS if each.name == name)
     every = cast("dict[str, Query]", all_queries())
     right = every[mutation.query]
     old, new = (_numbered(text, right) for text in (mutation.old, mutation.new))
@@ -124,6 +208,29 @@ def mutated(name: str | None) -> Generator[None]:
         yield
     finally:
         every[mutation.query] = right
+
+
+async def mutate(url: str, name: str | None) -> str:
+    """Replace this mutation's function, if it is one, in a database that is to be explored; returns its address."""
+    mutation = _named(name)
+    if mutation is None or not mutation.function:
+        return url
+    session = await connect(url)
+    try:
+        right = await session.fetchval(_DEFINITION, f"state.{mutation.query}")
+        if right.count(mutation.old) != 1:
+            raise ValueError(f"{name}: the text to replace is {right.count(mutation.old)} times in {mutation.query}")
+        await session.execute(right.replace(mutation.old, mutation.new))
+    finally:
+        await session.close()
+    return url
+
+
+_DEFINITION = "SELECT pg_get_functiondef($1::regproc)"
+
+
+def _named(name: str | None) -> Mutation | None:
+    return None if name is None else next(each for each in MUTATIONS if each.name == name)
 
 
 def _numbered(text: str, query: Query) -> str:

@@ -32,6 +32,10 @@ LEDGER_RULES = (
     "resume",
     "suspended",
     "stop",
+    "batch",
+    "batch_due",
+    "marked_queued",
+    "marked",
     "command",
     "stranded",
     "doorbell",
@@ -48,6 +52,9 @@ _PARTS = {
     "suspended": "net calls",
     "command": "net calls",
     "unannounced": "net outcomes",
+    "batch_due": "net batches",
+    "marked_queued": "net trees",
+    "marked": "net trees",
 }
 """What a rule that is not about the inbox finds nothing by."""
 

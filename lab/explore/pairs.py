@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.002
 _LIMIT_SECONDS = 20.0
 _STATES_A_PAIR = 2
 _ROWS_A_PAIR = 4
-_LOCKED = ("turn_waiting_tools", "agent_state_head")
+_LOCKED = ("pmo_batches", "turn_waiting_tools", "agent_state_head", "turn_nodes")
 _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
@@ -129,8 +129,8 @@ def _written(explorer: Explorer, before: bytes, after: bytes) -> set[Key]:
     return {key for key, text in old.items() if new.get(key) != text or key[0] in _LOCKED}
 
 
-def _first_locked(key: Key) -> tuple[bool, Key]:
-    return key[0] not in _LOCKED, key
+def _first_locked(key: Key) -> tuple[int, Key]:
+    return _LOCKED.index(key[0]) if key[0] in _LOCKED else len(_LOCKED), key
 
 
 @dataclass
@@ -181,12 +181,22 @@ class _Arena:
         return await self._end()
 
     async def _end(self) -> Rows:
-        """What the moves left behind. A deliverable made from outside quotes what was in the box when it was made."""
+        """What the moves left behind.
+
+        A deliverable made from outside quotes what was in the box when it was made. And a turn that ends while a
+        cascade rings for it leaves that ring to whoever claims it.
+        """
         place = self.explorer.place
         await place.changes()
         world = self.explorer.world
         rows = dict(fold(place.rows, world.swaps, world.names(place.rows)).rows)
-        return {key: text for key, text in rows.items() if key[0] != "cards" or not key[1].endswith("-deliverable")}
+        over = {f"cascade-{key}" for table, key in rows if table == "turn_outcomes"}
+        return {
+            key: text
+            for key, text in rows.items()
+            if not (key[0] == "cards" and key[1].endswith("-deliverable"))
+            and not (key[0] == "agent_inbox" and key[1] in over)
+        }
 
     async def _judge(self, ends: Sequence[Rows], how: str) -> list[str]:
         end = await self._end()

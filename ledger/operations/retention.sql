@@ -101,10 +101,9 @@ SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1
        ARRAY(SELECT t.agent_turn_id FROM page CROSS JOIN LATERAL (
                  SELECT x.* FROM state.prunable_turns(:before::timestamptz) x WHERE x.agent_turn_id = page.agent_turn_id OFFSET 0) t
              WHERE (:project_id::text IS NULL OR t.project_id = :project_id)
-               AND NOT EXISTS (SELECT FROM state.pmo_batches b WHERE b.parent_agent_turn_id = t.agent_turn_id
-                                 AND (b.status = 'running' OR b.open_count > 0) OFFSET 0)
                AND (:planned::boolean OR NOT EXISTS (  -- of an instance that is in use: it goes with the instance
                     SELECT FROM state.turn_outcomes o JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id
+                    JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id AND h.queue_seq = 1
                     WHERE o.agent_turn_id = t.agent_turn_id AND a.metadata ->> 'agent_turn_id' = o.agent_turn_id OFFSET 0))) AS found;
 
 -- name: list_turn_cards :many

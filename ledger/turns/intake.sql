@@ -70,7 +70,7 @@ plan AS MATERIALIZED (  -- always one row: boxes, depth and verdict of the reque
                WHEN :max_instances::int > 0 AND (a.agent_id IS NULL OR a.status = 'dormant') AND (
                     SELECT count(*) FROM (
                         SELECT FROM resource.project_agents l WHERE l.project_id COLLATE "C" = :project_id AND l.status = 'active'
-                            AND l.metadata ? 'instance_of' LIMIT :max_instances::int) l) >= :max_instances::int THEN 'instances_full'
+                            AND l.metadata ? 'instance_of' AND NOT l.metadata ? 'spawned_by' LIMIT :max_instances::int) l) >= :max_instances::int THEN 'instances_full'
                WHEN :max_live_turns::int > 0 AND (  -- a turn counts by its inbox row until it begins, then by its head
                     SELECT count(*) FROM (
                         SELECT FROM state.agent_inbox l WHERE l.project_id COLLATE "C" = :project_id AND l.archived_at IS NULL AND l.inbox_id >= ''

@@ -16,7 +16,7 @@ head AS (
         output_position = greatest(h.output_position, (SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = h.output_box_id))
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status IN ('dispatched', 'running')
-      AND (:step::int = 0 OR h.step_count = :step::int - 1) AND NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)
+      AND (:step::int = 0 OR h.step_count = :step::int - 1) AND {gate_of_mark(true)}
       AND EXISTS (SELECT FROM state.agent_inbox i WHERE i.inbox_id = h.active_inbox_id AND i.agent_turn_id = :agent_turn_id
                   AND i.agent_id = :agent_id AND i.project_id = :project_id AND i.turn_epoch = :turn_epoch)
     RETURNING h.*
@@ -84,7 +84,7 @@ UPDATE state.agent_state_head h SET
     step_attempt = h.step_attempt + 1, model_failures = h.model_failures + 1, updated_at = now()
 WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
   AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
-  AND NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)
+  AND {gate_of_mark(true)}
 RETURNING h.step_attempt, h.model_failures;
 
 -- name: commit_step :opt
@@ -105,7 +105,7 @@ head AS (
                           ELSE clock_timestamp() + make_interval(secs => :wait_seconds::float8) END
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
       AND h.turn_epoch = :turn_epoch AND h.status = 'running' AND h.step_count = :step::int - 1
-      AND NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)  -- of a step with calls
+      AND {gate_of_mark(cardinality(:call_ids::text[]) > 0)}
     RETURNING h.*, h.output_position - cardinality(:card_ids::text[]) AS base
 ),
 step AS (

@@ -26,6 +26,8 @@ from turnstile.transport.json_messages import headers_of
 from turnstile.transport.limited_log import LimitedLog
 
 _REQUEST_SECONDS = 10.0
+_DELEGATE_SECONDS = 3.0
+"""Less, since it is repeated anyway."""
 _RESULT_AT_FAULT = (BadRequest.code, "result_too_large")
 _PASSED_ON = (headers.TRACEPARENT, headers.TRACESTATE, headers.DEPTH, headers.AGENT_ID, headers.TURN_ID)
 
@@ -138,7 +140,7 @@ class CallClient:
         Raises `Refused` if there will be none, else as `describe` does.
         """
         asked, sent = request.model_dump(mode="json"), self._headers(command)
-        reply = await self._client(command).request("delegate", asked, headers=sent, timeout=_REQUEST_SECONDS)
+        reply = await self._client(command).request("delegate", asked, headers=sent, timeout=_DELEGATE_SECONDS)
         _raise_unless_accepted(reply)
         try:
             return DelegateReply.model_validate(reply).answer

@@ -85,6 +85,17 @@ def test_order_of_sources() -> None:
     ]
 
 
+def test_a_call_of_the_turn_that_asks_is_pending_and_one_of_another_turn_was_canceled() -> None:
+    pointer = card("p", CardType.PARENT_POINTER, JsonContent(data={"parent_agent_turn_id": "asker"}))
+    odd = card("o", CardType.PARENT_POINTER, JsonContent(data=["asker"]))
+    inherited = [thought("a", "hm", call("c1"), turn="asker"), thought("b", "", call("c2"), turn="earlier")]
+    messages = build_messages("", [], [*inherited, ASK, pointer, odd], [])
+    assert [(m.tool_call_id, m.content) for m in messages if m.role == "tool"] == [
+        ("c1", '{"status":"pending"}'),
+        ("c2", '{"status":"canceled"}'),
+    ]
+
+
 def test_results_follow_their_calls_in_call_order() -> None:
     cards = [
         thought("a", "", call("c1"), call("c2", "other tool")),

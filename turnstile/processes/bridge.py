@@ -71,11 +71,14 @@ class Bridge:
         handlers = {
             **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
             **RosterVerbs(pool, publisher).handlers(),
-            **ToolRequests(pool, delegation).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
-        service = VerbService(conn, verbs, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter)
+        # of a tool that waits for the answer: as a command it would be answered to nobody
+        requests = instrumented(throttled(ToolRequests(pool, delegation).handlers(), throttle), telemetry)
+        service = VerbService(
+            conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
+        )
         commands = DurableCommands(
             conn, verbs, publisher, unavailable=(ServerUnavailable,), ensure=lambda: declare_commands(conn)
         )

@@ -15,7 +15,8 @@ from turnstile.schema.ids import (
 
 def bridge(cast: Cast, view: View) -> list[Move]:
     moves: list[Move] = []
-    for agent in dict.fromkeys(script.agent for script in cast.scripts):
+    claimed = dict.fromkeys(script.agent for script in cast.scripts) if cast.claims is None else cast.claims
+    for agent in claimed:
         live = [row for row in view.all("agent_inbox", agent_id=agent) if row["archived_at"] is None]
         if any(row["status"] in {"pending", "deferred"} for row in live):
             moves.append(Move(f"claim {agent}", lambda pool, a=agent: _claim(pool, a), repeats=False, skips=True))

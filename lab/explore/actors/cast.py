@@ -8,12 +8,13 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from lab.explore.net import TARGET
 from lab.explore.statements import statement
 from lab.explore.world import Move, View
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.batches import Batch
 from turnstile.ledger.turns.roster import add_agent, put_profile
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import (
@@ -30,7 +31,7 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.turns import TurnRef
 
 PROJECT, CHANNEL = ProjectId("p1"), ChannelId("public")
-ALICE, BOB = AgentId("alice"), AgentId("bob")
+ALICE, BOB, CAROL = AgentId("alice"), AgentId("bob"), AgentId("carol")
 MOMENT = datetime(2020, 1, 1, tzinfo=UTC)
 WAIT_SECONDS = 24 * 3600.0
 """Longer than any exploration: a deadline passes by a move."""
@@ -125,6 +126,21 @@ def renaming(*letters: str) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """The call `x` of a turn's first step is forked into these children, whose scripts are in the cast, too."""
+
+    parent: str
+    children: tuple[str, ...]
+    batch: Batch
+    start: Literal["asked", "forked", "begun"] = "forked"
+    """How the world starts: the call was sent; its children are enqueued; or they are in their first step."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.parent}1x"
+
+
+@dataclass(frozen=True, slots=True)
 class Cast:
     """Who is there beside the clients, the bridge and the workers."""
 
@@ -141,6 +157,24 @@ class Cast:
     """Whether a bridge may die between a claim and the start of the workflow."""
     reports: Sequence[TurnStatus] = (TurnStatus.SUCCESS,)
     """How a tool may report."""
+    forks: tuple[Fork, ...] = ()
+    """The calls that ask for children; nobody else reports them."""
+    times_out: bool = True
+    """Whether calls pass their deadlines and are timed out at any time."""
+    announces: bool = True
+    """Whether ends are announced at any time; the net announces them in every world."""
+    claims: tuple[AgentId, ...] | None = None
+    """The agents whose rows are claimed at any time; by default all. The net claims in every world."""
+
+    @property
+    def children(self) -> frozenset[str]:
+        """The turns that only a fork makes."""
+        return frozenset(letter for fork in self.forks for letter in fork.children)
+
+    @property
+    def forked(self) -> frozenset[ToolCallId]:
+        """The calls that ask for children."""
+        return frozenset(self.by(fork.parent).call(1, "x") for fork in self.forks)
 
     def by(self, letter: str) -> Script:
         return next(each for each in self.scripts if each.letter == letter)
@@ -158,6 +192,8 @@ _NET_PARTS: Mapping[str, Sequence[str]] = {
     "net heads": ("agent_state_head", "workflows"),
     "net calls": ("agent_state_head", "turn_waiting_tools"),
     "net outcomes": ("turn_outcomes",),
+    "net batches": ("pmo_batches", "turn_outcomes"),
+    "net trees": ("turn_nodes", "agent_inbox", "agent_state_head"),
 }
 """What a rule of the net finds nothing by, where it reads no inbox rows."""
 
@@ -225,6 +261,12 @@ _KINDS = {
     "announce": "outcome",
 }
 """Which part of a turn its moves read, by their verb."""
+
+
+def is_marked(script: Script, view: View) -> bool:
+    """Whether the turn is marked, be it over or not."""
+    node = view.find("turn_nodes", agent_turn_id=script.turn)
+    return node is not None and node["stopping_at"] is not None
 
 
 def gated(do: Callable[[Pool], Awaitable[str]]) -> Callable[[Pool], Awaitable[str]]:

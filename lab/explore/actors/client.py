@@ -1,6 +1,6 @@
 """Clients: they enqueue, repeat themselves, and stop turns (protocol §6)."""
 
-from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, of_turn, turn_ref
+from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, is_marked, of_turn, turn_ref
 from lab.explore.world import Move, View
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import (
@@ -55,8 +55,8 @@ async def enqueues(pool: Pool, script: Script) -> str:
 
 
 def stops(cast: Cast, script: Script, view: View) -> list[Move]:
-    """Whoever asks for a stop may have found the turn queued, or leased, a while ago."""
-    if script.letter not in cast.stops:
+    """Whoever asks for a stop may have found the turn queued, or leased, a while ago. In a tree a mark comes first."""
+    if script.letter not in cast.stops or (cast.forks and not is_marked(script, view)):
         return []
 
     async def ask(pool: Pool) -> str:

@@ -31,12 +31,12 @@ def waits(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
     moves: list[Move] = []
     for number, name, ends in script.calls():
         call = script.call(number, name)
-        if view.find("turn_waiting_tools", tool_call_id=call) is not None:
+        if call not in cast.forked and view.find("turn_waiting_tools", tool_call_id=call) is not None:
             moves += [_report(script, call, ends, status, view) for status in cast.reports]
     head = view.find("agent_state_head", active_agent_turn_id=script.turn)
-    if head is not None and (head["resume_deadline"] or "") > "2090":
+    if cast.times_out and head is not None and (head["resume_deadline"] or "") > "2090":
         moves.append(Move(f"deadline {script.letter}", lambda pool: _pass(pool, script.turn)))
-    if any(True for _ in script.calls()):
+    if cast.times_out and any(True for _ in script.calls()):
         moves.append(Move(f"expire {script.letter}", gated(lambda pool: _expire(pool, turn))))
     rows = [row for row in view.all("agent_inbox", agent_turn_id=script.turn) if row["message_type"] in _REPORTS]
     live = sorted(row["inbox_id"] for row in rows if row["archived_at"] is None)

@@ -8,6 +8,7 @@ from lab.explore.actors.cast import (
     PROJECT,
     WAIT_SECONDS,
     Calls,
+    Cast,
     Cuts,
     Ended,
     Ends,
@@ -15,6 +16,7 @@ from lab.explore.actors.cast import (
     Script,
     Step,
     gated,
+    is_marked,
 )
 from lab.explore.world import Move, View
 from turnstile.activities.prompt.memory import cut_card
@@ -52,7 +54,7 @@ from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import TurnRef
 
 
-def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
+def steps(cast: Cast, script: Script, turn: TurnRef, view: View) -> list[Move]:
     """Every step that an attempt may begin, and every one that an attempt has begun and may still commit."""
     recorded = len(view.all("agent_steps", agent_turn_id=script.turn))
     head = view.find("agent_state_head", active_agent_turn_id=script.turn)
@@ -60,15 +62,16 @@ def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
     begun = recorded
     if (head is not None and head["step_attempt"]) or (over is not None and over["started_at"]):
         begun += 1
-    stopping = view.find("agent_inbox", inbox_id=f"stop_{script.turn}") is not None
+    stopping = _is_stopping(script, view)
     moves: list[Move] = []
     for number, choices in enumerate(script.steps, 1):
         name = f"{script.letter} {number}"
         if number <= recorded + 1:
-            moves.append(Move(f"begin {name}", gated(lambda pool, n=number: _begin(pool, turn, n))))
+            moves.append(Move(f"begin {name}", gated(lambda pool, n=number: begin(pool, turn, n))))
         if number <= begun:
             moves += [_move(script, turn, number, each, view) for each in choices if _may_be(script, each, view)]
-            if stopping and (number == 1 or not script.action):  # an action has one step: later it is ended without
+            # an action has one step: later it is ended without; a child ends as one does whose step was refused
+            if stopping and (number == 1 or not script.action) and script.letter not in cast.children:
                 moves.append(Move(f"cancel {name}", gated(lambda pool, n=number: _cancel(pool, turn, n))))
     if stopping:
 
@@ -76,7 +79,7 @@ def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
             return (await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)).result
 
         moves.append(Move(f"end-stopped {script.letter}", gated(end_stopped)))
-    if over is not None:
+    if over is not None and cast.announces:
 
         async def announce(pool: Pool) -> str:
             await pool.run(lambda conn: mark_announced(conn, [script.turn]))
@@ -84,6 +87,11 @@ def steps(script: Script, turn: TurnRef, view: View) -> list[Move]:
 
         moves.append(Move(f"announce {script.letter}", announce))
     return moves
+
+
+def _is_stopping(script: Script, view: View) -> bool:
+    """Whether whoever works on the turn may hear that it is to end: by a stop of its own, or since it is marked."""
+    return is_marked(script, view) or view.find("agent_inbox", inbox_id=f"stop_{script.turn}") is not None
 
 
 def _may_be(script: Script, choice: Step, view: View) -> bool:
@@ -102,7 +110,7 @@ def _move(script: Script, turn: TurnRef, number: int, choice: Step, view: View) 
     match choice:
         case Calls(names):
             said = f"call {name} {','.join(names)}"
-            return Move(said, gated(lambda pool: _call(pool, script, turn, number, names)))
+            return Move(said, gated(lambda pool: call(pool, script, turn, number, names)))
         case Goes():
             return Move(f"go-on {name}", gated(lambda pool: _go_on(pool, turn, number)))
         case Cuts():
@@ -114,7 +122,8 @@ def _move(script: Script, turn: TurnRef, number: int, choice: Step, view: View) 
             return Move(f"terminate {name}", gated(lambda pool: _terminate(pool, turn, ending)))
 
 
-async def _begin(pool: Pool, turn: TurnRef, number: int) -> str:
+async def begin(pool: Pool, turn: TurnRef, number: int) -> str:
+    """Begin a step."""
     begun = await pool.run(lambda conn: begin_step(conn, turn, number, BoxCache(0)))
     return f"begun {begun.head.message_type}"
 
@@ -133,17 +142,18 @@ def _thought(turn: TurnRef, number: int) -> Card:
     )
 
 
-async def _call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str]) -> str:
+async def call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str]) -> str:
+    """Commit a step that sends these calls."""
     calls = [script.call(number, name) for name in names]
     sent = [
         ToolCommand(
-            tool_call_id=call,
+            tool_call_id=each,
             tool_name="search",
-            tool_call_card_id=CardId(f"{call}-call"),
+            tool_call_card_id=CardId(f"{each}-call"),
             after_execution=AfterExecution.SUSPEND,
             subject=f"cg.v1r4.{PROJECT}.{CHANNEL}.cmd.tool.search.run",
         )
-        for call in calls
+        for each in calls
     ]
     cards = [
         make_card(

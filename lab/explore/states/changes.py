@@ -6,9 +6,12 @@ from typing import Any
 
 from lab.explore.states.folding import AHEAD, Rows
 
+_GATES = "a gate opened under its mark"
 _NEVER = {"cards", "boxes", "box_cards", "agent_steps", "execution_edges"}
 """Rows that are what they are from the moment that they are there."""
 _FINAL_CALLS = {"applied", "expired", "dropped"}
+_OPEN = {"running", "pending", "dispatched"}
+_DECIDED = ("status", "decided_by", "error_code")
 _HOW = ("status", "deliverable_card_id", "tool_result_card_id", "output_box_id", "error_code", "turn_epoch")
 
 
@@ -23,7 +26,10 @@ def _broken(before: Rows, changed: Rows) -> Iterator[str]:
         if earlier is None:
             yield from _came(before, table, json.loads(text))
         else:
-            yield from _turned(table, key, json.loads(earlier), json.loads(text))
+            old, new = json.loads(earlier), json.loads(text)
+            yield from _turned(table, key, old, new)
+            if table == "agent_state_head" and new["step_attempt"] > old["step_attempt"]:
+                yield from [f"{key}: {_GATES}"] * _marked(before, new["active_agent_turn_id"])
 
 
 def _came(before: Rows, table: str, row: Mapping[str, Any]) -> Iterator[str]:
@@ -32,6 +38,10 @@ def _came(before: Rows, table: str, row: Mapping[str, Any]) -> Iterator[str]:
         yield from _entered(before, row)
     if table == "agent_inbox":
         yield from _timed_out(before, row)
+    if table == "turn_nodes" and _marked(before, row["parent_turn_id"]):
+        yield f"{row['agent_turn_id']} was made under the mark of its parent"
+    if table == "turn_waiting_tools" and _marked(before, row["agent_turn_id"]):
+        yield f"{row['tool_call_id']}: {_GATES}"
 
 
 def _turned(table: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -46,6 +56,10 @@ def _turned(table: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]
         case "agent_inbox":
             if old["archived_at"] is not None and old["status"] != new["status"]:
                 yield f"the row {key} was final as {old['status']} and is {new['status']}"
+        case "pmo_batches" | "pmo_batch_tasks":
+            yield from _settled(key, old, new)
+        case "turn_nodes":
+            yield from _unmarked(key, old, new)
         case "agent_state_head":
             if new["turn_epoch"] < old["turn_epoch"]:
                 yield f"the epoch of {key} fell"
@@ -54,6 +68,30 @@ def _turned(table: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]
         case _:
             if table in _NEVER and _said(old) != _said(new):
                 yield f"{table} {key} changed"
+
+
+def _marked(before: Rows, turn: str | None) -> bool:
+    """Whether the turn was marked."""
+    text = before.get(("turn_nodes", turn or ""))
+    return text is not None and json.loads(text)["stopping_at"] is not None
+
+
+def _settled(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """A batch and a task are decided once, a batch by its deadline only when that has passed."""
+    if old["status"] not in _OPEN and any(old[name] != new[name] for name in _DECIDED if name in old):
+        yield f"{key} was {old['status']} and is {new['status']}"
+    if new["status"] == "timeout" != old["status"] and old.get("deadline_at") == AHEAD:
+        yield f"{key} timed out before its deadline"
+
+
+def _unmarked(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """A node stays where it is, what was marked stays marked by whom it was, and what is over stays over."""
+    if any(old[name] != new[name] for name in ("parent_turn_id", "root_turn_id", "waited")):
+        yield f"the node {key} moved"
+    if old["stopping_at"] is not None and any(old[name] != new[name] for name in ("stop_reason", "stopped_by")):
+        yield f"the mark of {key} changed"
+    if (old["ended"] and not new["ended"]) or (old["stopping_at"] is not None and new["stopping_at"] is None):
+        yield f"the node {key} was opened again"
 
 
 def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:

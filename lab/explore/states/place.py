@@ -24,6 +24,8 @@ TABLES = (
     "state.execution_edges",
     "state.turn_outcomes",
     "state.turn_nodes",
+    "state.pmo_batches",
+    "state.pmo_batch_tasks",
     "state.conversations",
     "state.memory_cuts",
     "public.cards",

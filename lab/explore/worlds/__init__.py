@@ -3,9 +3,9 @@
 from functools import cache
 
 from lab.explore.world import World
-from lab.explore.worlds import one_agent, threads
+from lab.explore.worlds import one_agent, threads, trees
 
-_MODULES = (one_agent, threads)
+_MODULES = (one_agent, trees, threads)
 
 
 @cache

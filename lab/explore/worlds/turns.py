@@ -1,34 +1,38 @@
 """A world of turns: all moves of its cast, its net, and what is not over (protocol §6 to §8)."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from lab.explore.actors.bridge import bridge
 from lab.explore.actors.cast import Cast, gated, of_turn, part_of, prepare, turn_ref
 from lab.explore.actors.client import enqueues, stops
+from lab.explore.actors.forks import begin_fork, forks, marks
 from lab.explore.actors.tools import waits, wipe
 from lab.explore.actors.workers import steps
 from lab.explore.net import LEDGER_RULES, REAPS, rule_move
 from lab.explore.states.folding import Rows
 from lab.explore.world import AT_ONCE, Move, Net, View, World
 from turnstile.ledger.operations.audit import Bounds
+from turnstile.ledger.pool import Pool
 
 
 def turn_moves(cast: Cast, view: View) -> list[Move]:
     """Every move of this cast in this state."""
     moves: list[Move] = []
     for script in cast.scripts:
-        asks = Move(f"enqueue {script.letter}", gated(lambda pool, s=script: enqueues(pool, s)))
-        moves.append(of_turn(script, asks))
+        if script.letter not in cast.children:
+            asks = Move(f"enqueue {script.letter}", gated(lambda pool, s=script: enqueues(pool, s)))
+            moves.append(of_turn(script, asks))
         row = view.find("agent_inbox", inbox_id=script.inbox)
         if row is None:
             continue
-        moves += stops(cast, script, view)
+        moves += marks(cast, script) + stops(cast, script, view)
         if row["turn_epoch"] and view.find("workflows", agent_turn_id=script.turn) is not None:
             turn = turn_ref(script, row)
-            late = steps(script, turn, view) + waits(cast, script, turn, view)
+            late = steps(cast, script, turn, view) + waits(cast, script, turn, view)
             moves += [of_turn(script, move) for move in late]
-    moves += bridge(cast, view)
+    moves += forks(cast, view) + bridge(cast, view)
     if cast.wipes and any(row["known"] for row in view.table("workflows")):
         moves.append(Move("wipe", wipe, part="live", alone=True))
     return moves
@@ -38,20 +42,28 @@ def world_of(
     name: str, says: str, cast: Cast, *, swaps: Sequence[Mapping[str, str]] = (), bounds: Bounds = AT_ONCE
 ) -> World:
     """The world of this cast."""
-    agents = list(dict.fromkeys(script.agent for script in cast.scripts))
     return World(
         name=name,
         says=says,
-        prepare=lambda pool: prepare(pool, agents),
+        prepare=lambda pool: _prepare(pool, cast),
         moves=lambda view: turn_moves(cast, view),
         net=net_of(cast),
         at_end=not_over,
         names=_fresh_boxes if any(script.box for script in cast.scripts) else lambda _: {},
-        part=_whole if any(script.box or script.talk for script in cast.scripts) else part_of,
+        part=_part_of(cast),
         checks=_broken,
         swaps=swaps,
         bounds=bounds,
     )
+
+
+async def _prepare(pool: Pool, cast: Cast) -> None:
+    """The roster, and the turns that have asked for children."""
+    await prepare(pool, dict.fromkeys(script.agent for script in cast.scripts))
+    for fork in cast.forks:
+        if fork.parent not in cast.children:
+            await enqueues(pool, cast.by(fork.parent))
+            await begin_fork(pool, cast, fork)
 
 
 def _fresh_boxes(rows: Rows) -> Mapping[str, str]:
@@ -64,6 +76,19 @@ def _fresh_boxes(rows: Rows) -> Mapping[str, str]:
     }
 
 
+def _part_of(cast: Cast) -> Callable[[View, str], Sequence[str]]:
+    if any(script.box or script.talk for script in cast.scripts):
+        return _whole
+    return _part_of_tree if cast.forks else part_of
+
+
+def _part_of_tree(view: View, part: str) -> Sequence[str]:
+    """As in other worlds; but the end of a turn writes into the rows of its parent and its children."""
+    kind, _, letter = part.partition(" ")
+    ends = kind in {"end", "ask"} and view.find("turn_outcomes", agent_turn_id=f"turn_{letter}") is None
+    return _whole(view, part) if ends else part_of(view, part)
+
+
 def _whole(view: View, part: str) -> Sequence[str]:
     """Turns that share a box write into each other's part of the world: each move depends on all of it."""
     return [part, *view.texts(("",))]
@@ -73,7 +98,17 @@ def _broken(view: View) -> list[str]:
     """The end of a turn settles what asked for it (§6 stop); later stops find that it is over, and write nothing."""
     over = {row["agent_turn_id"] for row in view.table("turn_outcomes")}
     stops = view.all("agent_inbox", message_type="stop", archived_at=None)
-    return [f"{row['agent_turn_id']} is over, and its stop is live" for row in stops if row["agent_turn_id"] in over]
+    broken = [f"{row['agent_turn_id']} is over, and its stop is live" for row in stops if row["agent_turn_id"] in over]
+    running = view.all("pmo_batches", status="running")
+    return broken + [f"{row['batch_id']} runs, and is decided by its counts" for row in running if _is_decided(row)]
+
+
+def _is_decided(batch: Mapping[str, Any]) -> bool:
+    """Whether the counts of a batch decide it (§6, join)."""
+    wanted, won, left = batch["k"], batch["success_count"], batch["open_count"]
+    if batch["fail_fast"] and batch["failed_count"]:
+        return True
+    return left == 0 or (batch["join_mode"] != "all" and (won >= wanted or won + left < wanted))
 
 
 def not_over(view: View) -> list[str]:
@@ -86,6 +121,9 @@ def not_over(view: View) -> list[str]:
             left.append(f"{row['inbox_id']} is {row['status']}")
         if row["message_type"] in {"turn", "ui_action"} and not view.find("turn_outcomes", inbox_id=row["inbox_id"]):
             left.append(f"{row['agent_turn_id']} has no outcome")
+    left += [f"{row['batch_id']} is open" for row in view.table("pmo_batches") if row["open_count"]]
+    left += [f"{row['batch_id']} runs" for row in view.all("pmo_batches", status="running")]
+    left += [f"the node of {row['agent_turn_id']} is open" for row in view.all("turn_nodes", ended=False)]
     left += [f"{row['agent_turn_id']} is not announced" for row in view.all("turn_outcomes", announced_at=None)]
     return left
 
@@ -94,14 +132,20 @@ def net_of(cast: Cast) -> Net:
     """The net of a world with this cast, and the worker that lives."""
     return Net(
         rules=[rule_move(name) for name in LEDGER_RULES],
-        time=lambda view: [move for move in turn_moves(cast, view) if move.name.startswith("deadline ")],
+        time=lambda view: [move for move in turn_moves(cast, view) if move.name.startswith(("deadline ", "due "))],
         reaps=[rule_move(name) for name in REAPS],
         healthy=lambda view: _healthy(cast, view),
     )
 
 
 def _healthy(cast: Cast, view: View) -> Iterable[Move]:
-    """What the worker of each turn in hand does next: apply what is due, begin, or commit what its script says."""
+    """What the worker of each turn in hand does next: apply what is due, begin, or commit what its script says.
+
+    A bridge takes the commands of calls that ask for children.
+    """
+    for move in forks(cast, view):
+        if move.name.startswith(("open ", "fork ")):
+            yield move
     for script in cast.scripts:
         head = view.find("agent_state_head", active_agent_turn_id=script.turn)
         if head is None:

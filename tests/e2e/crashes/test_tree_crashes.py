@@ -1,21 +1,37 @@
-"""A bridge that is killed after each commit of a fork and of a batch's deadline: it is decided once, and answered."""
+"""A bridge that is killed after each commit of what agents ask of others: batches are decided, agents made once.
+
+So is what a tool asks, whoever dies meanwhile: the bridge, or the tool itself.
+"""
 
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.support.delegation import CHIEF, fork, result, says, staff, steps, task
+from tests.support.conditions import until
+from tests.support.delegation import CHIEF, answer, fork, result, says, staff, steps, task
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.paths import ROOT
 from tests.support.processes.faults import HASTY
 from tests.support.processes.process import Processes
 from tests.support.processes.stack import Stack
 from tests.support.processes.stacks import Stacks
-from tests.support.tenants import Tenant
+from tests.support.tenants import Tenant, turn_of
+from tests.support.tools import calling
+from turnstile.ledger.turns.roster import put_tool
 from turnstile.runtime.faults import Fault
+from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.definitions import kernel_tools
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.tools import ToolDefinition
 
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
+COMPARE = ROOT / "examples" / "tools" / "compare.py"
 POINTS = {Fault.BATCH_OPENED: "success", Fault.CHILDREN_ENQUEUED: "success", Fault.BATCH_EXPIRED: "timeout"}
 """Where the bridge dies, and what its batch comes to."""
 
@@ -48,5 +64,96 @@ async def test_a_batch_is_decided_once_wherever_its_bridge_dies(
         assert (told["status"], [each["status"] for each in told["results"]]) == (status, ["success", status])
         assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 2 * number, point
         assert await apart.count("state.pmo_batches", "decided_at IS NOT NULL") == number, point
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@pytest.mark.parametrize(
+    ("point", "call"),
+    [
+        (Fault.AGENT_CHANGED, ("provision_agent", {"action": "ensure", "agent_id": "new", "profile_name": "worker"})),
+        (Fault.CHILDREN_ENQUEUED, ("delegate_async", task())),
+    ],
+    ids=["provision_agent", "delegate_async"],
+)
+async def test_an_agent_is_made_once_wherever_the_bridge_dies(
+    apart: Tenant, processes: Processes, tmp_path: Path, point: Fault, call: tuple[str, JsonObject]
+) -> None:
+    await staff(apart)
+    row = kernel_tools()[call[0]].model_dump(exclude={"options"}, exclude_none=True)
+    patient = ToolDefinition.model_validate({**row, "options": {"suspend_timeout_seconds": 60}})
+    await put_tool(apart.pool, apart.project, patient)
+    bridge = processes.bridge
+    await bridge.stop()
+    bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+    await bridge.start()
+    turn = turn_of(await apart.enqueue(CHIEF, steps(calling(call))))
+    assert await bridge.died() == -signal.SIGKILL
+    bridge.env = {}
+    await bridge.start()
+    ended = await apart.ended(turn, timeout=60)
+    told = result(ended)
+    assert (told["status"], ended.view.status) == ("accepted", "success")
+    made = told["agent_id"]
+    assert await apart.count("resource.project_agents", f"agent_id = '{made}'") == 1
+    assert await apart.count("state.identity_edges", f"target_agent_id = '{made}'") == 1
+    if point is Fault.AGENT_CHANGED:
+        assert told["roster_updated"] is True
+    else:
+        await apart.ended(told["agent_turn_id"])
+        assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 1
+    async with apart.pool.connection() as conn:
+        await assert_invariants(conn)
+
+
+@contextmanager
+def comparing(tenant: Tenant) -> Generator[subprocess.Popen[bytes]]:
+    """A process of the tool `compare`."""
+    arguments = ("--nats", tenant.stack.endpoints.nats_url, "--project", tenant.project)
+    process = subprocess.Popen([sys.executable, COMPARE, *arguments])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_what_a_tool_asks_is_asked_once_whoever_dies(apart: Tenant, processes: Processes, tmp_path: Path) -> None:
+    definition = ToolDefinition.model_validate(yaml.safe_load(COMPARE.with_suffix(".yaml").read_text()))
+    await put_tool(apart.pool, apart.project, definition)
+    await staff(apart, tools=["compare"])
+    for name, model in (("advocate", "player"), ("critic", "player"), ("judge", "echo")):
+        await apart.profile(name, model)
+    bridge = processes.bridge
+
+    async def compared(turn: AgentTurnId, number: int) -> None:
+        ended = await apart.ended(turn, timeout=60)
+        assert answer(ended).status == "success", answer(ended)
+        told = result(ended)
+        assert (told["status"], "advocate: yes\ncritic: yes" in told["verdict"]) == ("success", True)
+        assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 3 * number
+        assert await apart.count("state.pmo_batches", "status = 'success' AND result IS NOT NULL") == 2 * number
+
+    with comparing(apart) as tool:
+        for number, point in enumerate((Fault.BATCH_OPENED, Fault.CHILDREN_ENQUEUED), 1):
+            await bridge.stop()
+            bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+            await bridge.start()
+            turn = turn_of(await apart.enqueue(CHIEF, steps(calling(("compare", {"topic": says("yes")})))))
+            assert await bridge.died() == -signal.SIGKILL, point
+            bridge.env = {}
+            await bridge.start()
+            await compared(turn, number)
+        slow = calling(("compare", {"topic": says("yes", delay_seconds=2)}))
+        turn = turn_of(await apart.enqueue(CHIEF, steps(slow)))
+
+        async def forked() -> bool:
+            return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 8
+
+        await until(forked, 20, "the tool waits for two agents")
+        tool.kill()
+        tool.wait()
+        with comparing(apart):
+            await compared(turn, 3)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)

@@ -1,7 +1,9 @@
 """`fork_join` from a model's call to the answer (protocol §12): order, joins, refusals, deadlines."""
 
+import json
 from datetime import UTC, datetime
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,18 @@ from rich.console import Console
 
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, answer, chief_says, fork, result, says, staff, steps, task
-from tests.support.tenants import Ended, Tenant
+from tests.support.tenants import Ended, Tenant, turn_of
+from tests.support.tools import call_of, calling
+from tests.turnstile.support import turnstile
 from turnstile.cli.turns.turn_tree import picture
 from turnstile.ledger.trees.tree_views import TreeNode, tree
-from turnstile.ledger.turns.roster import add_agent
+from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.ids import AgentId
 from turnstile.schema.states import TurnStatus
+from turnstile.schema.tools import ToolDefinition
+from turnstile.schema.wire import headers
 from turnstile.schema.wire.descriptions import DescribeReply
 
 FAILS = steps({"error": {"code": "model_error", "message": "no"}})
@@ -112,6 +119,60 @@ async def test_one_bad_task_refuses_the_batch(
     assert (await children(tenant), await tenant.count("state.pmo_batches")) == (0, 0)
 
 
+async def test_text_of_all_tasks_counts_towards_the_limit(tenant: Tenant) -> None:
+    """Each is well within it. A model cannot say so much in one answer; a row of the project's may add to that."""
+    await staff(tenant)
+    said = {"steps": [fork([task(instruction="{instruction}")] * 2)], "more": "x" * 300_000}
+    cut = await tenant.turn(CHIEF, json.dumps(said))
+    assert [each[:2] for each in cut.results()] == [("failed", "invalid_arguments")]
+    given = {"args": {"fixed": {"tasks": [task(instruction="x" * 300_000)] * 2}}}
+    row = kernel_tools()["fork_join"].model_dump(exclude={"options"}, exclude_none=True)
+    await put_tool(tenant.pool, tenant.project, ToolDefinition.model_validate({**row, "options": given}))
+    ended = await chief_says(tenant, fork([]))
+    assert [each[:2] for each in ended.results()] == [("failed", "bad_request")]
+    assert result(ended)["error_detail"] == {"reason": "text_too_large"}
+    assert (cut.view.status, ended.view.status) == ("success", "success")
+    assert (await children(tenant), await tenant.count("state.pmo_batches")) == (0, 0)
+
+
+async def test_commands_for_a_fork_that_waits_make_no_more_children(tenant: Tenant) -> None:
+    """Its own again, which finds the batch; and forged ones, which are recorded."""
+    await staff(tenant)
+    turn = turn_of(await tenant.enqueue(CHIEF, steps(fork([task(instruction=NEVER)] * 2))))
+
+    async def forked() -> bool:
+        return await children(tenant) == 2
+
+    await until(forked, 10, "two children are there")
+    subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.pmo.internal."
+    body: JsonObject = {"tool_call_card_id": "x", "tool_name": "fork_join", "after_execution": "suspend"}
+    call: dict[str, str] = {headers.TOOL_CALL_ID: call_of(turn)}
+    forged: list[tuple[str, JsonObject, dict[str, str]]] = [
+        ("fork_join", body, call),
+        ("fork_join", body, {**call, headers.TURN_ID: "another"}),
+        ("fork_join", body, {**call, headers.AGENT_ID: "another"}),
+        ("fork_join", body, {**call, headers.TURN_EPOCH: "9"}),
+        ("delegate_async", {**body, "tool_name": "delegate_async"}, call),
+        ("fork_join", body, {**call, headers.PROJECT_ID: "another"}),
+        ("fork_join", {**body, "tool_name": "delegate_async"}, call),
+        ("fork_join", {**body, "arguments": {"tasks": [task()]}}, call),
+        ("no_tool_of_ours", body, call),
+    ]
+    for tool, payload, given in forged:
+        await tenant.stack.conn.js.publish(subject + tool, json.dumps(payload).encode(), headers=given)
+
+    async def recorded() -> list[str] | None:
+        rows = await tenant.rows(
+            "SELECT error_code FROM state.rejections WHERE project_id = $1 ORDER BY error_code", tenant.project
+        )
+        return [row["error_code"] for row in rows] if len(rows) >= len(forged) - 1 else None
+
+    assert await until(recorded, 10, "all but one are recorded") == ["bad_request"] * 4 + ["not_your_call"] * 4
+    assert (await children(tenant), await tenant.count("state.pmo_batches")) == (2, 1)
+    await tenant.client.request("stop", {"agent_turn_id": turn, "reason": "enough"})
+    await tenant.all_ended([turn] * 3, 30)
+
+
 async def test_with_a_join_a_bad_task_fails_alone(tenant: Tenant) -> None:
     await staff(tenant)
     ended = await chief_says(tenant, fork([task("nobody"), task(), task("nobody")], join="all"))
@@ -198,3 +259,24 @@ async def test_a_stop_of_the_parent_reaches_those_it_waits_for(tenant: Tenant) -
     await tenant.all_ended([reply.agent_turn_id] * 3, 30)
     rows = await tenant.rows("SELECT status FROM state.turn_outcomes WHERE project_id = $1", tenant.project)
     assert [row["status"] for row in rows] == ["canceled"] * 3
+
+
+async def test_the_command_stops_whom_it_is_told_to_and_says_how_many(tenant: Tenant) -> None:
+    await staff(tenant)
+    alone = calling(("delegate_async", task(instruction=NEVER)))
+    reply = await tenant.enqueue(CHIEF, steps(alone, fork([task(instruction=NEVER)])))
+
+    async def streams() -> bool:
+        return await tenant.count("state.agent_state_head", "status = 'running'") == 2
+
+    await until(streams, 20, "two children stream")
+    turn = str(reply.agent_turn_id)
+    own = ("--config", str(tenant.stack.config), "--project", tenant.project)
+    ran = await turnstile("turn", "stop", turn, *own, cwd=Path.cwd())
+    line = "is being stopped, with 1 turn below it; 1 had a step or calls on their way, which may still arrive"
+    assert (ran.code, " ".join(ran.out.split())) == (0, f"turn {turn} {line}"), ran
+    await tenant.all_ended([turn_of(reply)] * 2, 30)
+    ran = await turnstile("turn", "stop", turn, "--cascade", "all", *own, "--json", cwd=Path.cwd())
+    told = ran.json()
+    assert (told["already_final"], told["marked"], told["on_their_way"]) == (True, 1, 1)
+    await tenant.all_ended([turn_of(reply)] * 3, 30)

@@ -27,6 +27,7 @@ from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.requests import DelegateRequest
 from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
@@ -162,6 +163,13 @@ def status_of(verb: str, _: "Ids", its: "Ids") -> Case:
     return Case(verb, {"agent_id": its.agent})
 
 
+def asks(call: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """What a tool asks under a call."""
+    given: JsonObject = {"target_strategy": "new", "target_ref": "nobody", "instruction": "hi", **fields}
+    asked: JsonObject = {"tool_call_id": call, "key": "1", "tool": "delegate_async", "arguments": given}
+    return Case("delegate", asked, told or {})
+
+
 MATRIX: dict[str, Make] = {
     "enqueue agent_id": lambda _, its: enqueue(agent_id=its.agent),
     "enqueue context_box_id": lambda _, its: enqueue(context_box_id=its.context_box),
@@ -200,6 +208,12 @@ MATRIX: dict[str, Make] = {
     "report both": lambda _, its: report(its.call, tool_result_card_id=its.result_card),
     "report, call in the header": lambda own, its: report(own.call, {headers.TOOL_CALL_ID: its.call}),
     "report, project in the header": lambda _, its: report(its.call, {headers.PROJECT_ID: its.project}),
+    "delegate tool_call_id": lambda _, its: asks(its.call),
+    "delegate, call in the header": lambda own, its: asks(own.call, {headers.TOOL_CALL_ID: its.call}),
+    "delegate, turn in the header": lambda own, its: asks(own.call, {headers.TURN_ID: its.asleep}),
+    "delegate arguments, an agent": lambda own, its: asks(own.call, target_strategy="reuse", target_ref=its.agent),
+    "delegate arguments, a profile": lambda own, its: asks(own.call, target_strategy="new", target_ref=its.profile),
+    "delegate arguments, a box": lambda own, its: asks(own.call, context_box_id=its.context_box),
     "describe agent_turn_id, asleep": lambda _, its: Case("describe", {"agent_turn_id": its.asleep}),
     "describe agent_turn_id, ended": lambda _, its: Case("describe", {"agent_turn_id": its.ended}),
     "describe tree": lambda _, its: Case("describe", {"agent_turn_id": its.ended, "tree": True}),
@@ -267,6 +281,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "box_fork": BoxForkRequest,
     "box_make": BoxMakeRequest,
     "box_replace": BoxReplaceRequest,
+    "delegate": DelegateRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,
     **dict.fromkeys(STATUS_VERBS, AgentRequest),
@@ -278,6 +293,7 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
+    *("key", "tool"),
     *("worker_target", "display_name", "tags"),
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows

@@ -12,6 +12,7 @@ import yaml
 
 from tests.support.conditions import until
 from tests.support.databases import Databases
+from tests.support.delegation import CHIEF, says, staff, task
 from tests.support.ledger.actions import (
     ARGS,
     acks,
@@ -38,9 +39,11 @@ from turnstile.ledger.turns.roster import put_tool
 from turnstile.processes.migration import migrate_all
 from turnstile.processes.run import run_bridge
 from turnstile.schema.base import JsonObject
+from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.ids import AgentId, AgentTurnId, uuid7
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.wire import headers
+from turnstile.schema.wire.descriptions import DescribeReply
 from turnstile.transport.json_messages import encode
 from turnstile.transport.streams import UI_ACTIONS_CONSUMER
 
@@ -375,3 +378,44 @@ async def test_nothing_is_served_unless_it_is_turned_on(
     finally:
         await databases.drop(name)
         server.remove()
+
+
+async def press(tenant: Tenant, tool: str, args: JsonObject) -> tuple[str, str | None, Any]:
+    """Press a button of the chief; returns how it ended, and the result of its call."""
+    async with tenant.client.ui_action(CHIEF, tool, args) as waiter:
+        ack = await waiter.last(20)
+    if ack.tool_result_card_id is None:
+        return ack.status.value, ack.error_code, None
+    reply = await tenant.client.request("describe", {"card_id": ack.tool_result_card_id})
+    content = DescribeReply.model_validate(reply).card
+    assert content is not None
+    assert isinstance(content.content, dict)
+    return ack.status.value, ack.error_code, content.content["result"]
+
+
+async def test_people_delegate_and_provision_as_v1r4_lets_them(tenant: Tenant) -> None:
+    """With the kernel's own tools; a fork is a model's, unless a row of the project says otherwise."""
+    await staff(tenant)
+    status, _, told = await press(tenant, "delegate_async", task(instruction=says("hello")))
+    assert (status, told["status"]) == ("done", "accepted")
+    assert (await tenant.ended(told["agent_turn_id"])).deliverable() == "hello"
+    status, _, told = await press(tenant, "delegate_async", task(instruction=says("hello"), wait=True))
+    assert (status, told["value"]) == ("done", "hello")
+    status, _, told = await press(
+        tenant, "provision_agent", {"action": "ensure", "agent_id": "mate", "profile_name": "worker"}
+    )
+    assert (status, told["agent_id"]) == ("done", "mate")
+    fork: JsonObject = {"tasks": [task()]}
+    assert await press(tenant, "fork_join", fork) == ("rejected", "ui_not_allowed", None)
+    assert await press(tenant, "launch_principal", {}) == ("rejected", "ui_not_allowed", None)
+    own = kernel_tools()["fork_join"].model_dump(mode="json") | {"options": {"ui_allowed": True}}
+    await put_tool(tenant.pool, tenant.project, ToolDefinition.model_validate(own))
+    status, _, told = await press(tenant, "fork_join", fork)
+    assert (status, told["status"], told["results"][0]["summary"]) == ("done", "success", "done")
+
+
+async def test_people_may_what_the_agent_may_whose_button_it_is(tenant: Tenant) -> None:
+    await staff(tenant, policy={"target_profiles": []})
+    assert (await press(tenant, "delegate_async", task()))[:2] == ("rejected", "auth_failed")
+    assert (await press(tenant, "delegate_async", {**task(), "depth": 1}))[:2] == ("rejected", "invalid_arguments")
+    assert await tenant.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 0

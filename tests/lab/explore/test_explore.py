@@ -1,9 +1,12 @@
 """The small world is explored whole; what is wrong on purpose is found, and its path can be replayed."""
 
+import json
+from typing import Any
+
 import pytest
 
 from lab.explore.crew import LoneCrew
-from lab.explore.mutations import MUTATIONS, mutated
+from lab.explore.mutations import MUTATIONS, mutate, mutated
 from lab.explore.pairs import try_pairs
 from lab.explore.search import Options, explore
 from tests.lab.explore.conftest import OpenExplorer
@@ -38,7 +41,7 @@ async def test_a_wrong_statement_is_found_and_its_path_replayed(open_explorer: O
 
 def test_every_mutation_changes_its_statement_and_puts_it_back() -> None:
     right = dict(all_queries())
-    for mutation in MUTATIONS:
+    for mutation in (each for each in MUTATIONS if not each.function):
         with mutated(mutation.name):
             assert all_queries()[mutation.query] != right[mutation.query]
         assert all_queries() == right
@@ -62,3 +65,37 @@ async def test_conversations_and_cuts_are_part_of_a_state(open_explorer: OpenExp
     assert await explorer.replay(CUT_BETWEEN_TURNS) == []
     tables = [table for table, _ in explorer.place.rows]
     assert (tables.count("conversations"), tables.count("memory_cuts"), tables.count("turn_outcomes")) == (1, 1, 2)
+
+
+async def test_every_wrong_function_replaces_one_that_is_there(open_explorer: OpenExplorer) -> None:
+    url = (await open_explorer("small")).place.url
+    wrong = [each.name for each in MUTATIONS if each.function]
+    assert len(wrong) >= 5
+    for name in wrong:
+        assert await mutate(url, name) == url
+
+
+LATE_CHILD = ("finish b 1", "finish c 1", "apply a join-batch-call_a1x", "begin a 2", "finish a 2")
+
+
+async def test_a_fork_of_two_is_answered_by_the_first_and_the_late_child_changes_nothing(
+    open_explorer: OpenExplorer,
+) -> None:
+    explorer = await open_explorer("join-finish")
+    assert await explorer.replay(LATE_CHILD) == []
+    rows: dict[str, list[Any]] = {}
+    for (table, _), text in explorer.place.rows.items():
+        rows.setdefault(table, []).append(json.loads(text))
+    assert [(row["status"], row["decided_by"]) for row in rows["pmo_batches"]] == [("success", "turn_b")]
+    assert [row["status"] for row in rows["pmo_batch_tasks"]] == ["success", "success"]
+    assert [row["ended"] for row in rows["turn_nodes"]] == [True, True, True]
+
+
+TIMED_OUT = ("deadline a", "expire a", "open a1x", "apply a timeout-call_a1x")
+
+
+async def test_a_call_that_is_timed_out_is_not_forked(open_explorer: OpenExplorer) -> None:
+    assert await (await open_explorer("fork")).replay(TIMED_OUT) == []
+    wrong = await open_explorer("fork")
+    await mutate(wrong.place.url, "open_batch forks a call that is timed out")
+    assert any("running_batches_hold_their_call" in each for each in await wrong.replay(TIMED_OUT))

@@ -1,6 +1,7 @@
 """Retention: what is over and old goes, whole; what is live, or used by what stays, does not; the audit is clean."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from tests.support.ledger.agents import (
     ALICE,
     BOB,
     PROJECT,
+    TARGET,
     add_agents,
     announce,
     ask,
@@ -40,6 +42,7 @@ from turnstile.ledger.operations.sweep import reject
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump.thread_views import mark_replied
 from turnstile.ledger.queries import query
+from turnstile.ledger.trees.batches import Child, NewAgent
 from turnstile.ledger.turns.cards import make_box
 from turnstile.ledger.turns.roster import put_profile
 from turnstile.schema.errors import Refused
@@ -557,13 +560,55 @@ async def test_a_turn_stays_with_its_batch_until_its_children_are_over(pool: Poo
     await end(pool, top)
     await announce(pool, [top.agent_turn_id])
     await ended(pool, ALICE)
-    await prune(pool, everything())
+    done = await pruned(pool)  # which compares it with a dry run
+    assert (done.turns, done.boxes) == (0, 0)
     assert await known(pool, top) == [True]
     for turn in (first, second):
         await end(pool, await in_hand(pool, turn))
     assert await value(pool, "SELECT status FROM state.pmo_batches") == "withdrawn"
     assert (await pruned(pool)).turns == 1
     assert await value(pool, "SELECT count(*) FROM state.pmo_batch_tasks") == 0
+
+
+async def test_agents_that_were_made_for_children_go_with_their_turns(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    top = await sleeper(pool, "c1")
+    call = await parent(pool, "c1")
+    tasks = [child(call, index) for index in range(2)]
+    made = await forks(pool, "c1", tasks=[dataclasses.replace(each, new_agent=made_for(each)) for each in tasks])
+    turns = [task.agent_turn_id for task in made.tasks if task.agent_turn_id is not None]
+    await succeed(pool, turns[0])
+    await announce(pool, turns[:1])
+    assert (await pruned(pool)).instances == 0  # its parent waits
+    await succeed(pool, turns[1])
+    await settle(pool, top, InboxId("join-batch-c1"))
+    await begin(pool, top, 2)
+    await finish(pool, top, 2)
+    await announce(pool, [top.agent_turn_id, *turns])
+    done = await pruned(pool)
+    assert (done.instances, done.asleep, done.turns, done.boxes) == (2, 0, 2, 4)
+    assert await rows(pool, "SELECT agent_id FROM resource.project_agents") == [{"agent_id": ALICE}]
+
+
+async def test_an_agent_that_was_made_for_a_child_and_asked_again_sleeps(pool: Pool) -> None:
+    await add_agents(pool, ALICE)
+    await sleeper(pool, "c1")
+    call = await parent(pool, "c1")
+    task = child(call, 0)
+    await forks(pool, "c1", tasks=[dataclasses.replace(task, new_agent=made_for(task))])
+    await succeed(pool, task.agent_turn_id)
+    second = await ended(pool, task.agent_id)
+    await announce(pool, [task.agent_turn_id])
+    done = await pruned(pool)
+    assert (done.instances, done.asleep, done.turns, await statuses(pool)) == (0, 1, 1, ["dormant"])
+    await sound(pool)
+    assert await has_box(pool, second.output_box_id)
+
+
+def made_for(task: Child) -> NewAgent:
+    """The roster row of an agent that is made for one child, as the bridge says it."""
+    metadata = {"spawned_by": ALICE, "instance_of": "helper", "agent_turn_id": task.agent_turn_id}
+    return NewAgent(worker_target=TARGET, metadata=metadata)
 
 
 async def forked(pool: Pool) -> tuple[TurnRef, list[AgentTurnId]]:

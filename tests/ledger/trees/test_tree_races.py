@@ -1,20 +1,21 @@
 """Two transitions of one tree at once: whichever comes second sees what the first has done (protocol §6, join)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from tests.support.ledger.agents import PROJECT, begin, claim, finish, finish_on, value
+from tests.support.ledger.agents import ALICE, PROJECT, begin, claim, command, finish, finish_on, lease, send, value
 from tests.support.ledger.calls import became, call_record, end, ending, request, sleeper, suspend, tell
 from tests.support.ledger.trees import answer, batch_of_call, child, forks, in_hand, marked, parent, task_states
-from tests.support.waiting import in_flight, overtaken
+from tests.support.waiting import in_flight, overtaken, until_waiting
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.trees.batches import Batch, ForkLimits, enqueue_children, expire_batch, open_batch
+from turnstile.ledger.trees.batches import Batch, ForkLimits, JoinMode, enqueue_children, expire_batch, open_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.cards import BoxCache
-from turnstile.ledger.turns.steps import begin_step, commit_step
+from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
 from turnstile.ledger.turns.waiting import report_call
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import InboxId, uuid7
@@ -115,6 +116,33 @@ async def test_a_stop_that_waited_for_children_marks_them(agents: Pool) -> None:
     await end_all(agents, *[await in_hand(agents, turn) for turn in turns], top)
 
 
+async def test_a_level_of_a_cascade_is_locked_in_the_order_of_ids(agents: Pool) -> None:
+    """Two cascades that meet at two children come to the same one first, however these lie in the table."""
+    top = await sleeper(agents, "c1")
+    call = await parent(agents, "c1")
+    low, high = tasks = sorted((child(call, 0), child(call, 1)), key=lambda each: each.agent_turn_id)
+    await agents.run(lambda conn: open_batch(conn, call, Batch(900.0), tasks))
+    for each in (high, low):  # so that the table has them in the other order
+        await agents.run(lambda conn, each=each: enqueue_children(conn, call, [each], "batch-c1", ForkLimits()))
+    lock = "SELECT FROM state.turn_nodes WHERE agent_turn_id = $1 FOR UPDATE NOWAIT"
+    async with agents.connection() as conn, conn.transaction():
+        await conn.fetch(lock, low.agent_turn_id)
+        stop = asyncio.ensure_future(mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False))
+        await until_waiting(agents)
+        await conn.fetch(lock, high.agent_turn_id)  # the cascade, which waits for the first one, has not got it
+    assert len((await stop).turns) == 3
+    await end_all(agents, *[await in_hand(agents, each.agent_turn_id) for each in tasks], top)
+
+
+async def test_a_ring_for_a_child_that_ended_meanwhile_is_settled_by_its_claim(agents: Pool) -> None:
+    _, [one, two] = await begun(agents, "c1", 2, join=JoinMode.ANY)
+    await overtaken(agents, lambda conn: finish_on(conn, one), finish(agents, two))
+    ring = InboxId(f"cascade-{two.agent_turn_id}")
+    assert await became(agents, ring) == ("pending", None)
+    await claim(agents, two.agent_id)
+    assert (await became(agents, ring))[0] in {"consumed", "skipped"}
+
+
 async def test_a_begin_that_waited_for_a_mark_finds_its_gate_closed(agents: Pool) -> None:
     top = await sleeper(agents, "c1")
     one = await in_hand(agents, (await forks(agents, "c1", 1)).tasks[0].agent_turn_id)
@@ -146,6 +174,37 @@ async def test_a_mark_that_waited_for_calls_counts_them(agents: Pool) -> None:
     done = await overtaken(agents, lambda conn: commit_step(conn, one, call_record(one, 1, "c2")), stop)
     assert done.on_their_way == 1
     await end_all(agents, one, top)
+
+
+async def test_a_first_step_that_waited_for_the_mark_of_a_turn_in_no_tree_does_not_begin(agents: Pool) -> None:
+    alone = await lease(agents)
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(alone), begin(agents, alone))
+    await end(agents, alone)
+
+
+async def test_calls_that_waited_for_the_mark_of_a_turn_in_no_tree_are_not_committed(agents: Pool) -> None:
+    alone = await lease(agents)
+    await begin(agents, alone)
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(alone), suspend(agents, alone, "c1"))
+    assert await value(agents, "SELECT count(*) FROM state.turn_waiting_tools") == 0
+    await end(agents, alone)
+
+
+async def test_a_retry_that_waited_for_the_mark_of_a_turn_in_no_tree_is_refused(agents: Pool) -> None:
+    alone = await lease(agents)
+    await begin(agents, alone)
+    retrying = agents.run(lambda conn: retry_step(conn, alone, 1))
+    with pytest.raises(StaleTurn):
+        await overtaken(agents, marking(alone), retrying)
+    await end(agents, alone)
+
+
+async def test_an_enqueue_leaves_the_gate_of_a_step_that_waited_for_it_open(agents: Pool) -> None:
+    alone = await lease(agents)
+    await overtaken(agents, lambda conn: send(conn, command(ALICE)), begin(agents, alone))
+    await finish(agents, alone)
 
 
 async def test_a_report_that_waited_for_a_fork_is_refused(agents: Pool) -> None:

@@ -38,7 +38,7 @@ def _profile(name: str, prompt: str, *, asks: list[str] | None = None) -> Profil
         allowed_tools=["fork_join"] if asks else [],
         delegation_policy=DelegationPolicy(target_profiles=asks) if asks else None,
         max_steps=4,
-        llm_config=LlmConfig(model=f"scripted/{name}"),
+        llm_config=LlmConfig(model=f"scripted/tree_{name}"),
     )
 
 

@@ -68,4 +68,4 @@ def _sentences(request: ModelRequest) -> list[str]:
     ]
 
 
-SCRIPTS: dict[str, Script] = {"researcher": researcher, "searcher": searcher, "reader": reader}
+SCRIPTS: dict[str, Script] = {"tree_researcher": researcher, "tree_searcher": searcher, "tree_reader": reader}

@@ -7,7 +7,7 @@ it misses no event of the turn.
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import JsonValue
 
@@ -114,11 +114,24 @@ async def enqueue(session: Session, client: BridgeClient, request: EnqueueReques
     return accepted(EnqueueReply, answer)
 
 
-async def stop_turn(session: Session, turn: str, reason: str) -> StopReply:
-    """Ask the bridge to end the turn; raises `Refused` with its code, or `NoBridge`."""
-    request: JsonObject = {"agent_turn_id": turn, "reason": reason}
+async def stop_turn(
+    session: Session, turn: str, reason: str, cascade: Literal["waited", "all"] = "waited"
+) -> StopReply:
+    """Ask the bridge to end the turn and what is below it; raises `Refused` with its code, or `NoBridge`."""
+    request: JsonObject = {"agent_turn_id": turn, "reason": reason, "cascade": cascade}
     async with session.bridge() as client:
         return accepted(StopReply, await session.patiently(lambda: client.request("stop", request)))
+
+
+def told_of_stop(turn: str, reply: StopReply) -> str:
+    """What a stop has done, in one line: the turn, those below it, and what may still arrive."""
+    below = reply.marked - (0 if reply.already_final else 1)
+    line = f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}"
+    if below > 0:
+        line += f", with {below} turn{'s' if below > 1 else ''} below it"
+    if reply.on_their_way:
+        line += f"; {reply.on_their_way} had a step or calls on their way, which may still arrive"
+    return line
 
 
 async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId, shown: str = "") -> None:

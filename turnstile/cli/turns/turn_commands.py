@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -99,14 +99,17 @@ async def stop(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
     reason: Annotated[str, typer.Option(help="The reason to record.")] = "",
+    cascade: Annotated[
+        Literal["waited", "all"], typer.Option(help="Which turns below it end too: those waited for, or all.")
+    ] = "waited",
 ) -> None:
-    """End a turn as canceled; its deliverable has the partial results."""
-    from turnstile.cli.turns.asking import stop_turn
+    """End a turn as canceled, with the turns that it waits for; its deliverable has the partial results."""
+    from turnstile.cli.turns.asking import stop_turn, told_of_stop
     from turnstile.cli.turns.lookup import whole_id
 
     turn = await whole_id(session, turn)
-    reply = await stop_turn(session, turn, reason)
-    session.out.result(reply, f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}")
+    reply = await stop_turn(session, turn, reason, cascade)
+    session.out.result(reply, told_of_stop(turn, reply))
 
 
 async def enqueue(
