@@ -85,7 +85,7 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
         load_after=load_average(),
         generator_cpu_seconds=round(time.process_time() - cpu, 2),
         embedded=embedded,
-        plan=asdict(plan),
+        plan=asdict(plan) | {"forks": [*plan.forks]},
         results=results,
         failures=failures,
     )
