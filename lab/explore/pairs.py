@@ -181,12 +181,22 @@ class _Arena:
         return await self._end()
 
     async def _end(self) -> Rows:
-        """What the moves left behind. A deliverable made from outside quotes what was in the box when it was made."""
+        """What the moves left behind.
+
+        A deliverable made from outside quotes what was in the box when it was made. And a turn that ends while a
+        cascade rings for it leaves that ring to whoever claims it.
+        """
         place = self.explorer.place
         await place.changes()
         world = self.explorer.world
         rows = dict(fold(place.rows, world.swaps, world.names(place.rows)).rows)
-        return {key: text for key, text in rows.items() if key[0] != "cards" or not key[1].endswith("-deliverable")}
+        over = {f"cascade-{key}" for table, key in rows if table == "turn_outcomes"}
+        return {
+            key: text
+            for key, text in rows.items()
+            if not (key[0] == "cards" and key[1].endswith("-deliverable"))
+            and not (key[0] == "agent_inbox" and key[1] in over)
+        }
 
     async def _judge(self, ends: Sequence[Rows], how: str) -> list[str]:
         end = await self._end()

@@ -28,21 +28,21 @@ BEGIN
     ELSE
         INSERT INTO state.turn_nodes (agent_turn_id, project_id, root_turn_id) VALUES (turn, project, turn) ON CONFLICT DO NOTHING;
         IF FOUND THEN  -- a gate that waits for our lock, and saw no node, looks again at a head that has changed
-            UPDATE state.agent_state_head h SET queue_seq = h.queue_seq + 1 WHERE h.agent_id = agent AND h.project_id = project;
+            UPDATE state.agent_state_head h SET updated_at = now()
+            WHERE h.agent_id = agent AND h.project_id = project AND h.active_agent_turn_id = turn;
         END IF;
     END IF;
     RETURN state.mark_subtrees(ARRAY[turn], why, turn, whole, NULL);
 END $$;
 
--- Makes the batch of a call, with its tasks, which are not enqueued yet; those that were refused are over. The call is held by it from
--- then on. plan: the columns of the batch; tasks: task_index, agent_id, profile_box_id, label, error_code, error of each.
--- verdict: accepted | duplicate | the code of a refusal.
+-- As in 0026, and a call that is being timed out gets no batch.
 CREATE OR REPLACE FUNCTION state.open_batch(project text, call text, plan jsonb, tasks jsonb) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     w state.turn_waiting_tools;
     h state.agent_state_head;
     b state.pmo_batches;
-    batch text := 'batch-' || call;
+    key text := plan ->> 'call_key';
+    batch text := 'batch-' || call || coalesce('/' || key, '');
     stopping timestamptz;
     verdict text;
 BEGIN
@@ -71,10 +71,10 @@ BEGIN
     END IF;
     INSERT INTO state.pmo_batches (batch_id, project_id, parent_agent_id, parent_agent_turn_id, parent_tool_call_id, parent_turn_epoch,
                                    parent_channel_id, task_count, deadline_at, join_mode, k, fail_fast, losers, answer, partial_at_deadline,
-                                   open_count, failed_count)
+                                   open_count, failed_count, call_key, call_digest)
     SELECT batch, project, w.agent_id, w.agent_turn_id, call, w.turn_epoch, h.active_channel_id, t.total,
            now() + make_interval(secs => p.deadline_seconds), p.join_mode, p.k, p.fail_fast, p.losers, p.answer, p.partial_at_deadline,
-           t.total - t.refused, t.refused
+           t.total - t.refused, t.refused, key, plan ->> 'call_digest'
     FROM jsonb_to_record(plan) p (deadline_seconds float8, join_mode text, k int, fail_fast boolean, losers text, answer text,
                                   partial_at_deadline boolean)
     CROSS JOIN (SELECT count(*) AS total, count(*) FILTER (WHERE x ->> 'error_code' IS NOT NULL) AS refused FROM jsonb_array_elements(tasks) x) t
@@ -84,12 +84,14 @@ BEGIN
     SELECT batch || '-' || t.task_index, batch, project, t.agent_id, CASE WHEN t.error_code IS NULL THEN 'pending' ELSE 'failed' END,
            t.profile_box_id, t.task_index, t.label, t.error_code, t.error
     FROM jsonb_to_recordset(tasks) t (task_index int, agent_id text, profile_box_id uuid, label text, error_code text, error text);
-    UPDATE state.turn_waiting_tools x SET held_by = batch, updated_at = now() WHERE x.tool_call_id = call AND x.project_id = project;
-    UPDATE state.agent_state_head x SET resume_deadline = (  -- the batch has a deadline of its own
-        SELECT min(coalesce(o.deadline, h.resume_deadline)) FROM state.turn_waiting_tools o
-        WHERE o.agent_turn_id = w.agent_turn_id AND o.project_id = project AND o.turn_epoch = w.turn_epoch AND o.wait_status = 'waiting'
-          AND o.held_by IS NULL)
-    WHERE x.agent_id = w.agent_id AND x.project_id = project;
+    IF key IS NULL THEN
+        UPDATE state.turn_waiting_tools x SET held_by = batch, updated_at = now() WHERE x.tool_call_id = call AND x.project_id = project;
+        UPDATE state.agent_state_head x SET resume_deadline = (  -- the batch has a deadline of its own
+            SELECT min(coalesce(o.deadline, h.resume_deadline)) FROM state.turn_waiting_tools o
+            WHERE o.agent_turn_id = w.agent_turn_id AND o.project_id = project AND o.turn_epoch = w.turn_epoch AND o.wait_status = 'waiting'
+              AND o.held_by IS NULL)
+        WHERE x.agent_id = w.agent_id AND x.project_id = project;
+    END IF;
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
                                        source_step_id, target_agent_id, target_agent_turn_id, correlation_id, recursion_depth, trace_id,
                                        parent_step_id, metadata)

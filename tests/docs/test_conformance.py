@@ -26,8 +26,10 @@ def test_each_row_names_tests_or_files_that_exist(name: str) -> None:
 
 
 def test_what_is_not_there_yet_is_said_where_it_is_demanded() -> None:
-    """A row that no test holds names the page that says so, or the module that it is about."""
-    without = [cells for part in TABLES.values() for cells in table(part, "") if not held(cells[-1])]
+    """A row that no test holds names the page that says so, or the module that it is about; there is none now."""
+    demands = [cells for part in TABLES.values() for cells in table(part, "")]
+    without = [cells for cells in demands if not held(cells[-1])]
+    assert len(demands) > 2 * len(without)
     assert all("**Not there yet" in cells[0] and "`docs/protocol.md`" in cells[-1] for cells in without)
 
 

@@ -25,7 +25,7 @@ from turnstile.ledger.trees.batches import (
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.schema.cards import Card, CardType, JsonContent, Role, TextContent, make_card
-from turnstile.schema.ids import ToolCallId, turn_card_id
+from turnstile.schema.ids import turn_card_id
 from turnstile.schema.turns import TurnRef
 
 
@@ -44,9 +44,10 @@ def forks(cast: Cast, view: View) -> list[Move]:
         moves.append(_enqueue(f"fork {fork.name}", parent, children))
         if fork.start == "asked":  # as a fork of more than one statement does
             moves += [_enqueue(f"fork {fork.name} {each[1].letter}", parent, [each]) for each in children]
+        batch_id: str = batch["batch_id"]
         if batch["status"] == "running" and batch["deadline_at"] > "2090":
-            moves.append(Move(f"due {fork.name}", lambda pool, c=call_id: _pass(pool, c)))
-        moves.append(Move(f"decide {fork.name}", lambda pool, c=call_id: _decide(pool, c), skips=True))
+            moves.append(Move(f"due {fork.name}", lambda pool, b=batch_id: _pass(pool, b)))
+        moves.append(Move(f"decide {fork.name}", lambda pool, b=batch_id: _decide(pool, b), skips=True))
     return moves
 
 
@@ -112,13 +113,13 @@ def _enqueue(name: str, parent: Script, children: Sequence[tuple[int, Script]]) 
     return Move(name, gated(do))
 
 
-async def _pass(pool: Pool, call_id: ToolCallId) -> str:
-    await pool.run(lambda conn: statement("pass_batch_deadline").many(conn, batch_id=f"batch-{call_id}"))
+async def _pass(pool: Pool, batch_id: str) -> str:
+    await pool.run(lambda conn: statement("pass_batch_deadline").many(conn, batch_id=batch_id))
     return "passed"
 
 
-async def _decide(pool: Pool, call_id: ToolCallId) -> str:
-    return "decided" if await expire_batch(pool, f"batch-{call_id}") else "not due"
+async def _decide(pool: Pool, batch_id: str) -> str:
+    return "decided" if await expire_batch(pool, batch_id) else "not due"
 
 
 def _child(asks: ParentCall, place: int, script: Script) -> Child:

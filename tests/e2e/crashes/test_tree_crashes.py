@@ -27,6 +27,7 @@ from turnstile.ledger.turns.roster import put_tool
 from turnstile.runtime.faults import Fault
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
+from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.tools import ToolDefinition
 
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
@@ -124,33 +125,35 @@ async def test_what_a_tool_asks_is_asked_once_whoever_dies(apart: Tenant, proces
     for name, model in (("advocate", "player"), ("critic", "player"), ("judge", "echo")):
         await apart.profile(name, model)
     bridge = processes.bridge
-    dies: tuple[Fault | None, ...] = (Fault.BATCH_OPENED, Fault.CHILDREN_ENQUEUED, None)
-    with comparing(apart) as first, comparing(apart) as second:
-        for number, point in enumerate(dies, 1):
-            if point is not None:
-                await bridge.stop()
-                bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
-                await bridge.start()
-            asked = calling(("compare", {"topic": says("yes", delay_seconds=0 if point else 2)}))
-            turn = turn_of(await apart.enqueue(CHIEF, steps(asked)))
-            if point is not None:
-                assert await bridge.died() == -signal.SIGKILL, point
-                bridge.env = {}
-                await bridge.start()
-            else:
 
-                async def forked(most: int = 3 * number - 1) -> bool:
-                    return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == most
+    async def compared(turn: AgentTurnId, number: int) -> None:
+        ended = await apart.ended(turn, timeout=60)
+        assert answer(ended).status == "success", answer(ended)
+        told = result(ended)
+        assert (told["status"], "advocate: yes\ncritic: yes" in told["verdict"]) == ("success", True)
+        assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 3 * number
+        assert await apart.count("state.pmo_batches", "status = 'success' AND result IS NOT NULL") == 2 * number
 
-                await until(forked, 20, "the tool waits for two agents")
-                for each in (first, second):  # whichever runs the call
-                    each.kill()
-                    each.wait()
+    with comparing(apart) as tool:
+        for number, point in enumerate((Fault.BATCH_OPENED, Fault.CHILDREN_ENQUEUED), 1):
+            await bridge.stop()
+            bridge.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(tmp_path)}
+            await bridge.start()
+            turn = turn_of(await apart.enqueue(CHIEF, steps(calling(("compare", {"topic": says("yes")})))))
+            assert await bridge.died() == -signal.SIGKILL, point
+            bridge.env = {}
+            await bridge.start()
+            await compared(turn, number)
+        slow = calling(("compare", {"topic": says("yes", delay_seconds=2)}))
+        turn = turn_of(await apart.enqueue(CHIEF, steps(slow)))
+
+        async def forked() -> bool:
+            return await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 8
+
+        await until(forked, 20, "the tool waits for two agents")
+        tool.kill()
+        tool.wait()
         with comparing(apart):
-            ended = await apart.ended(turn, timeout=60)
-    assert answer(ended).status == "success"
-    assert (result(ended)["status"], "advocate: yes\ncritic: yes" in result(ended)["verdict"]) == ("success", True)
-    assert await apart.count("state.turn_nodes", "parent_turn_id IS NOT NULL") == 3 * len(dies)
-    assert await apart.count("state.pmo_batches", "status = 'success' AND result IS NOT NULL") == 2 * len(dies)
+            await compared(turn, 3)
     async with apart.pool.connection() as conn:
         await assert_invariants(conn)

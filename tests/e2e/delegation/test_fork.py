@@ -145,8 +145,8 @@ async def test_commands_for_a_fork_that_waits_make_no_more_children(tenant: Tena
 
     await until(forked, 10, "two children are there")
     subject = f"cg.v1r4.{tenant.project}.public.cmd.sys.pmo.internal."
-    body = {"tool_call_card_id": "x", "tool_name": "fork_join", "after_execution": "suspend"}
-    call = {headers.TOOL_CALL_ID: call_of(turn)}
+    body: JsonObject = {"tool_call_card_id": "x", "tool_name": "fork_join", "after_execution": "suspend"}
+    call: dict[str, str] = {headers.TOOL_CALL_ID: call_of(turn)}
     forged: list[tuple[str, JsonObject, dict[str, str]]] = [
         ("fork_join", body, call),
         ("fork_join", body, {**call, headers.TURN_ID: "another"}),

@@ -8,17 +8,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.conditions import until
 from tests.support.ledger import agents
 from tests.support.ledger.invariants import assert_invariants
+from tests.support.ledger.trees import child, parent
 from tests.support.processes.net import (
     STILL,
     Net,
     claim,
     claimed_report,
+    in_hand,
     net_of,
     pass_time,
     repairs,
@@ -32,17 +35,22 @@ from tests.support.processes.stacks import Stacks
 from tests.support.tenants import ALICE, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, hand_of
 from turnstile.bridge.safety.watchdog import RuleReport
+from turnstile.ledger.trees.batches import Batch, Forked, fork, open_batch
+from turnstile.ledger.trees.marks import mark_tree
+from turnstile.ledger.turns.ends import fence
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, uuid7
+from turnstile.schema.states import TurnStatus
 
 BOB = AgentId("bob")
 TEXT: JsonObject = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
-HERE = {"claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"}
+HERE = {
+    *("claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"),
+    *("batch", "batch_due", "marked_queued", "marked"),
+}
 ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}
-TREES = {"batch", "batch_due", "marked_queued", "marked"}
-"""Of trees of turns: their statements have tests in tests/ledger/trees."""
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}
 """Of the message pump: in its own tests."""
 
@@ -92,7 +100,7 @@ def agent(tenant: Tenant, name: AgentId = ALICE) -> str:
 
 
 def test_every_rule_has_its_test(net: Net) -> None:
-    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE | TREES | THREADS
+    assert {rule.name for rule in net.rules.all()} == HERE | ELSEWHERE | THREADS
 
 
 @pytest.mark.parametrize("rule", ["claims", "dispatched_retry"])
@@ -200,6 +208,81 @@ async def test_an_agent_whose_box_became_free(tenant: Tenant, net: Net) -> None:
         await mends(net, "stranded", agent(tenant, BOB))
         assert (await tenant.ended(waiting)).view.status == "success"
         assert (await net.look("stranded")).found == []
+
+
+async def test_children_that_nobody_enqueued(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        call = await parent(tenant.pool, call_of(turn), tenant.project)
+        tasks = [child(call, 0, ALICE)]
+        await tenant.pool.run(lambda conn: open_batch(conn, call, Batch(900.0), tasks))
+        await mends(net, "batch", f"tool_call_id={call.tool_call_id}")
+        first, second = await hand.called(call.tool_call_id, times=2)
+        assert first.payload == second.payload
+        await ended_by_hand(tenant, turn)
+        assert (await net.look("batch")).found == []
+        assert (await net.look("batch_due")).mended == 1
+
+
+async def test_a_batch_whose_deadline_passed(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        made = await forked(tenant, turn, deadline_seconds=0)
+        await mends(net, "batch_due", f"batch_id={made.batch_id}")
+        ended = await hand.ended(turn)
+        assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
+        assert (await net.look("batch_due")).found == []
+        await all_over(tenant, net)
+
+
+async def test_a_batch_whose_parent_is_over(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        made = await forked(tenant, turn)
+        assert (await net.look("batch_due")).found == []
+        await ended_by_hand(tenant, turn)
+        await mends(net, "batch_due", f"batch_id={made.batch_id}")
+        assert await tenant.count("state.pmo_batches", "status = 'withdrawn'") == 1
+        await all_over(tenant, net)
+
+
+async def test_marked_turns_in_a_queue_and_in_hand(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant) as hand:
+        turn = await hand.suspended(calling("search"), TEXT)
+        await terminate(tenant.stack, turn)
+        made = await forked(tenant, turn)
+        first, second = [task.agent_turn_id for task in made.tasks]
+        await mark_tree(tenant.pool, tenant.project, turn, "enough", whole=False)
+        await mends(net, "marked_queued", f"agent_turn_id={second}")
+        await mends(net, "marked", *sorted(f"agent_turn_id={each}" for each in (turn, first)))
+        ended = await hand.ended(turn)
+        assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
+        assert await tenant.count("state.turn_outcomes", "status = 'canceled'") == 3
+        assert await tenant.task_events() == dict.fromkeys([turn, first, second], 1)
+
+
+async def forked(tenant: Tenant, turn: AgentTurnId, **plan: Any) -> Forked:
+    """A fork of the turn's call into two turns of Bob's: one leased, which nobody hears of, and one in the queue."""
+    await tenant.agent("player", BOB)
+    call = await parent(tenant.pool, call_of(turn), tenant.project)
+    tasks = [child(call, 0, BOB), child(call, 1, BOB)]
+    return await fork(tenant.pool, call, Batch(**{"deadline_seconds": 900.0, **plan}), tasks)
+
+
+async def ended_by_hand(tenant: Tenant, turn: AgentTurnId) -> None:
+    """End the turn in the ledger alone."""
+    await fence(tenant.pool, await in_hand(tenant, turn), TurnStatus.FAILED, "reaped", "reaped")
+
+
+async def all_over(tenant: Tenant, net: Net) -> None:
+    """The children, which are marked, are ended by themselves or by the net."""
+
+    async def over() -> bool:
+        await net.look("marked_queued")
+        await net.look("marked")
+        return await tenant.count("state.turn_nodes", "NOT ended") == 0
+
+    await until(over, 10, "the tree is over")
 
 
 async def test_an_end_that_nobody_was_told_of(tenant: Tenant, net: Net) -> None:

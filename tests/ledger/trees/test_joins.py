@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.support.ledger.agents import BOB, CAROL, PROJECT, head, rows, stop, value
+from tests.support.ledger.agents import BOB, CAROL, PROJECT, TARGET, head, rows, stop, value
 from tests.support.ledger.calls import expire, settle, sleeper, tell
+from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.trees import (
     answer,
     batch_of_call,
@@ -15,6 +16,7 @@ from tests.support.ledger.trees import (
     succeed,
     task_states,
 )
+from turnstile.ledger.operations import sweep
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.batches import AnswerForm, JoinMode, Losers, RefusedTask, delegate, expire_batch
 from turnstile.ledger.trees.marks import mark_tree
@@ -230,6 +232,21 @@ async def test_the_end_of_a_parent_marks_its_children_and_withdraws_its_batch(ag
         await end_by_fallback(agents, await in_hand(agents, task.agent_turn_id), TurnStatus.CANCELED, "stopped", "it")
     assert (await batch_of_call(agents, "c1"))["status"] == "withdrawn"
     assert (await forks(agents, "c1", 2)).status == "withdrawn"
+
+
+async def test_a_batch_that_outlives_its_parent_is_decided_at_once_and_is_nothing_wrong(agents: Pool) -> None:
+    ref = await sleeper(agents, "c1")
+    await forks(agents, "c1", 2)
+    none = await agents.run(lambda conn: sweep.list_undecided(conn, [TARGET], older_seconds=0, row_limit=9))
+    await end_by_fallback(agents, ref, TurnStatus.CANCELED, "stopped", "stopped")
+    assert (await batch_of_call(agents, "c1"))["status"] == "running"
+    async with agents.connection() as conn:
+        await assert_invariants(conn)
+    assert await agents.run(lambda conn: sweep.retry_forks(conn, [TARGET], older_seconds=0, row_limit=9)) == []
+    due = await agents.run(lambda conn: sweep.list_undecided(conn, [TARGET], older_seconds=0, row_limit=9))
+    assert (none, [each.batch_id for each in due]) == ([], ["batch-c1"])
+    assert await expire_batch(agents, "batch-c1")
+    assert (await batch_of_call(agents, "c1"))["status"] == "withdrawn"
 
 
 async def test_a_call_that_waits_no_more_gets_no_children(agents: Pool) -> None:

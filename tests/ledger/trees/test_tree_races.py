@@ -1,5 +1,6 @@
 """Two transitions of one tree at once: whichever comes second sees what the first has done (protocol §6, join)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 from tests.support.ledger.agents import ALICE, PROJECT, begin, claim, command, finish, finish_on, lease, send, value
 from tests.support.ledger.calls import became, call_record, end, ending, request, sleeper, suspend, tell
 from tests.support.ledger.trees import answer, batch_of_call, child, forks, in_hand, marked, parent, task_states
-from tests.support.waiting import in_flight, overtaken
+from tests.support.waiting import in_flight, overtaken, until_waiting
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
-from turnstile.ledger.trees.batches import Batch, ForkLimits, enqueue_children, expire_batch, open_batch
+from turnstile.ledger.trees.batches import Batch, ForkLimits, JoinMode, enqueue_children, expire_batch, open_batch
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
@@ -113,6 +114,33 @@ async def test_a_stop_that_waited_for_children_marks_them(agents: Pool) -> None:
     turns = {each.agent_turn_id for each in tasks}
     assert await marked(agents) == {top.agent_turn_id, *turns}
     await end_all(agents, *[await in_hand(agents, turn) for turn in turns], top)
+
+
+async def test_a_level_of_a_cascade_is_locked_in_the_order_of_ids(agents: Pool) -> None:
+    """Two cascades that meet at two children come to the same one first, however these lie in the table."""
+    top = await sleeper(agents, "c1")
+    call = await parent(agents, "c1")
+    low, high = tasks = sorted((child(call, 0), child(call, 1)), key=lambda each: each.agent_turn_id)
+    await agents.run(lambda conn: open_batch(conn, call, Batch(900.0), tasks))
+    for each in (high, low):  # so that the table has them in the other order
+        await agents.run(lambda conn, each=each: enqueue_children(conn, call, [each], "batch-c1", ForkLimits()))
+    lock = "SELECT FROM state.turn_nodes WHERE agent_turn_id = $1 FOR UPDATE NOWAIT"
+    async with agents.connection() as conn, conn.transaction():
+        await conn.fetch(lock, low.agent_turn_id)
+        stop = asyncio.ensure_future(mark_tree(agents, PROJECT, top.agent_turn_id, "enough", whole=False))
+        await until_waiting(agents)
+        await conn.fetch(lock, high.agent_turn_id)  # the cascade, which waits for the first one, has not got it
+    assert len((await stop).turns) == 3
+    await end_all(agents, *[await in_hand(agents, each.agent_turn_id) for each in tasks], top)
+
+
+async def test_a_ring_for_a_child_that_ended_meanwhile_is_settled_by_its_claim(agents: Pool) -> None:
+    _, [one, two] = await begun(agents, "c1", 2, join=JoinMode.ANY)
+    await overtaken(agents, lambda conn: finish_on(conn, one), finish(agents, two))
+    ring = InboxId(f"cascade-{two.agent_turn_id}")
+    assert await became(agents, ring) == ("pending", None)
+    await claim(agents, two.agent_id)
+    assert (await became(agents, ring))[0] in {"consumed", "skipped"}
 
 
 async def test_a_begin_that_waited_for_a_mark_finds_its_gate_closed(agents: Pool) -> None:

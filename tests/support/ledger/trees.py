@@ -21,15 +21,25 @@ from turnstile.ledger.trees.batches import (
 )
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.schema.cards import CardType, JsonContent, Role, TextContent, make_card
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, InboxId, ToolCallId, new_box_id, turn_card_id, uuid7
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    InboxId,
+    ProjectId,
+    ToolCallId,
+    new_box_id,
+    turn_card_id,
+    uuid7,
+)
 from turnstile.schema.turns import TurnRef
 
 WORKER = NewAgent(worker_target="worker_generic")
 
 
-async def parent(pool: Pool, call: str) -> ParentCall:
+async def parent(pool: Pool, call: str, project: ProjectId = PROJECT) -> ParentCall:
     """The call, by its id."""
-    found = await pool.run(lambda conn: find_call(conn, PROJECT, ToolCallId(call)))
+    found = await pool.run(lambda conn: find_call(conn, project, ToolCallId(call)))
     assert found is not None
     return found
 
