@@ -85,7 +85,13 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
         load_after=load_average(),
         generator_cpu_seconds=round(time.process_time() - cpu, 2),
         embedded=embedded,
-        plan=asdict(plan) | {"forks": [*plan.forks]},
+        plan=_sizes(plan),
         results=results,
         failures=failures,
     )
+
+
+def _sizes(plan: Plan) -> JsonObject:
+    sizes: JsonObject = asdict(plan)
+    sizes["forks"] = [*plan.forks]
+    return sizes

@@ -183,7 +183,8 @@ class _Arena:
     async def _end(self) -> Rows:
         """What the moves left behind.
 
-        A deliverable made from outside quotes what was in the box when it was made. And a turn that ends while a
+        A deliverable made from outside quotes what was in the box when it was made, and the answer to a fork quotes
+        the deliverable. And a turn that ends while a
         cascade rings for it leaves that ring to whoever claims it.
         """
         place = self.explorer.place
@@ -191,10 +192,11 @@ class _Arena:
         world = self.explorer.world
         rows = dict(fold(place.rows, world.swaps, world.names(place.rows)).rows)
         over = {f"cascade-{key}" for table, key in rows if table == "turn_outcomes"}
+        quotes = {f"{key.removeprefix('batch-')}-result" for table, key in rows if table == "pmo_batches"}
         return {
             key: text
             for key, text in rows.items()
-            if not (key[0] == "cards" and key[1].endswith("-deliverable"))
+            if not (key[0] == "cards" and (key[1].endswith("-deliverable") or key[1] in quotes))
             and not (key[0] == "agent_inbox" and key[1] in over)
         }
 

@@ -19,10 +19,16 @@ ALTER TABLE state.pmo_batches
     ADD COLUMN success_count integer NOT NULL DEFAULT 0,
     ADD COLUMN failed_count integer NOT NULL DEFAULT 0,
     ADD COLUMN decided_at timestamptz,
-    ADD COLUMN decided_by text;
+    ADD COLUMN decided_by text,
+    ADD COLUMN call_key text,
+    ADD COLUMN call_digest text,
+    ADD COLUMN result jsonb;
 ALTER TABLE state.pmo_batches SET (fillfactor = 50);
 COMMENT ON COLUMN state.pmo_batches.open_count IS 'tasks that are not over; with the other two counts it decides, under the lock of the row';
 COMMENT ON COLUMN state.pmo_batches.decided_by IS 'the turn whose end decided it, or the batch itself: by it the bridge finds whom to ring';
+COMMENT ON COLUMN state.pmo_batches.call_key IS 'the name that a tool gave it; null if it is the call''s own, which it holds and answers';
+COMMENT ON COLUMN state.pmo_batches.call_digest IS 'with call_key: the hash of what was asked, so that a key means one thing';
+COMMENT ON COLUMN state.pmo_batches.result IS 'with call_key: what it was decided as, for the tool; null while it runs and if it was withdrawn';
 CREATE INDEX batches_running ON state.pmo_batches (deadline_at) WHERE status = 'running';
 CREATE INDEX batches_parent ON state.pmo_batches (parent_agent_turn_id);
 CREATE INDEX batches_decided_by ON state.pmo_batches (decided_by) WHERE decided_by IS NOT NULL;
@@ -118,7 +124,8 @@ CREATE FUNCTION state.verdict_of(b state.pmo_batches) RETURNS text LANGUAGE sql 
 $$;
 
 -- Answers the parent's call with what the batch came to: card, inbox row, waiting row, edges. False if the call waits no more. The batch
--- is locked; what it lists is read with a snapshot newer than the lock.
+-- is locked; what it lists is read with a snapshot newer than the lock. A batch with a key is one of a tool's (protocol §12.10): its call is
+-- not answered, and what it came to is kept in its row for the tool, which hears the same whenever it asks.
 CREATE FUNCTION state.tell_parent(b state.pmo_batches, verdict text, late text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     w state.turn_waiting_tools;
@@ -130,7 +137,7 @@ BEGIN
     SELECT x.* INTO w FROM state.turn_waiting_tools x
     WHERE x.tool_call_id = b.parent_tool_call_id AND x.project_id = b.project_id FOR NO KEY UPDATE;
     IF w.wait_status IS DISTINCT FROM 'waiting' THEN
-        RETURN false;  -- the parent was over first
+        RETURN false;  -- the parent was over first, or its tool has answered
     END IF;
     SELECT CASE b.answer WHEN 'join' THEN jsonb_build_object('status', verdict, 'results', jsonb_agg(r.told ORDER BY r.task_index))
                          ELSE jsonb_agg(r.told - 'task_index' - 'label' - 'summary' || jsonb_build_object('value', r.value)) -> 0 END INTO told
@@ -149,6 +156,15 @@ BEGIN
     WHERE x.agent_turn_id = b.parent_agent_turn_id AND x.message_type IN ('turn', 'ui_action') LIMIT 1;
     trace := split_part(i.context_headers ->> 'traceparent', '-', 2);
     depth := coalesce(state.as_count(i.context_headers ->> 'CG-Recursion-Depth'), 0);
+    INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
+                                       correlation_id, recursion_depth, trace_id, parent_step_id, metadata)
+    VALUES ('join-' || b.batch_id || '-response', b.project_id, b.parent_channel_id, 'join', 'response', w.agent_id, w.agent_turn_id,
+            b.batch_id, depth, trace, w.step_id, jsonb_build_object('status', verdict))
+    ON CONFLICT DO NOTHING;
+    IF b.call_key IS NOT NULL THEN
+        UPDATE state.pmo_batches x SET result = told WHERE x.batch_id = b.batch_id;
+        RETURN true;
+    END IF;
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
     VALUES (w.tool_call_id || '-result', b.project_id, jsonb_build_object(
                 '__type__', 'ToolResultContent', 'status', verdict, 'after_execution', state.after_execution_of(b.project_id, w.tool_name),
@@ -168,9 +184,7 @@ BEGIN
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, target_agent_id, target_agent_turn_id,
                                        correlation_id, recursion_depth, trace_id, parent_step_id, metadata)
     VALUES ('report-' || w.tool_call_id, b.project_id, b.parent_channel_id, 'report', 'response', w.agent_id, w.agent_turn_id,
-            w.tool_call_id, depth, trace, w.step_id, jsonb_build_object('status', verdict)),
-           ('join-' || b.batch_id || '-response', b.project_id, b.parent_channel_id, 'join', 'response', w.agent_id, w.agent_turn_id,
-            b.batch_id, depth, trace, w.step_id, jsonb_build_object('status', verdict))
+            w.tool_call_id, depth, trace, w.step_id, jsonb_build_object('status', verdict))
     ON CONFLICT DO NOTHING;
     RETURN true;
 END $$;
@@ -253,6 +267,13 @@ BEGIN
     RETURN (SELECT x.status FROM state.pmo_batches x WHERE x.batch_id = batch);
 END $$;
 
+-- Whether a turn is marked now, whatever the caller's snapshot says. The gates of turns that have no node ask it: once more, where the
+-- head that they wait for has changed.
+CREATE FUNCTION state.is_marked(turn text) RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM state.turn_nodes n WHERE n.agent_turn_id = turn AND n.stopping_at IS NOT NULL);
+END $$;
+
 -- Marks a turn that is not over and what its tree waits for, or all below it. A turn in no tree gets a node, so that its own gates are
 -- closed, too, and that a first fork finds the mark: who makes a turn's first node holds its agent's head. Returns null for a turn
 -- that is over or unknown; else whom it marked.
@@ -272,19 +293,24 @@ BEGIN
         END IF;
     ELSE
         INSERT INTO state.turn_nodes (agent_turn_id, project_id, root_turn_id) VALUES (turn, project, turn) ON CONFLICT DO NOTHING;
+        IF FOUND THEN  -- a gate that waits for our lock, and saw no node, looks again at a head that has changed
+            UPDATE state.agent_state_head h SET updated_at = now()
+            WHERE h.agent_id = agent AND h.project_id = project AND h.active_agent_turn_id = turn;
+        END IF;
     END IF;
     RETURN state.mark_subtrees(ARRAY[turn], why, turn, whole, NULL);
 END $$;
 
 -- Makes the batch of a call, with its tasks, which are not enqueued yet; those that were refused are over. The call is held by it from
--- then on. plan: the columns of the batch; tasks: task_index, agent_id, profile_box_id, label, error_code, error of each.
+-- then on, unless plan.call_key names it as one of its tool's: then the call goes on, and its deadline stays. plan: the columns of the batch; tasks: task_index, agent_id, profile_box_id, label, error_code, error of each.
 -- verdict: accepted | duplicate | the code of a refusal.
 CREATE FUNCTION state.open_batch(project text, call text, plan jsonb, tasks jsonb) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     w state.turn_waiting_tools;
     h state.agent_state_head;
     b state.pmo_batches;
-    batch text := 'batch-' || call;
+    key text := plan ->> 'call_key';
+    batch text := 'batch-' || call || coalesce('/' || key, '');
     stopping timestamptz;
     verdict text;
 BEGIN
@@ -298,7 +324,8 @@ BEGIN
     END IF;
     SELECT x.* INTO w FROM state.turn_waiting_tools x WHERE x.tool_call_id = call AND x.project_id = project FOR NO KEY UPDATE;
     IF w.wait_status <> 'waiting' OR h.active_agent_turn_id IS DISTINCT FROM w.agent_turn_id OR h.turn_epoch <> w.turn_epoch
-       OR h.status <> 'suspended' THEN
+       OR h.status <> 'suspended' OR EXISTS (  -- it is timed out: whoever applies that would leave the batch without its call
+           SELECT FROM state.agent_inbox i WHERE i.correlation_id = call AND i.project_id = project AND i.message_type = 'timeout') THEN
         RETURN 'parent_over';
     END IF;
     IF w.held_by IS NOT NULL THEN
@@ -312,10 +339,10 @@ BEGIN
     END IF;
     INSERT INTO state.pmo_batches (batch_id, project_id, parent_agent_id, parent_agent_turn_id, parent_tool_call_id, parent_turn_epoch,
                                    parent_channel_id, task_count, deadline_at, join_mode, k, fail_fast, losers, answer, partial_at_deadline,
-                                   open_count, failed_count)
+                                   open_count, failed_count, call_key, call_digest)
     SELECT batch, project, w.agent_id, w.agent_turn_id, call, w.turn_epoch, h.active_channel_id, t.total,
            now() + make_interval(secs => p.deadline_seconds), p.join_mode, p.k, p.fail_fast, p.losers, p.answer, p.partial_at_deadline,
-           t.total - t.refused, t.refused
+           t.total - t.refused, t.refused, key, plan ->> 'call_digest'
     FROM jsonb_to_record(plan) p (deadline_seconds float8, join_mode text, k int, fail_fast boolean, losers text, answer text,
                                   partial_at_deadline boolean)
     CROSS JOIN (SELECT count(*) AS total, count(*) FILTER (WHERE x ->> 'error_code' IS NOT NULL) AS refused FROM jsonb_array_elements(tasks) x) t
@@ -325,12 +352,14 @@ BEGIN
     SELECT batch || '-' || t.task_index, batch, project, t.agent_id, CASE WHEN t.error_code IS NULL THEN 'pending' ELSE 'failed' END,
            t.profile_box_id, t.task_index, t.label, t.error_code, t.error
     FROM jsonb_to_recordset(tasks) t (task_index int, agent_id text, profile_box_id uuid, label text, error_code text, error text);
-    UPDATE state.turn_waiting_tools x SET held_by = batch, updated_at = now() WHERE x.tool_call_id = call AND x.project_id = project;
-    UPDATE state.agent_state_head x SET resume_deadline = (  -- the batch has a deadline of its own
-        SELECT min(coalesce(o.deadline, h.resume_deadline)) FROM state.turn_waiting_tools o
-        WHERE o.agent_turn_id = w.agent_turn_id AND o.project_id = project AND o.turn_epoch = w.turn_epoch AND o.wait_status = 'waiting'
-          AND o.held_by IS NULL)
-    WHERE x.agent_id = w.agent_id AND x.project_id = project;
+    IF key IS NULL THEN
+        UPDATE state.turn_waiting_tools x SET held_by = batch, updated_at = now() WHERE x.tool_call_id = call AND x.project_id = project;
+        UPDATE state.agent_state_head x SET resume_deadline = (  -- the batch has a deadline of its own
+            SELECT min(coalesce(o.deadline, h.resume_deadline)) FROM state.turn_waiting_tools o
+            WHERE o.agent_turn_id = w.agent_turn_id AND o.project_id = project AND o.turn_epoch = w.turn_epoch AND o.wait_status = 'waiting'
+              AND o.held_by IS NULL)
+        WHERE x.agent_id = w.agent_id AND x.project_id = project;
+    END IF;
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
                                        source_step_id, target_agent_id, target_agent_turn_id, correlation_id, recursion_depth, trace_id,
                                        parent_step_id, metadata)
@@ -415,7 +444,7 @@ BEGIN
                                 AND x.output_box_id IS NOT NULL AND x.status <> 'dispatched' LIMIT max_live_turns) x);
     RETURN QUERY
     WITH task AS MATERIALIZED (  -- OFFSET 0: by key, whatever a plan that was made while tables were small would do
-        SELECT c.*, call || '-' || c.task_index AS correlation, a.status AS agent_status, a.status = 'dormant' AS wakes,
+        SELECT c.*, coalesce(substr(batch, 7), call) || '-' || c.task_index AS correlation, a.status AS agent_status, a.status = 'dormant' AS wakes,
                coalesce(a.worker_target, c.new_agent ->> 'worker_target') AS target, a.agent_id IS NULL AS makes_agent,
                x.agent_id IS NULL AS makes_head, coalesce(x.turn_epoch, 0) AS epoch, coalesce(x.status, 'idle') = 'idle' AND x.paused IS NOT TRUE AS idle,
                q.queued, coalesce(c.output_box_id, c.new_output_box_id) AS outp,

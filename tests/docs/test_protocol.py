@@ -81,9 +81,7 @@ async def test_each_column_is_there_and_written_unless_it_is_marked(defaults: di
 def written(name: str) -> frozenset[str]:
     """The columns of a table that a statement, or a function of the trees, inserts or updates."""
     found: set[str] = set()
-    migrations = ROOT / "ledger" / "migrations"
-    trees = (migrations / f"{each}.sql" for each in ("0024_join_turns", "0026_delegate_by_tools"))
-    functions = [sql for each in trees for sql in each.read_text(encoding="utf-8").split(";")]
+    functions = (ROOT / "ledger" / "migrations" / "0024_join_turns.sql").read_text(encoding="utf-8").split(";")
     for sql in (*(query.sql for query in all_queries().values()), *functions):
         for insert in re.finditer(rf"INSERT INTO {re.escape(name)}(?: AS \w+)?\s*\(([^)]*)\)", sql):
             found |= {each.strip() for each in insert[1].split(",")}

@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -261,12 +260,12 @@ async def test_marked_turns_in_a_queue_and_in_hand(tenant: Tenant, net: Net) -> 
         assert await tenant.task_events() == dict.fromkeys([turn, first, second], 1)
 
 
-async def forked(tenant: Tenant, turn: AgentTurnId, **plan: Any) -> Forked:
+async def forked(tenant: Tenant, turn: AgentTurnId, deadline_seconds: float = 900.0) -> Forked:
     """A fork of the turn's call into two turns of Bob's: one leased, which nobody hears of, and one in the queue."""
     await tenant.agent("player", BOB)
     call = await parent(tenant.pool, call_of(turn), tenant.project)
     tasks = [child(call, 0, BOB), child(call, 1, BOB)]
-    return await fork(tenant.pool, call, Batch(**{"deadline_seconds": 900.0, **plan}), tasks)
+    return await fork(tenant.pool, call, Batch(deadline_seconds), tasks)
 
 
 async def ended_by_hand(tenant: Tenant, turn: AgentTurnId) -> None:

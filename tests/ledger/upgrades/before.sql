@@ -833,3 +833,56 @@ LEFT JOIN LATERAL (
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = :inbox_id AND i.project_id = :project_id
 LEFT JOIN state.agent_inbox n ON h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id;
+
+-- name: claim_inbox :many
+-- Claims due rows of these agents, if their worker target is served here: pending | deferred -> processing, or settles them at
+-- once if no workflow is needed. verdict: start | signal | consumed (a call already settled) | skipped (another or an old
+-- turn) | deferred (the turn runs while its call still waits) | error (protocol violation).
+WITH
+due AS MATERIALIZED (
+    SELECT i.inbox_id, a.worker_target FROM unnest(:project_ids::text[], :agent_ids::text[]) w (project_id, agent_id)
+    JOIN resource.project_agents a ON a.agent_id = w.agent_id AND a.project_id = w.project_id
+    CROSS JOIN LATERAL (
+        SELECT i.inbox_id FROM state.agent_inbox i
+        WHERE i.agent_id = a.agent_id AND i.project_id = a.project_id AND i.archived_at IS NULL
+          AND i.next_retry_at <= now() AND i.status IN ('pending', 'deferred')
+        ORDER BY i.next_retry_at, i.created_at LIMIT :row_limit::int FOR NO KEY UPDATE SKIP LOCKED) i
+    WHERE a.worker_target = ANY (:worker_targets::text[])
+),
+judged AS MATERIALIZED (
+    SELECT i.inbox_id, due.worker_target, h.profile_box_id, h.context_box_id, h.output_box_id, h.trace_id, h.active_inbox_id,
+           coalesce(CASE  -- what needs no workflow
+               WHEN i.agent_turn_id IS NULL OR i.turn_epoch < 1 OR i.correlation_id IS NULL
+                 OR i.message_type NOT IN {message_types} THEN 'error'
+               WHEN i.message_type IN {report_types} AND w.agent_id IS DISTINCT FROM i.agent_id THEN 'error'
+               WHEN w.wait_status IN ('applied', 'expired', 'dropped') THEN 'consumed'
+               WHEN h.active_agent_turn_id = i.agent_turn_id AND h.turn_epoch = i.turn_epoch THEN NULL
+               WHEN EXISTS (SELECT FROM state.agent_inbox t WHERE t.agent_turn_id = i.agent_turn_id AND t.project_id = i.project_id
+                            AND t.message_type IN {turn_types} AND t.agent_id <> i.agent_id) THEN 'error'
+               ELSE 'skipped'
+           END, CASE
+               WHEN i.message_type IN {turn_types} THEN 'start'
+               WHEN i.message_type IN {report_types} AND h.status <> 'suspended' THEN 'deferred'
+               ELSE 'signal'
+           END) AS verdict
+    FROM due JOIN state.agent_inbox i ON i.inbox_id = due.inbox_id
+    LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id
+    LEFT JOIN LATERAL (
+        SELECT w.agent_id, w.wait_status FROM state.turn_waiting_tools w
+        WHERE i.message_type IN {report_types} AND w.tool_call_id = i.correlation_id AND w.project_id = i.project_id) w ON true
+),
+marked AS (
+    UPDATE state.agent_inbox i SET
+        status = CASE WHEN j.verdict IN ('start', 'signal') THEN 'processing' ELSE j.verdict END, processed_at = now(),
+        next_retry_at = CASE j.verdict WHEN 'deferred' THEN now() + interval '1 s' ELSE i.next_retry_at END,
+        defer_reason = CASE j.verdict WHEN 'deferred' THEN 'turn_running' ELSE i.defer_reason END,
+        archived_at = CASE WHEN j.verdict IN ('consumed', 'skipped', 'error') THEN now() END,
+        last_error = CASE j.verdict WHEN 'consumed' THEN 'already_settled' WHEN 'skipped' THEN 'stale_turn'
+                                    WHEN 'error' THEN 'protocol_violation' ELSE i.last_error END
+    FROM judged j WHERE i.inbox_id = j.inbox_id
+    RETURNING i.*, j.verdict, j.worker_target, j.profile_box_id, j.context_box_id, j.output_box_id, j.trace_id, j.active_inbox_id
+)
+SELECT m.verdict, m.inbox_id, m.project_id, m.agent_id, m.channel_id, m.message_type, m.correlation_id, m.agent_turn_id,
+       m.turn_epoch, m.worker_target, m.profile_box_id::text AS profile_box_id, m.context_box_id::text AS context_box_id,
+       m.output_box_id::text AS output_box_id, m.trace_id, m.active_inbox_id, m.last_error, m.context_headers
+FROM marked m ORDER BY m.next_retry_at, m.created_at;

@@ -54,6 +54,9 @@ SINCE: dict[str, object] = {
     "rows": "[]",
     "waiting_tools": list[str](),
     "applied": 0,
+    "head_status": None,
+    "root_turn_id": None,
+    "parent_turn_id": None,
 }
 """Columns of this version without which its Python does not read a row."""
 WHOLE = [{"version": "", "known": 0, "upto": None}] * 3
