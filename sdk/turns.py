@@ -1,6 +1,6 @@
-"""Asking agents from Python, over NATS alone (docs/python.md).
+"""Asking agents from Python, over HTTP or NATS (docs/python.md).
 
-    async with turnstile.connect() as client:
+    async with turnstile.Client() as client:
         turn = client.ask("helper", "Say hello")
         async for piece in turn:
             print(piece, end="")
@@ -8,165 +8,112 @@
 
 Every request carries a correlation id, so repeating it never makes a second turn. Streamed text may be lost while NATS
 is away; the result is not, because it is read from the ledger. Leaving a turn does not stop it: `Client.turn` finds it
-again. A turn costs one request, and while it is followed two subscriptions and one look a second.
+again.
 """
 
-import asyncio
-import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue
 
-from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.cards import SubmittedField, value_of
-from turnstile.schema.errors import Refused, ServerUnavailable
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
-from turnstile.schema.states import ChunkType, TurnStatus
-from turnstile.schema.wire.descriptions import DescribeReply, TurnView
-from turnstile.schema.wire.events import Chunk
-from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
-from turnstile.sdk.chunk_order import ChunkOrder
-from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import AgentTurnId, token, uuid7
+from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.nats_turns import NatsBackend, open_nats
 from turnstile.sdk.requests import parse_request
-from turnstile.transport.connection import connect as connect_nats
+from turnstile.sdk.turn import Backend, Turn
 
-_LOOK_SECONDS = 1.0
-_LINGER_SECONDS = 0.1
-"""How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
-_FIELDS = TypeAdapter(dict[str, list[SubmittedField]])
+_HTTP = ("http://", "https://")
 
 
-class TurnResult(Tolerant):
-    """What a turn came to: its outcome and its one deliverable (protocol §2.4, §4)."""
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation with an agent, or with the instance of a profile that is made for it."""
 
-    agent_turn_id: AgentTurnId
-    status: TurnStatus
-    value: JsonValue
-    """The deliverable: a text, the fields that were asked for, or what the kernel made in place of one."""
-    error_code: str | None = None
-    """What went wrong, as a stable word; None if nothing did."""
-    error: str | None = None
-    """What went wrong, for people."""
-    stats: JsonObject = Field(default_factory=dict)
-    """Steps, times in ms, tokens, model."""
+    client: "Client"
+    conversation_id: str
+    agent_id: str | None = None
+    profile_name: str | None = None
 
-    @property
-    def ok(self) -> bool:
-        """Whether the turn succeeded."""
-        return self.status is TurnStatus.SUCCESS
-
-    @property
-    def fields(self) -> dict[str, JsonValue]:
-        """The fields that were asked for, by name; empty if the deliverable is something else."""
-        try:
-            found = _FIELDS.validate_python(self.value)
-        except ValidationError:
-            return {}
-        return {field.name: field.value for field in found.get("fields", ())}
-
-
-class Turn:
-    """A turn of an agent: iterate it for its text, await `result`, or `stop` it. `Client` makes them."""
-
-    def __init__(self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | AgentTurnId) -> None:
-        self._bridge = bridge
-        self._agent = agent_id
-        self._asked = asked
-
-    async def start(self) -> AgentTurnId:
-        """Enqueue the turn unless that was done, and return its id. Raises `Refused` with the code of the refusal,
-        or `ServerUnavailable`; the same call may then be repeated."""
-        if isinstance(self._asked, EnqueueRequest):
-            self._asked = turn_of(await self._bridge.request_as("enqueue", self._asked, EnqueueReply))
-        return self._asked
-
-    async def __aiter__(self) -> AsyncGenerator[str]:
-        """Pieces of the answer's text as the model writes it, until the turn has ended.
-
-        Where an attempt fails in the middle, the next one's pieces follow those of the first: `result` is exact.
-        """
-        async with self._bridge.watching(self._agent, include_chunks=True) as events:
-            turn, order = await self.start(), ChunkOrder()
-            async with aclosing(self._until_ended(events, turn)) as heard:
-                async for event in heard:
-                    chunk = _chunk_of(event, turn)
-                    if chunk is not None and order.take(chunk) and chunk.chunk_type is ChunkType.CONTENT:
-                        yield chunk.content
-
-    async def result(self, timeout: float | None = None) -> TurnResult:
-        """What the turn came to, whatever its status; while a server is away it waits.
-
-        Raises `TimeoutError` after `timeout` seconds: the turn then goes on. `ServerUnavailable` once the connection is
-        closed.
-        """
-        async with asyncio.timeout(timeout), self._bridge.wait_task(self._agent) as waiter:
-            view = await self._ended(await self.start(), waiter)
-            found = await self._describe({"card_id": view.deliverable_card_id})
-        return TurnResult(
-            agent_turn_id=view.agent_turn_id,
-            status=TurnStatus(view.status),
-            value=None if found.card is None else value_of(found.card),
-            error_code=view.error_code,
-            error=view.error,
-            stats=view.stats or {},
+    def ask(self, instruction: str, *, correlation_id: str | None = None) -> Turn:
+        """The next turn of it: it knows what was said, and begins when the one before is over."""
+        return self.client.ask(
+            self.agent_id,
+            instruction,
+            conversation=self.conversation_id,
+            profile_name=self.profile_name,
+            correlation_id=correlation_id,
         )
-
-    async def stop(self, reason: str = "") -> bool:
-        """End the turn: it keeps what it has and ends as `canceled`. False if it was over already.
-
-        Raises `Refused` or `ServerUnavailable`.
-        """
-        asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
-        return not (await self._bridge.request_as("stop", asked, StopReply)).already_final
-
-    async def _ended(self, turn: AgentTurnId, waiter: TaskWaiter) -> TurnView:
-        while (view := turn_in(await self._describe({"agent_turn_id": turn}))).ended_at is None:
-            with suppress(TimeoutError):  # its event may have been lost: look again
-                await waiter.wait(turn, _LOOK_SECONDS)
-        return view
-
-    async def _describe(self, asked: JsonObject) -> DescribeReply:
-        """What the ledger has, once a bridge answers; raises `ServerUnavailable` once the connection is closed."""
-        while True:
-            try:
-                return await describe(self._bridge, asked)
-            except ServerUnavailable:
-                if self._bridge.closed:
-                    raise
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def _until_ended(self, events: AsyncIterator[WatchEvent], turn: AgentTurnId) -> AsyncGenerator[WatchEvent]:
-        """Events until the turn's `task` event, and what comes shortly after it; a look makes up for a lost one."""
-        now = asyncio.get_running_loop().time
-        ends_at, look_at = math.inf, now() + _LOOK_SECONDS
-        waiting: asyncio.Future[WatchEvent] = asyncio.ensure_future(anext(events))
-        try:
-            while now() < ends_at:
-                await asyncio.wait({waiting}, timeout=min(ends_at, look_at) - now())
-                ended = False
-                if waiting.done():
-                    event = waiting.result()
-                    waiting = asyncio.ensure_future(anext(events))
-                    ended = event.suffix == "task" and event.payload.get("agent_turn_id") == turn
-                    yield event
-                elif now() >= look_at:
-                    ended = turn_in(await self._describe({"agent_turn_id": turn})).ended_at is not None
-                    look_at = now() + _LOOK_SECONDS
-                if ended:
-                    ends_at = min(ends_at, now() + _LINGER_SECONDS)
-        finally:
-            waiting.cancel()
-            await asyncio.wait({waiting})
 
 
 class Client:
-    """Asks the agents of one channel of one project. Made by `connect`."""
+    """Asks the agents of one channel of one project. Connected inside `async with`, or after `open`.
 
-    def __init__(self, bridge: BridgeClient) -> None:
-        self.bridge = bridge
-        """Every verb by name, messages to listeners and UI actions: what has no method here (protocol §6)."""
+    An address `http://…` or `https://…` is a gateway's, and needs a token, whose project it is; by default the
+    environment's `TURNSTILE_TOKEN`. Any other is NATS's. Without an address it takes `TURNSTILE_URL`, else `NATS_URL`,
+    else the NATS of a `turnstile up` in this directory or one above, else port 4222 here.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        project: str | None = None,
+        channel: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._address = address or os.environ.get("TURNSTILE_URL") or os.environ.get("NATS_URL") or None
+        self._project, self._channel = project, channel
+        self._token = token
+        self._backend: Backend | None = None
+
+    async def open(self) -> Self:
+        """Connect; over NATS it waits for a server that is down.
+
+        Raises `BadRequest` for a name that is no token, `ConfigError` if the server refuses the login.
+        """
+        if self._address is not None and self._address.startswith(_HTTP):
+            if self._project is not None:
+                raise BadRequest("a token is of one project: leave `project` out with an address of HTTP")
+            secret = self._token or os.environ.get("TURNSTILE_TOKEN")
+            if not secret:
+                raise BadRequest("a gateway needs a token: `token=…` or TURNSTILE_TOKEN (`turnstile token add`)")
+            from turnstile.sdk.http_turns import open_http  # noqa: PLC0415 -- httpx is slow to import, and few need it
+
+            self._backend = open_http(self._address, secret, _named(self._channel, "channel"))
+        else:
+            names = _named(self._project, "project") or "demo", _named(self._channel, "channel") or "public"
+            self._backend = await open_nats(self._address, *names)
+        return self
+
+    async def close(self) -> None:
+        """Close the connection; turns go on."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            await backend.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def bridge(self) -> BridgeClient:
+        """Over NATS: every verb by name, messages to listeners and UI actions (protocol §6).
+
+        Raises `BadRequest` for a client over HTTP.
+        """
+        backend = self._opened
+        if not isinstance(backend, NatsBackend):
+            raise BadRequest("a client over HTTP has no verbs of the bridge: connect to NATS for them")
+        return backend.bridge
 
     def ask(
         self,
@@ -199,55 +146,29 @@ class Client:
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in given.items() if value is not None})
-        return Turn(self.bridge, self.bridge.agent_of(request), request)
+        return self._opened.ask(request)
+
+    def conversation(
+        self, conversation_id: str, *, agent_id: str | None = None, profile_name: str | None = None
+    ) -> Conversation:
+        """A conversation with an agent or with a profile's instance; it begins with its first turn."""
+        return Conversation(self, conversation_id, agent_id, profile_name)
 
     async def turn(self, agent_turn_id: str) -> Turn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none."""
-        view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
-        return Turn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
+        return await self._opened.find(AgentTurnId(agent_turn_id))
+
+    @property
+    def _opened(self) -> Backend:
+        if self._backend is None:
+            raise BadRequest("the client is not connected: use it inside `async with`")
+        return self._backend
 
 
-@asynccontextmanager
-async def connect(
-    nats_url: str | None = None, *, project: str = "demo", channel: str = "public"
-) -> AsyncGenerator[Client]:
-    """A client of one channel of a project, connected while inside.
-
-    Without an address it takes `NATS_URL`, else the NATS of a `turnstile up` in this directory or one above, else port
-    4222 here. Waits for a server that is down. Raises `BadRequest` for a name that is no token, `ConfigError` if the
-    server refuses the login.
-    """
-    where = ProjectId(token(project, "project")), ChannelId(token(channel, "channel"))
-    conn = await connect_nats(nats_url or os.environ.get("NATS_URL") or None, name="turnstile client")
-    try:
-        yield Client(BridgeClient(conn, *where))
-    finally:
-        await conn.close()
+def connect(address: str | None = None, *, project: str = "demo", channel: str = "public") -> Client:
+    """A client of one channel of a project over NATS, connected while inside `async with`; see `Client`."""
+    return Client(address, project=project, channel=channel)
 
 
-async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
-    """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
-    return await bridge.request_as("describe", asked, DescribeReply)
-
-
-def turn_in(reply: DescribeReply) -> TurnView:
-    """The turn that was asked for."""
-    if reply.turn is None:
-        raise Refused("internal_error", "the bridge described no turn")
-    return reply.turn
-
-
-def turn_of(reply: EnqueueReply) -> AgentTurnId:
-    """The turn that an accepted request made."""
-    if reply.agent_turn_id is None:
-        raise Refused("internal_error", "the bridge accepted the request and named no turn")
-    return reply.agent_turn_id
-
-
-def _chunk_of(event: WatchEvent, turn: AgentTurnId) -> Chunk | None:
-    if event.suffix != "chunk" or event.payload.get("agent_turn_id") != turn:
-        return None
-    try:
-        return Chunk.model_validate(event.payload)
-    except ValidationError:  # a stranger's; nothing depends on it
-        return None
+def _named(name: str | None, what: str) -> str | None:
+    return None if name is None else token(name, what)

@@ -12,20 +12,25 @@ if TYPE_CHECKING:
     from turnstile.schema.pump.listeners import listener
     from turnstile.schema.pump.payloads import Payload
     from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
+    from turnstile.sdk.blocking import SyncClient, SyncTurn
     from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
-    from turnstile.sdk.turns import Client, Turn, TurnResult, connect
+    from turnstile.sdk.turn import Turn, TurnResult
+    from turnstile.sdk.turns import Client, Conversation, connect
 
 __all__ = [
     "BadRequest",
     "ChildTask",
     "Client",
     "ConfigError",
+    "Conversation",
     "HandlerMetadata",
     "HandlerResponse",
     "Payload",
     "Refused",
     "ServerUnavailable",
     "ServiceTurn",
+    "SyncClient",
+    "SyncTurn",
     "SystemErrorMessage",
     "Terminate",
     "ToolCall",
@@ -46,7 +51,9 @@ _MODULES = {
     "turnstile.schema.pump.payloads": ("Payload",),
     "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "SystemErrorMessage"),
     "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
-    "turnstile.sdk.turns": ("Client", "Turn", "TurnResult", "connect"),
+    "turnstile.sdk.blocking": ("SyncClient", "SyncTurn"),
+    "turnstile.sdk.turn": ("Turn", "TurnResult"),
+    "turnstile.sdk.turns": ("Client", "Conversation", "connect"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

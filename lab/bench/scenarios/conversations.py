@@ -17,7 +17,7 @@ from lab.bench.yardsticks.take import bare_workers
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import value_of
 from turnstile.schema.ids import AgentTurnId
-from turnstile.sdk.turns import describe, turn_in
+from turnstile.sdk.nats_turns import describe, turn_in
 
 _REQUESTS = 100
 """Requests at one moment: a bridge refuses more than a few hundred of one project as `overloaded`."""

@@ -28,7 +28,7 @@ from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueRequest, StopReply
 from turnstile.schema.wire.roster_requests import ProfilePutReply, ProfilePutRequest
 from turnstile.sdk.client import BridgeClient
-from turnstile.sdk.turns import describe, turn_in, turn_of
+from turnstile.sdk.nats_turns import describe, turn_in, turn_of
 from turnstile.transport.connection import NatsConnection
 
 if TYPE_CHECKING:

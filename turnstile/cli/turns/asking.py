@@ -22,8 +22,8 @@ from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
 from turnstile.sdk.client import BridgeClient, accepted
+from turnstile.sdk.nats_turns import turn_of
 from turnstile.sdk.requests import parse_request
-from turnstile.sdk.turns import turn_of
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool

@@ -14,7 +14,7 @@ from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.client import BridgeClient, WatchEvent
-from turnstile.sdk.turns import describe, turn_in
+from turnstile.sdk.nats_turns import describe, turn_in
 from turnstile.transport.connection import NatsConnection
 
 if TYPE_CHECKING:

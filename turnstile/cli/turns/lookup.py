@@ -8,7 +8,7 @@ from turnstile.ledger.turns.views import describe_turn, find_turns
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.turns import describe, turn_in
+from turnstile.sdk.nats_turns import describe, turn_in
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool

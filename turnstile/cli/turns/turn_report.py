@@ -25,7 +25,7 @@ from turnstile.schema.ids import AgentTurnId, BoxId, workflow_id
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import Compaction
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.turns import describe, turn_in
+from turnstile.sdk.nats_turns import describe, turn_in
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool

@@ -8,34 +8,17 @@ from pathlib import Path
 import pytest
 
 import turnstile
-from tests.support.databases import Databases
-from tests.support.processes.stack import open_stack, running_here
-from tests.support.tenants import ALICE, Tenant, new_tenant
-from turnstile import BadRequest, Client, Refused, Turn
-from turnstile.embedded import Endpoints
+from tests.support.tenants import ALICE, Tenant
+from turnstile import BadRequest, Client, Refused
 from turnstile.embedded.endpoints import write_endpoints
 from turnstile.embedded.lock import DataLock
-from turnstile.schema.ids import AgentId, ChannelId
+from turnstile.schema.ids import ChannelId
 from turnstile.schema.states import TurnStatus
+from turnstile.sdk.nats_turns import NatsTurn
 
 WORDS = "The answer in some pieces, as a model writes it."
 SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 40, "delay_seconds": 0.05}]})
 STREAMED = json.dumps({"steps": [{"text": WORDS, "chunks": 8, "delay_seconds": 0.01}]})
-
-
-@pytest.fixture(scope="module")
-async def tenant(
-    servers: Endpoints, databases: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Tenant]:
-    """A project with an agent `alice`, who says what she is asked to, and worker and bridge in this process."""
-    name = await databases.create(migrated)
-    endpoints = servers.model_copy(update={"database_url": databases.url(name)})
-    async with open_stack(endpoints, tmp_path_factory.mktemp("sdk")) as stack, running_here(stack):
-        tenant = new_tenant(stack)
-        await tenant.agent("player")
-        await tenant.agent("submits", AgentId("bob"))
-        yield tenant
-    await databases.drop(name)
 
 
 @pytest.fixture
@@ -93,7 +76,7 @@ async def test_a_result_that_takes_too_long_can_be_awaited_again(client: Client)
 
 async def test_a_lost_task_event_is_made_up_for(client: Client) -> None:
     turn = await client.ask(ALICE, STREAMED).start()
-    deaf = Turn(client.bridge.in_channel(ChannelId("elsewhere")), ALICE, turn)
+    deaf = NatsTurn(client.bridge.in_channel(ChannelId("elsewhere")), ALICE, turn)
     async with asyncio.timeout(10):
         assert [piece async for piece in deaf] == []
     assert (await deaf.result(10)).value == WORDS

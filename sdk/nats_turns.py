@@ -1,0 +1,163 @@
+"""Turns asked for over NATS: a request each, and while one is followed two subscriptions and a look a second."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import value_of
+from turnstile.schema.errors import Refused, ServerUnavailable
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
+from turnstile.schema.states import ChunkType, TurnStatus
+from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
+from turnstile.schema.wire.events import Chunk
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
+from turnstile.sdk.chunk_order import ChunkOrder
+from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
+from turnstile.sdk.turn import Backend, Cascade, Turn, TurnResult
+from turnstile.transport.connection import NatsConnection
+from turnstile.transport.connection import connect as connect_nats
+
+_LOOK_SECONDS = 1.0
+_LINGER_SECONDS = 0.1
+"""How long after a turn's end the rest of its text may come: subscriptions are delivered side by side."""
+
+
+class NatsTurn(Turn):
+    """A turn over NATS."""
+
+    def __init__(self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | AgentTurnId) -> None:
+        self._bridge = bridge
+        self._agent = agent_id
+        self._asked = asked
+
+    async def start(self) -> AgentTurnId:
+        if isinstance(self._asked, EnqueueRequest):
+            self._asked = turn_of(await self._bridge.request_as("enqueue", self._asked, EnqueueReply))
+        return self._asked
+
+    async def __aiter__(self) -> AsyncGenerator[str]:
+        async with self._bridge.watching(self._agent, include_chunks=True) as events:
+            turn, order = await self.start(), ChunkOrder()
+            async with aclosing(self._until_ended(events, turn)) as heard:
+                async for event in heard:
+                    chunk = _chunk_of(event, turn)
+                    if chunk is not None and order.take(chunk) and chunk.chunk_type is ChunkType.CONTENT:
+                        yield chunk.content
+
+    async def result(self, timeout: float | None = None) -> TurnResult:
+        async with asyncio.timeout(timeout), self._bridge.wait_task(self._agent) as waiter:
+            view = await self._ended(await self.start(), waiter)
+            found = await self._describe({"card_id": view.deliverable_card_id})
+        return TurnResult(
+            agent_turn_id=view.agent_turn_id,
+            status=TurnStatus(view.status),
+            value=None if found.card is None else value_of(found.card),
+            error_code=view.error_code,
+            error=view.error,
+            stats=view.stats or {},
+        )
+
+    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> bool:
+        asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
+        if cascade != "waited":
+            asked["cascade"] = cascade
+        return not (await self._bridge.request_as("stop", asked, StopReply)).already_final
+
+    async def tree(self) -> Sequence[TreeTurn]:
+        return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []
+
+    async def _ended(self, turn: AgentTurnId, waiter: TaskWaiter) -> TurnView:
+        while (view := turn_in(await self._describe({"agent_turn_id": turn}))).ended_at is None:
+            with suppress(TimeoutError):  # its event may have been lost: look again
+                await waiter.wait(turn, _LOOK_SECONDS)
+        return view
+
+    async def _describe(self, asked: JsonObject) -> DescribeReply:
+        """What the ledger has, once a bridge answers; raises `ServerUnavailable` once the connection is closed."""
+        while True:
+            try:
+                return await describe(self._bridge, asked)
+            except ServerUnavailable:
+                if self._bridge.closed:
+                    raise
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _until_ended(self, events: AsyncIterator[WatchEvent], turn: AgentTurnId) -> AsyncGenerator[WatchEvent]:
+        """Events until the turn's `task` event, and what comes shortly after it; a look makes up for a lost one."""
+        now = asyncio.get_running_loop().time
+        ends_at, look_at = math.inf, now() + _LOOK_SECONDS
+        waiting: asyncio.Future[WatchEvent] = asyncio.ensure_future(anext(events))
+        try:
+            while now() < ends_at:
+                await asyncio.wait({waiting}, timeout=min(ends_at, look_at) - now())
+                ended = False
+                if waiting.done():
+                    event = waiting.result()
+                    waiting = asyncio.ensure_future(anext(events))
+                    ended = event.suffix == "task" and event.payload.get("agent_turn_id") == turn
+                    yield event
+                elif now() >= look_at:
+                    ended = turn_in(await self._describe({"agent_turn_id": turn})).ended_at is not None
+                    look_at = now() + _LOOK_SECONDS
+                if ended:
+                    ends_at = min(ends_at, now() + _LINGER_SECONDS)
+        finally:
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
+@dataclass(frozen=True, slots=True)
+class NatsBackend(Backend):
+    """A connection to NATS."""
+
+    conn: NatsConnection
+    bridge: BridgeClient
+
+    def ask(self, request: EnqueueRequest) -> Turn:
+        return NatsTurn(self.bridge, self.bridge.agent_of(request), request)
+
+    async def find(self, agent_turn_id: AgentTurnId) -> Turn:
+        view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
+        return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
+
+    async def close(self) -> None:
+        await self.conn.close()
+
+
+async def open_nats(address: str | None, project: str, channel: str) -> NatsBackend:
+    """Connect; without an address to the NATS of a `turnstile up`, else to port 4222 here. Raises `ConfigError`."""
+    conn = await connect_nats(address, name="turnstile client")
+    return NatsBackend(conn, BridgeClient(conn, ProjectId(project), ChannelId(channel)))
+
+
+async def describe(bridge: BridgeClient, asked: JsonObject) -> DescribeReply:
+    """What the ledger has of a turn or a card; raises `Refused` (`unknown_turn`), or `ServerUnavailable`."""
+    return await bridge.request_as("describe", asked, DescribeReply)
+
+
+def turn_in(reply: DescribeReply) -> TurnView:
+    """The turn that was asked for."""
+    if reply.turn is None:
+        raise Refused("internal_error", "the bridge described no turn")
+    return reply.turn
+
+
+def turn_of(reply: EnqueueReply) -> AgentTurnId:
+    """The turn that an accepted request made."""
+    if reply.agent_turn_id is None:
+        raise Refused("internal_error", "the bridge accepted the request and named no turn")
+    return reply.agent_turn_id
+
+
+def _chunk_of(event: WatchEvent, turn: AgentTurnId) -> Chunk | None:
+    if event.suffix != "chunk" or event.payload.get("agent_turn_id") != turn:
+        return None
+    try:
+        return Chunk.model_validate(event.payload)
+    except ValidationError:  # a stranger's; nothing depends on it
+        return None

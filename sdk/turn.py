@@ -1,0 +1,100 @@
+"""A turn as a program sees it, whichever way it asks: over NATS (`sdk.nats_turns`) or HTTP (`sdk.http_turns`)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from typing import Literal
+
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.cards import SubmittedField
+from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.descriptions import TreeTurn
+from turnstile.schema.wire.inbox import EnqueueRequest
+
+Cascade = Literal["waited", "all"]
+"""Which turns below a stopped one end too: those that are waited for, or all."""
+_FIELDS = TypeAdapter(dict[str, list[SubmittedField]])
+
+
+class TurnResult(Tolerant):
+    """What a turn came to: its outcome and its one deliverable (protocol §2.4, §4)."""
+
+    agent_turn_id: AgentTurnId
+    status: TurnStatus
+    value: JsonValue
+    """The deliverable: a text, the fields that were asked for, or what the kernel made in place of one."""
+    error_code: str | None = None
+    """What went wrong, as a stable word; None if nothing did."""
+    error: str | None = None
+    """What went wrong, for people."""
+    stats: JsonObject = Field(default_factory=dict)
+    """Steps, times in ms, tokens, model."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the turn succeeded."""
+        return self.status is TurnStatus.SUCCESS
+
+    @property
+    def fields(self) -> dict[str, JsonValue]:
+        """The fields that were asked for, by name; empty if the deliverable is something else."""
+        try:
+            found = _FIELDS.validate_python(self.value)
+        except ValidationError:
+            return {}
+        return {field.name: field.value for field in found.get("fields", ())}
+
+
+class Turn(ABC):
+    """A turn of an agent: iterate it for its text, await `result`, or `stop` it. `Client` makes them."""
+
+    @abstractmethod
+    async def start(self) -> AgentTurnId:
+        """Enqueue the turn unless that was done, and return its id.
+
+        Raises `Refused` with the code of the refusal, or `ServerUnavailable`; the same call may then be repeated.
+        """
+
+    @abstractmethod
+    def __aiter__(self) -> AsyncGenerator[str]:
+        """Pieces of the answer's text as the model writes it, until the turn has ended.
+
+        Where an attempt fails in the middle, the next one's pieces follow those of the first: `result` is exact.
+        """
+
+    @abstractmethod
+    async def result(self, timeout: float | None = None) -> TurnResult:
+        """What the turn came to, whatever its status; while a server is away it waits.
+
+        Raises `TimeoutError` after `timeout` seconds: the turn then goes on. `ServerUnavailable` once the connection is
+        closed.
+        """
+
+    @abstractmethod
+    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> bool:
+        """End the turn and the turns below it: it keeps what it has and ends as `canceled`. False if it was over.
+
+        Raises `Refused` or `ServerUnavailable`.
+        """
+
+    @abstractmethod
+    async def tree(self) -> Sequence[TreeTurn]:
+        """Every turn of the tree that it is in, parents before children; raises as `stop` does."""
+
+
+class Backend(ABC):
+    """A way to the agents of one channel of one project."""
+
+    @abstractmethod
+    def ask(self, request: EnqueueRequest) -> Turn:
+        """The turn of a request, not enqueued yet."""
+
+    @abstractmethod
+    async def find(self, agent_turn_id: AgentTurnId) -> Turn:
+        """A turn that was asked for; raises `Refused` (unknown_turn)."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection."""
