@@ -258,11 +258,15 @@ async def test_marked_turns_in_a_queue_and_in_hand(tenant: Tenant, net: Net) -> 
         looked = await net.look("marked")
         # the end of the turn rings for its child, which the bridge may end before the rule does
         assert (looked.found, looked.mended in (1, 2)) == (found, True)
-        await tenant.ended(first)
         ended = await hand.ended(turn)
         assert (ended.view.status, ended.view.error_code) == ("canceled", "stopped")
+        await all_over(tenant, net)
         assert await tenant.count("state.turn_outcomes", "status = 'canceled'") == 3
-        assert await tenant.task_events() == dict.fromkeys([turn, first, second], 1)
+
+        async def told() -> bool:
+            return await tenant.task_events() == dict.fromkeys([turn, first, second], 1)
+
+        await until(told, 10, "each end is told once")
 
 
 async def forked(tenant: Tenant, turn: AgentTurnId, deadline_seconds: float = 900.0) -> Forked:
