@@ -267,7 +267,7 @@ async def test_the_command_stops_whom_it_is_told_to_and_says_how_many(tenant: Te
     reply = await tenant.enqueue(CHIEF, steps(alone, fork([task(instruction=NEVER)])))
 
     async def streams() -> bool:
-        return await tenant.count("state.agent_state_head", "status = 'running'") == 2
+        return await tenant.count("state.agent_state_head", f"status = 'running' AND agent_id <> '{CHIEF}'") == 2
 
     await until(streams, 20, "two children stream")
     turn = str(reply.agent_turn_id)
