@@ -19,8 +19,9 @@ from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Dispatch, Endpoint
 from turnstile.gateway.http.guard import Guard, problem_response
 from turnstile.gateway.http.openapi import document
-from turnstile.gateway.http.problems import problem_of
+from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.limits import Doors, GatewayLimits
+from turnstile.gateway.openai.errors import PREFIX, error_response
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
@@ -59,7 +60,7 @@ class Gateway:
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
         self.endpoints = endpoints(turns, conversations, Events(*shared), Roster(self.pool, asking))
-        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter)
+        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told)
 
     def _router(self) -> ASGIApp:
         described = document(self.endpoints, release())
@@ -79,6 +80,11 @@ def _route(endpoint: Endpoint, dispatch: Dispatch) -> Route:
     return Route(endpoint.path, dispatch, methods=[endpoint.method], name=endpoint.name)
 
 
+def _told(path: str, problem: Problem) -> Response:
+    """The response for a problem, in the form that the clients of this path know."""
+    return (error_response if path.startswith(PREFIX) else problem_response)(problem)
+
+
 class _Routes:
     """The router, whose own refusals are problems of ours."""
 
@@ -92,7 +98,8 @@ class _Routes:
         except HTTPException as error:
             if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
                 raise Refused("not_found", "there is no such address; /v1/openapi.json has all") from None
-            refused = problem_response(problem_of(Refused("method_not_allowed", "that is not done with this method")))
+            problem = problem_of(Refused("method_not_allowed", "that is not done with this method"))
+            refused = _told(scope["path"], problem)
             refused.headers["allow"] = ", ".join(sorted(self._methods(scope)))
             await refused(scope, receive, send)
 

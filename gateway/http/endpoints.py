@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.guard import ROUTE
+from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.limits import GatewayLimits
 from turnstile.schema.access import Principal, Right
 from turnstile.schema.base import JsonObject, Strict
@@ -159,4 +160,5 @@ def parsed(model: type[Model], given: JsonObject, where: str) -> Model:
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
         shown = (f"{'.'.join(map(str, fault['loc'])) or where}: {fault['msg']}" for fault in faults)
-        raise BadRequest("; ".join(list(shown)[:_SHOWN_FAULTS])) from None
+        param = ".".join(map(str, faults[0]["loc"])) or where
+        raise BadField("; ".join(list(shown)[:_SHOWN_FAULTS]), param) from None

@@ -9,7 +9,7 @@ expected is logged and answered `internal_error`.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import cast
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile.gateway.http.problems import Problem, headers_of, problem_of
 from turnstile.gateway.limits import Doors
-from turnstile.runtime.telemetry import SILENT, Meter, Metric
+from turnstile.runtime.telemetry import Meter, Metric
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,18 @@ def problem_response(problem: Problem) -> Response:
     return Response(problem.model_dump_json(exclude_none=True), problem.status, headers_of(problem))
 
 
+Tell = Callable[[str, Problem], Response]
+"""Makes the response that tells the clients of a path of a problem."""
+
+
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, doors: Doors, meter: Meter = SILENT.meter) -> None:
+    def __init__(self, app: ASGIApp, doors: Doors, meter: Meter, tell: Tell) -> None:
         self._app = app
         self._doors = doors
         self._meter = meter
+        self._told = tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,7 +82,7 @@ class Guard:
 
     async def _tell(self, error: TurnstileError, scope: Scope, receive: Receive, seen: "_Seen") -> None:
         if seen.status == 0:
-            await problem_response(problem_of(error))(scope, receive, seen)
+            await self._told(scope["path"], problem_of(error))(scope, receive, seen)
 
     def _record(self, scope: Scope, seen: "_Seen") -> None:
         route, seconds = str(scope.get(ROUTE, "unmatched")), time.perf_counter() - seen.began

@@ -45,6 +45,8 @@ class Problem(Tolerant):
     """The reason as a stable code."""
     detail: str
     """The reason, for people."""
+    param: str | None = None
+    """The field or parameter at fault, if it is one."""
     retry_after_seconds: float | None = None
     """When the same request may be accepted, if that is known."""
 
@@ -53,6 +55,14 @@ class Unauthenticated(TurnstileError):
     """The request has no valid token."""
 
     code: str = "unauthenticated"
+
+
+class BadField(BadRequest):
+    """A field or a parameter is not as it must be."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class Forbidden(TurnstileError):
@@ -96,6 +106,7 @@ def problem_of(error: TurnstileError, status: int | None = None) -> Problem:
         status=status,
         code=error.code,
         detail=detail[:2000],
+        param=error.param if isinstance(error, BadField) else None,
         retry_after_seconds=error.retry_after if isinstance(error, Limited) else None,
     )
 

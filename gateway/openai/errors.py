@@ -1,0 +1,54 @@
+"""OpenAI's error objects, made of the problems that the rest of the gateway answers (protocol §14.4)."""
+
+from http import HTTPStatus
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from turnstile.gateway.http.problems import Problem, headers_of
+
+PREFIX = "/openai/"
+
+
+class ErrorObject(BaseModel):
+    """What went wrong, in the words of OpenAI's clients."""
+
+    message: str
+    """The reason, for people."""
+    type: str
+    """The kind of error, which the status says, too."""
+    param: str | None = None
+    """The field at fault."""
+    code: str | None = None
+    """The kernel's code."""
+
+
+class ErrorAnswer(BaseModel):
+    """The body of a response that refuses."""
+
+    error: ErrorObject
+
+
+def error_object(problem: Problem) -> ErrorObject:
+    """The object for a problem."""
+    return ErrorObject(message=problem.detail, type=_type_of(problem.status), param=problem.param, code=problem.code)
+
+
+def error_response(problem: Problem) -> Response:
+    """The response for a problem, with the headers of the problem itself."""
+    headers = {**headers_of(problem), "content-type": "application/json"}
+    return Response(ErrorAnswer(error=error_object(problem)).model_dump_json(), problem.status, headers)
+
+
+def _type_of(status: int) -> str:
+    match status:
+        case HTTPStatus.UNAUTHORIZED:
+            return "authentication_error"
+        case HTTPStatus.FORBIDDEN:
+            return "permission_error"
+        case HTTPStatus.TOO_MANY_REQUESTS:
+            return "rate_limit_error"
+        case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return "server_error"
+        case _:
+            return "invalid_request_error"
