@@ -36,7 +36,11 @@ class Streaming:
 
 
 class EventStream(Response):
-    """Sends what `events` yields until it ends, the client goes away or the gateway stops."""
+    """Sends what `events` yields until it ends, the client goes away or the gateway stops.
+
+    `on_gone` is called if the client went away, and `on_cut` if the gateway ended the stream: of a client that takes
+    nothing, or, with `farewell` as its last piece, because it stops.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,8 @@ class EventStream(Response):
         streaming: Streaming,
         counted: AbstractContextManager[None],
         on_gone: Callable[[], Awaitable[None]] | None = None,
+        on_cut: Callable[[], Awaitable[None]] | None = None,
+        farewell: bytes = COME_BACK,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -51,12 +57,14 @@ class EventStream(Response):
         self._streaming = streaming
         self._counted = counted
         self._on_gone = on_gone
+        self._on_cut = on_cut
+        self._farewell = farewell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             pumping = asyncio.create_task(self._pump(send))
-            gone = asyncio.create_task(_gone(receive))
+            gone = asyncio.create_task(client_gone(receive))
             closing = asyncio.create_task(self._streaming.closing.wait())
             tasks: set[asyncio.Task[object]] = {pumping, gone, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
             try:
@@ -73,14 +81,17 @@ class EventStream(Response):
                 except TimeoutError:
                     self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
                     self._streaming.abort(scope.get("client"))
+                    await _done(self._on_cut)
                     return
             elif gone.done() and not gone.cancelled():
                 self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
-                if self._on_gone is not None:
-                    await self._on_gone()
+                await _done(self._on_gone)
                 return
             else:
-                await self._send(send, COME_BACK)
+                try:
+                    await self._send(send, self._farewell)
+                finally:
+                    await _done(self._on_cut)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
@@ -93,6 +104,12 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def _gone(receive: Receive) -> None:
+async def client_gone(receive: Receive) -> None:
+    """Returns once the client of a request, whose body was read, has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _done(what: Callable[[], Awaitable[None]] | None) -> None:
+    if what is not None:
+        await what()
