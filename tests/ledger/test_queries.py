@@ -154,6 +154,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_tools": ToolRow,
     "list_turns": views.TurnLine,
     "list_addressees": addressees.Addressee,
+    "sum_turn_usage": usage.TurnUsage,
     "list_tokens": tokens.TokenLine,
     "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
     "list_turns_in_box": {"agent_turn_id", "created_at"},
