@@ -1,6 +1,9 @@
 """Every endpoint below `/openai/v1`. The router is made of this; `/v1/openapi.json` has none of them."""
 
 from turnstile.gateway.http.endpoints import Endpoint
+from turnstile.gateway.openai.chat import Chat
+from turnstile.gateway.openai.chat_answer import ChatCompletion
+from turnstile.gateway.openai.chat_request import ChatCreate
 from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
 from turnstile.schema.access import Right
@@ -10,7 +13,7 @@ __all__ = ["Kernel", "openai_endpoints"]
 
 def openai_endpoints(kernel: Kernel) -> list[Endpoint]:
     """All of them."""
-    return [*_models(Models(kernel.pool))]
+    return [*_models(Models(kernel.pool)), *_chat(Chat(kernel))]
 
 
 def _models(models: Models) -> list[Endpoint]:
@@ -33,4 +36,19 @@ def _models(models: Models) -> list[Endpoint]:
             handler=models.get,
             answer=ModelEntry,
         ),
+    ]
+
+
+def _chat(chat: Chat) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="openai_create_chat_completion",
+            method="POST",
+            path="/openai/v1/chat/completions",
+            right=Right.ASK,
+            summary="Run a turn on these messages.",
+            handler=chat.create,
+            body=ChatCreate,
+            answer=ChatCompletion,
+        )
     ]
