@@ -109,15 +109,13 @@ async def test_a_question_is_answered(gpt: AsyncOpenAI, tenant: Tenant) -> None:
     assert made.usage.completion_tokens == 3
     assert made.usage.total_tokens == made.usage.prompt_tokens + 3 > 3
     assert abs(made.created - turn.created_at.timestamp()) <= 1
-    row = await tenant.pool.run(
-        lambda conn: conn.fetch(
-            "SELECT i.payload, e.metadata FROM state.agent_inbox i JOIN state.execution_edges e "
-            "ON e.target_agent_turn_id = i.agent_turn_id WHERE i.agent_turn_id = $1 AND e.primitive = 'enqueue'",
-            turn.agent_turn_id,
-        )
+    [row] = await tenant.rows(
+        "SELECT i.payload, e.metadata FROM state.agent_inbox i JOIN state.execution_edges e "
+        "ON e.target_agent_turn_id = i.agent_turn_id WHERE i.agent_turn_id = $1 AND e.primitive = 'enqueue'",
+        turn.agent_turn_id,
     )
-    assert json.loads(row[0]["metadata"]) == {"openai": {"user": "ada", "metadata": {"order": "4711"}}}
-    assert json.loads(row[0]["payload"])["runtime_config"] == {"temperature": 0.5, "max_tokens": 50}
+    assert json.loads(row["metadata"]) == {"openai": {"user": "ada", "metadata": {"order": "4711"}}}
+    assert json.loads(row["payload"])["runtime_config"] == {"temperature": 0.5, "max_tokens": 50}
 
 
 async def test_the_messages_are_all_that_a_turn_knows(gpt: AsyncOpenAI, tenant: Tenant) -> None:
@@ -383,6 +381,7 @@ async def test_bad_requests_are_told_as_openai_tells_them(
         ({"messages": [{"role": "user", "content": "x" * 530_000}]}, 413, ""),
         ({"messages": [{"role": "user", "content": "x" * 1_100_000}]}, 413, ""),
         ({"messages": [{"role": "user", "content": "a\0b"}]}, 400, ""),
+        ({"messages": hello, "user": "a\0b"}, 400, ""),
         ({"messages": hello, "temperature": 3}, 400, "temperature"),
         ({"messages": hello, "max_tokens": 0}, 400, "max_tokens"),
         ({"messages": hello, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_tokens"),
