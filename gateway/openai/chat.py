@@ -33,7 +33,7 @@ from turnstile.gateway.openai.chat_answer import (
 )
 from turnstile.gateway.openai.chat_request import ChatCreate, said_in
 from turnstile.gateway.openai.chat_text import ToldText
-from turnstile.gateway.openai.errors import error_response
+from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.targets import Target, find_target
@@ -124,13 +124,14 @@ class _Asked:
             case "done":
                 try:
                     return JSONResponse(finding.result().model_dump(mode="json"))
-                except TurnstileError as error:
-                    return error_response(await self._problem(error), over=True)
+                except TurnstileError as failed:
+                    error = failed
             case "gone":
                 await self.leave()
                 return Response(status_code=_NOBODY)
             case "closing":
-                return error_response(await self._problem(ServerUnavailable("the gateway stops")), over=True)
+                error = ServerUnavailable("the gateway stops")
+        return error_response(await self._problem(error), over=not self.found_again)
 
     def streamed(self, counted: AbstractContextManager[object], *, tells_usage: bool) -> EventStream:
         """The completion as chunks."""

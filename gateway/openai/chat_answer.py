@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from turnstile.gateway.http.problems import Problem
-from turnstile.gateway.openai.errors import ErrorAnswer, error_object
+from turnstile.gateway.openai.error_objects import ErrorAnswer, error_object
 from turnstile.gateway.v1.resources import Turn
 from turnstile.ledger.turns.usage import TurnUsage
 from turnstile.schema.states import TurnStatus
