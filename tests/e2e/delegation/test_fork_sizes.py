@@ -1,4 +1,4 @@
-"""Forks with every join (protocol §12): joined once, in the order of the tasks; the long run has up to 1,000 children."""
+"""Forks with every join (protocol §12): joined once, in task order; the long run has up to 1,000 children."""
 
 import pytest
 
