@@ -242,13 +242,14 @@ class TurnFeed:
         step.cards = [self._card(step.number, row, card) for row, card in cards]
         position = Position(step.number, Part.STEP, 0, 0)
         done = StepDone(step_id=made[0].step_id, status=made[0].step_status or "", finish_reason=made[0].finish_reason)
-        step.cards.append(Event(position, frame("step", done, position.id(self.turn))))
+        step.cards.append(Event(position, frame("step", done, position.id(self.turn)), done))
         step.finish([text for _, card in cards if (text := _text_of(card)) is not None])
 
     def _card(self, number: int, row: TurnCard, card: Card) -> Event:
         self._known.add(card.card_id)
         position = Position(number, row.part, row.place, 0)
-        return Event(position, frame("card", CardAnswer.of(card), position.id(self.turn)))
+        answer = CardAnswer.of(card)
+        return Event(position, frame("card", answer, position.id(self.turn)), answer)
 
     async def _end(self, view: TurnView) -> None:
         card_id = view.deliverable_card_id
@@ -258,12 +259,12 @@ class TurnFeed:
             if not step.committed:
                 step.finish([])
                 step.complete = False
-        self._outcome = Event(END, frame("outcome", turn, END.id(self.turn)))
+        self._outcome = Event(END, frame("outcome", turn, END.id(self.turn)), turn)
         self.over = True
 
-    def _reset(self, number: int) -> bytes:
-        data = ResetEvent(step_id=StepId(step_id(self.turn, number)))
-        return frame("reset", data, reset_position(number).id(self.turn))
+    def _reset(self, number: int) -> Event:
+        data, position = ResetEvent(step_id=StepId(step_id(self.turn, number))), reset_position(number)
+        return Event(position, frame("reset", data, position.id(self.turn)), data)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

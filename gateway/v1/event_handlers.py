@@ -12,9 +12,9 @@ from starlette.responses import Response
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position, read_id
-from turnstile.gateway.events.reading import Reader
+from turnstile.gateway.events.reading import Reader, reader_of
 from turnstile.gateway.events.stream import EventStream, Streaming
-from turnstile.gateway.http.bearers import Access, secret_in
+from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.conversation_handlers import Conversations
@@ -58,7 +58,7 @@ class Events:
         if cursor == END:
             return Answer(Response(status_code=204))  # which tells an EventSource to ask no more
         self._count(last)
-        reader = self._reader(call.headers)
+        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
 
         async def events() -> AsyncGenerator[bytes]:
             async with self.feeds.following(view) as feed, contextlib.aclosing(reader.turn(feed, cursor)) as pieces:
@@ -86,7 +86,8 @@ class Events:
                 raise Refused("wrong_event_id", "Last-Event-ID: not of the last turns of this conversation")
             turns = turns[found:]
         self._count(last)
-        events = self._conversation(principal, line, turns, begun, self._reader(call.headers))
+        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
+        events = self._conversation(principal, line, turns, begun, reader)
         return Answer(EventStream(events, self.streaming, self.access.streaming(principal)))
 
     async def _conversation(
@@ -141,14 +142,6 @@ class Events:
                 subscription = await self.conn.hear(subject, on_event)
                 stack.push_async_callback(self.conn.unsubscribe, subscription)
             yield
-
-    def _reader(self, headers: Headers) -> Reader:
-        secret = secret_in(headers)
-
-        async def allowed() -> None:
-            await self.access.principal(secret)
-
-        return Reader(self.heartbeat_seconds, allowed)
 
     def _count(self, last: str | None) -> None:
         self.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if last is None else "yes")
