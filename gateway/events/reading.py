@@ -5,13 +5,14 @@ Yields pieces of whole events. A client's place is all that is kept of it.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from turnstile.gateway.events.feed import TurnFeed
 from turnstile.gateway.events.frames import COME_BACK, HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position
 from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.timers import IdleTimer
 
 _PIECE = 32 * 1024
 
@@ -26,30 +27,30 @@ class Reader:
 
     async def turn(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[bytes]:
         """The events of a turn after a place, until its outcome."""
-        loop = asyncio.get_running_loop()
+        loop, wakes = asyncio.get_running_loop(), _Wakes(self.heartbeat_seconds)
+        forget = feed.listen(wakes.wake)
         checked, told = loop.time(), ""
-        while cursor < END:
-            changed = feed.changed
-            if feed.view.status != told:
-                told = feed.view.status
-                yield feed.state()
-            events = feed.after(cursor)
-            for piece, place in pieces(events):
-                yield piece
-                cursor = place
-            if loop.time() - checked > self.heartbeat_seconds:
-                checked = loop.time()
-                await self.allowed()
-            if events:
-                continue
-            if feed.failed:
-                yield COME_BACK
-                return
-            try:
-                async with asyncio.timeout(self.heartbeat_seconds):
-                    await changed.wait()
-            except TimeoutError:
-                yield HEARTBEAT
+        try:
+            while cursor < END:
+                if feed.view.status != told:
+                    told = feed.view.status
+                    yield feed.state()
+                for piece, place in pieces(feed.after(cursor)):
+                    yield piece
+                    cursor = place
+                if cursor == END:
+                    return
+                if loop.time() - checked > self.heartbeat_seconds:
+                    checked = loop.time()
+                    await self.allowed()
+                if feed.failed:
+                    yield COME_BACK
+                    return
+                if not await wakes.wait():
+                    yield HEARTBEAT
+        finally:
+            forget()
+            wakes.close()
 
     async def pause(self, hint: asyncio.Event, seconds: float) -> None:
         """Wait for a hint, at most so long."""
@@ -59,17 +60,49 @@ class Reader:
         hint.clear()
 
 
-def pieces(events: Sequence[Event]) -> list[tuple[bytes, Position]]:
-    """The events joined to pieces of some size, each with the place after it."""
-    found: list[tuple[bytes, Position]] = []
+class _Wakes:
+    """Wakes one client: when its feed has changed, and when it was told nothing for so long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer = IdleTimer(seconds, self._silence, self._loop.time())
+        self._waiting: asyncio.Future[None] | None = None
+        self._changed = False
+
+    def wake(self) -> None:
+        """The feed has changed."""
+        self._changed = True
+        self._silence()
+
+    async def wait(self) -> bool:
+        """Returns whether the feed has changed since the last time; if not, it was silent for long enough."""
+        if not self._changed:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+            self._waiting = None
+        changed, self._changed = self._changed, False
+        self._timer.begin()
+        return changed
+
+    def close(self) -> None:
+        """Wake it no more."""
+        self._timer.close()
+
+    def _silence(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def pieces(events: Iterable[Event]) -> Iterator[tuple[bytes, Position]]:
+    """The events joined to pieces of some size, each with the place after it; a large one is not copied."""
     frames: list[bytes] = []
-    size = 0
+    size, place = 0, BEGIN
     for position, frame in events:
+        if frames and size + len(frame) > _PIECE:
+            yield b"".join(frames), place
+            frames, size = [], 0
         frames.append(frame)
         size += len(frame)
-        if size >= _PIECE:
-            found.append((b"".join(frames), position))
-            frames, size = [], 0
+        place = position
     if frames:
-        found.append((b"".join(frames), events[-1].position))
-    return found
+        yield b"".join(frames), place

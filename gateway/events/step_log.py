@@ -5,6 +5,7 @@ lower ones. `finish` says whether what was streamed is what the step's cards say
 part of it go on with the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,8 +80,8 @@ class StepLog:
         self.early = {}
         self.text = []
 
-    def after(self, cursor: Position, reset: bytes) -> list[Event]:
-        """The events that a client at `cursor` has not had; `reset` voids the text of this step."""
+    def after(self, cursor: Position, reset: Callable[[int], bytes]) -> list[Event]:
+        """The events that a client at `cursor` has not had; `reset` makes the one that voids the text of a step."""
         begun = cursor.step == self.number and cursor.in_chunks
         if not self.committed:
             return self._chunks_after(cursor)
@@ -88,7 +89,7 @@ class StepLog:
         if begun:
             events = self._chunks_after(cursor) if self.complete else []
             if not self.complete or not self._reaches(cursor):
-                events = [Event(reset_position(self.number), reset)]
+                events = [Event(reset_position(self.number), reset(self.number))]
         return events + [each for each in (*self.cards, *self.results) if each.position > cursor]
 
     @property

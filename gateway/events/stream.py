@@ -1,8 +1,8 @@
 """A response of server-sent events that bounds what its client can hold (protocol §14.2).
 
-At most one piece is on its way to a client; one that takes nothing for `slow_reader_seconds` is cut, and can go on
-where it was. When the gateway stops, each stream is told to come back and ends whole. A client that goes away ends its
-stream and nothing else, unless it asked for more.
+At most 32 KiB are on their way to a client beyond what the system holds; one that takes nothing of them for
+`slow_reader_seconds` is cut, and can go on where it was. When the gateway stops, each stream is told to come back and
+ends whole. A client that goes away ends its stream and nothing else, unless it asked for more.
 """
 
 import asyncio
@@ -14,8 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnstile.gateway.events.frames import COME_BACK
+from turnstile.gateway.events.timers import IdleTimer
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 
+_SLICE = 32 * 1024
 _HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
@@ -51,6 +53,7 @@ class EventStream(Response):
         self._streaming = streaming
         self._counted = counted
         self._on_gone = on_gone
+        self._sending: IdleTimer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
@@ -59,38 +62,42 @@ class EventStream(Response):
             gone = asyncio.create_task(_gone(receive))
             closing = asyncio.create_task(self._streaming.closing.wait())
             tasks: set[asyncio.Task[object]] = {pumping, gone, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
+            self._sending = IdleTimer(self._streaming.slow_reader_seconds, pumping.cancel)
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                ended = pumping.done()
+                if closing.done() and self._sending.since is not None:  # what was begun is sent whole
+                    await asyncio.wait({pumping, gone}, return_when=asyncio.FIRST_COMPLETED)
+                slow, stopped = pumping.cancelled(), pumping.done()
             finally:
+                self._sending.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
                 await self._events.aclose()
-            if ended:
-                try:
-                    pumping.result()
-                except TimeoutError:
-                    self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
-                    self._streaming.abort(scope.get("client"))
-                    return
-            elif gone.done() and not gone.cancelled():
+            if slow:
+                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
+                self._streaming.abort(scope.get("client"))
+                return
+            if not stopped and gone.done() and not gone.cancelled():
                 self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
                 if self._on_gone is not None:
                     await self._on_gone()
                 return
-            else:
-                await self._send(send, COME_BACK)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            ended = stopped and pumping.result()
+            last = b"" if ended else COME_BACK
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send) -> bool:
+        """Send the events; returns whether they ended, and not the gateway."""
         async for piece in self._events:
-            await self._send(send, piece)
-
-    async def _send(self, send: Send, piece: bytes) -> None:
-        """Send a piece; raises `TimeoutError` if the client takes none for too long."""
-        async with asyncio.timeout(self._streaming.slow_reader_seconds):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            for begin in range(0, len(piece), _SLICE):
+                part = piece[begin : begin + _SLICE]  # a piece that is no longer is not copied
+                self._sending.begin()
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            self._sending.since = None
+            if self._streaming.closing.is_set():
+                return False
+        return True
 
 
 async def _gone(receive: Receive) -> None:
