@@ -62,6 +62,11 @@ class Feeds:
             if not held.readers and self._open.get(key) is held:
                 held.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._drop, key)
 
+    def known(self, project: ProjectId, turn: AgentTurnId) -> TurnView | None:
+        """The turn as its open feed knows it; None if it has none."""
+        held = self._open.get((project, turn))
+        return None if held is None or held.feed.failed else held.feed.view
+
     async def until_over(self, view: TurnView) -> TurnView:
         """The turn once it is over; costs no feed, as nobody hears its text."""
         pool, conn = self._sources.pool, self._sources.conn

@@ -10,7 +10,7 @@ from collections.abc import Callable
 class IdleTimer:
     """Calls `overdue` once `since` lies `seconds` back, and again after as long; None: there is nothing to wait for."""
 
-    def __init__(self, seconds: float, overdue: Callable[[], None], since: float | None = None) -> None:
+    def __init__(self, seconds: float, overdue: Callable[[], object], since: float | None = None) -> None:
         self.since = since
         self._seconds = seconds
         self._overdue = overdue
