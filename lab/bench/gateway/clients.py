@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,6 +62,8 @@ class Answer(Strict):
     """Connections that ended without the client's doing."""
     halved: int = 0
     """Those that ended in the midst of an event."""
+    refused: dict[int, int] = Field(default_factory=dict)
+    """Connections whose request had another answer than 200, by that."""
     told: int = 0
     """Times that a gateway said that it stops."""
     exact: bool = False
@@ -102,20 +105,21 @@ class Stream(asyncio.Protocol):
             if not found:
                 return
             self.status, self._raw = int(head.split(b" ", 2)[1]), bytearray(rest)
-        if self.status != 200:
+        if self.status != HTTPStatus.OK:
             self.cut()
             return
-        size: int | None = None
-        while size != 0 and (size := self._chunk_size()) is not None:
+        ended = False
+        while not ended and (size := self._chunk_size()) is not None:
             start = self._raw.index(b"\r\n") + 2
             self._body += bytes(self._raw[start : start + size])
             del self._raw[: start + size + 2]
+            ended = not size
         *events, self._body = self._body.split(b"\n\n")
         for event in events:
             if not self._take(event):
                 self.cut()
                 return
-        if size == 0:
+        if ended:
             self.cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,6 +152,7 @@ class Fold:
         self.answer: Counter[str] = Counter()
         self.last = ""
         self.over = False
+        self.refused: Counter[int] = Counter()
         self.began = 0.0
         self.times: list[tuple[str, float]] = []
         self._text = text
@@ -185,16 +190,19 @@ class Fold:
             self.answer["told"] += 1
         elif kind == "outcome":
             self.over = True
-            self._said = (json.loads(data)["output"] or {}).get("text")
+            output: dict[str, Any] | None = json.loads(data)["output"]
+            self._said = None if output is None else output.get("text")
         return kind
 
     def done(self) -> Answer:
         """The answer of this client."""
         streamed = ["".join(parts) for parts in self._steps.values()]
         exact = not self._text or (
-            self._said == self._text and (bool(self.answer["resets"]) or streamed == [self._text])
+            self._said == self._text and (not streamed or bool(self.answer["resets"]) or streamed == [self._text])
         )
-        return Answer(**self.answer, exact=self.over and exact, began=self.began, times=self.times)
+        return Answer(
+            **self.answer, exact=self.over and exact, refused=self.refused, began=self.began, times=self.times
+        )
 
     def _chunk(self, chunk: dict[str, Any]) -> None:
         self.answer["chunks"] += 1
@@ -234,10 +242,12 @@ async def read(reader: Reader, shared: Readers) -> Answer:
             halved = False
             try:
                 _, stream = await asyncio.get_running_loop().create_connection(
-                    lambda asked=asked: Stream(asked, take), place.hostname, place.port
+                    lambda asked=asked: Stream(asked, take), place.hostname or "", place.port or 80
                 )
                 await stream.over
-                halved = stream.halved
+                halved = stream.halved and stream.status == HTTPStatus.OK
+                if stream.status != HTTPStatus.OK:
+                    fold.refused[stream.status] += 1
             except OSError:
                 pass
             if fold.over:

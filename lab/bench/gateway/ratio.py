@@ -1,4 +1,8 @@
-"""The same turns asked for over HTTP and over NATS, in turns, by as many callers; each waits for its turn's output."""
+"""The same turns asked for over HTTP and over NATS, in turns, by as many callers.
+
+Over HTTP, and over NATS as the Python client asks, each waits for its turn's output. The third way reads none: a
+request and an event, the least that a turn can cost its caller.
+"""
 
 import asyncio
 import time
@@ -19,6 +23,7 @@ from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.nats_turns import NatsBackend
 
 _WAIT_SECONDS = 120
+_LEAST = "NATS without output"
 Ask = Callable[[AgentId], Awaitable[None]]
 
 
@@ -47,11 +52,14 @@ async def measure_ratio(system: System, gateway: GatewayProcess, bars: Bars) -> 
             if answer.get("status") != "success" or not answer["output"]["text"]:
                 raise BenchError(f"a turn over HTTP ended as {response.status_code}, {answer.get('status')}")
 
-        ways: list[tuple[str, Ask]] = [("NATS", by_nats), ("HTTP", by_http)]
-        with bars.bar("gateway: turns over HTTP and NATS", 2 * plan.rounds) as advance:
+        async def by_event(agent: AgentId) -> None:
+            await system.load.turn(agent)
+
+        ways: list[tuple[str, Ask]] = [("NATS", by_nats), ("HTTP", by_http), (_LEAST, by_event)]
+        with bars.bar("gateway: turns over HTTP and NATS", 3 * plan.rounds) as advance:
             for number in range(plan.rounds):
                 values: dict[str, float] = {}
-                for name, ask in ways if number % 2 == 0 else reversed(ways):
+                for name, ask in ways[number % 3 :] + ways[: number % 3]:
                     cpu = gateway.cpu()
                     values |= await _round(name, ask, callers, plan.turns)
                     if name == "HTTP":
@@ -62,6 +70,9 @@ async def measure_ratio(system: System, gateway: GatewayProcess, bars: Bars) -> 
     return [
         Figure(
             name="turns/s by HTTP ÷ by NATS", value=ratio(found["HTTP rate"], found["NATS rate"]), goal=at_least(0.9)
+        ),
+        Figure(
+            name="turns/s by HTTP ÷ by NATS without output", value=ratio(found["HTTP rate"], found[f"{_LEAST} rate"])
         ),
         *(Figure(name=f"turns by {name}", value=found[f"{name} rate"], unit="/s") for name, _ in ways),
         *(Figure(name=f"a turn by {name}, p50", value=found[f"{name} p50"], unit="ms") for name, _ in ways),

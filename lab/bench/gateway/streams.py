@@ -1,6 +1,7 @@
 """Many clients of one gateway, each cut at random: what is lost, what comes twice, and what a stream costs."""
 
 import random
+from collections import Counter
 
 from lab.bench.agents import add_players, told_text
 from lab.bench.bars import Bars
@@ -45,6 +46,7 @@ def _reader(plan: Plan, turn: str, drawn: random.Random) -> Reader:
 
 
 def _exactness(answers: list[Answer]) -> list[Figure]:
+    refused = sum((Counter(each.refused) for each in answers), Counter[int]())
     return [
         Figure(name="chunks lost", value=sum(each.lost for each in answers), goal=at_most(0)),
         Figure(name="chunks doubled", value=sum(each.doubled for each in answers), goal=at_most(0)),
@@ -53,6 +55,7 @@ def _exactness(answers: list[Answer]) -> list[Figure]:
         Figure(name="chunks to all clients", value=sum(each.chunks for each in answers)),
         Figure(name="resumes", value=sum(each.resumes for each in answers)),
         Figure(name="connections that broke by themselves", value=sum(each.broken for each in answers)),
+        *(Figure(name=f"requests answered {status}", value=count) for status, count in sorted(refused.items())),
         Figure(name="resets", value=sum(each.resets for each in answers)),
     ]
 

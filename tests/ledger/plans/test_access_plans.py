@@ -21,7 +21,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.views import describe_turn, find_conversations
 from turnstile.schema.access import GatewayRole, Secret, new_secret
-from turnstile.schema.ids import AgentTurnId, BoxId, ConversationId, StepId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ConversationId, StepId
 
 PAST = 20_000
 PAGE = 50
@@ -54,9 +54,12 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
     place, box_place = pages.Place(THEN, "t5"), pages.Place(THEN, TALK)
     nothing = {"channel": None, "agent": None}
 
-    def turns(before: pages.Place | None, **narrowed: object) -> Callable[[Connection], Awaitable[object]]:
-        given = {"channel": None, "agent": None, "conversation": None, **narrowed}
-        return lambda conn: pages.page_turns(conn, PROJECT, before=before, row_limit=PAGE, **given)
+    def turns(
+        before: pages.Place | None, channel: ChannelId | None = None, agent: AgentId | None = None
+    ) -> Callable[[Connection], Awaitable[object]]:
+        return lambda conn: pages.page_turns(
+            conn, PROJECT, channel=channel, agent=agent, conversation=None, before=before, row_limit=PAGE
+        )
 
     return {
         "find_token": lambda conn: authenticate(conn, secret),
