@@ -9,7 +9,7 @@ listens, and two short reads at each change of the turn.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,14 +68,15 @@ class TurnFeed:
         self._outcome: Event | None = None
         self._known: set[CardId] = set()
         self._changed = asyncio.Event()
+        self._listeners: set[Callable[[], None]] = set()
         self._hint = asyncio.Event()
         self._gap = False
         self._reconnects = -1
 
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set at the next change; take it before looking."""
-        return self._changed
+    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` at each change; returns a function that ends that."""
+        self._listeners.add(changed)
+        return lambda: self._listeners.discard(changed)
 
     def state(self) -> bytes:
         """The event that tells where the turn stands."""
@@ -86,7 +87,7 @@ class TurnFeed:
         events: list[Event] = []
         for number in sorted(each for each in self._steps if each >= cursor.step):
             step = self._steps[number]
-            events += step.after(cursor, self._reset(number))
+            events += step.after(cursor, self._reset)
             if not step.committed:
                 return events
         if self._outcome is not None and cursor < END:
@@ -269,6 +270,8 @@ class TurnFeed:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        for listener in tuple(self._listeners):
+            listener()
 
 
 def _text_of(card: Card) -> str | None:

@@ -5,6 +5,7 @@ lower ones. `finish` says whether what was streamed is what the step's cards say
 part of it go on with the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,8 +89,8 @@ class StepLog:
         self.early = {}
         self.text = []
 
-    def after(self, cursor: Position, reset: Event) -> list[Event]:
-        """The events that a client at `cursor` has not had; `reset` voids the text of this step."""
+    def after(self, cursor: Position, reset: Callable[[int], Event]) -> list[Event]:
+        """The events that a client at `cursor` has not had; `reset` makes the one that voids the text of a step."""
         begun = cursor.step == self.number and cursor.in_chunks
         if not self.committed:
             return self._chunks_after(cursor)
@@ -97,7 +98,7 @@ class StepLog:
         if begun:
             events = self._chunks_after(cursor) if self.complete else []
             if not self.complete or not self._reaches(cursor):
-                events = [reset]
+                events = [reset(self.number)]
         return events + [each for each in (*self.cards, *self.results) if each.position > cursor]
 
     @property

@@ -4,6 +4,7 @@ A token that was found is remembered for `KNOWN_SECONDS`, so one that is revoked
 nobody has cost a look into the ledger each, so there is one bucket for all of them. No error says whether an id exists.
 """
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator
@@ -34,6 +35,7 @@ class Access:
         self._pool = pool
         self._limits = limits
         self._known: OrderedDict[tuple[TokenId, bytes], tuple[Principal, float]] = OrderedDict()
+        self._looking: dict[tuple[TokenId, bytes], asyncio.Future[Principal | None]] = {}
         self._throttle = Throttle(limits.rate, limits.burst)
         self._strangers = Throttle(_STRANGERS_PER_SECOND, round(_STRANGERS_PER_SECOND))
         self._streams: Counter[TokenId] = Counter()
@@ -56,11 +58,16 @@ class Access:
         principal, until = self._known.get(key, (None, 0.0))
         if principal is not None and time.monotonic() < until:
             return principal
-        self._known.pop(key, None)
-        if principal is None and (wait := self._strangers.take("")):
-            raise Limited("rate_limited", "too many unknown tokens are tried: again later", retry_after=wait)
-        principal = await self._pool.run(lambda conn: authenticate(conn, secret))
+        looking = self._looking.get(key)
+        if looking is None:  # all who ask meanwhile share the look
+            if principal is None and (wait := self._strangers.take("")):
+                raise Limited("rate_limited", "too many unknown tokens are tried: again later", retry_after=wait)
+            looking = asyncio.ensure_future(self._pool.run(lambda conn: authenticate(conn, secret)))
+            self._looking[key] = looking
+            looking.add_done_callback(lambda _: self._looking.pop(key, None))
+        principal = await asyncio.shield(looking)
         if principal is None:
+            self._known.pop(key, None)
             raise Unauthenticated("the token is not valid")
         self._known[key] = (principal, time.monotonic() + KNOWN_SECONDS)
         if len(self._known) > _REMEMBERED:

@@ -27,6 +27,7 @@ from turnstile.schema.access import Principal, Right
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import subjects
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 
 _LOOK_SECONDS = 5.0
@@ -52,7 +53,7 @@ class Events:
         principal, cancels = call.principal, call.query.on_disconnect == "cancel"
         if cancels and not principal.may(Right.ASK):
             raise Forbidden(f"a token of role {principal.role} may not stop a turn")
-        view = await self.turns.described(principal, AgentTurnId(call.path["turn_id"]))
+        view = await self._view(principal, AgentTurnId(call.path["turn_id"]))
         last = last_event_id(call.headers)
         cursor = BEGIN if last is None else _place_in(view.agent_turn_id, last)
         if cursor == END:
@@ -72,6 +73,13 @@ class Events:
 
         counted = self.access.streaming(principal)
         return Answer(EventStream(events(), self.streaming, counted, stop if cancels else None))
+
+    async def _view(self, principal: Principal, turn: AgentTurnId) -> TurnView:
+        """A turn that the token may see: a client that comes back costs no look into the ledger."""
+        known = self.feeds.known(principal.project_id, turn)
+        if known is not None and principal.sees(known.channel_id):
+            return known
+        return await self.turns.described(principal, turn)
 
     async def conversation(self, call: Call[ConversationEventsQuery, object]) -> Answer:
         """The events of the turns of a conversation, one after the other, and of those to come."""

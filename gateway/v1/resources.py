@@ -134,7 +134,7 @@ class Conversation(Tolerant):
 
 
 class ConversationPage(Tolerant):
-    """Conversations, the last used first."""
+    """Conversations, the last begun first."""
 
     conversations: list[Conversation]
     """The conversations."""

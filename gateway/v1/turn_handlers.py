@@ -142,11 +142,10 @@ class Turns:
     async def _waited(self, principal: Principal, view: TurnView, seconds: float) -> TurnView:
         """The turn once it is over, or after so many seconds."""
         try:
-            async with asyncio.timeout(seconds), self.feeds.following(view) as feed:
-                await feed.until_over()
+            async with asyncio.timeout(seconds):
+                return await self.feeds.until_over(view)
         except TimeoutError:
-            pass
-        return await self.described(principal, view.agent_turn_id)
+            return await self.described(principal, view.agent_turn_id)
 
     async def _output(self, view: TurnView) -> Output | None:
         card_id = view.deliverable_card_id
