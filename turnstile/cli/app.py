@@ -66,9 +66,9 @@ for name, commands, purpose in (
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)
-command(app, "enqueue", project=True, channel=True)(turn_commands.enqueue)
-command(app, "chat", project=True, channel=True)(conversation_commands.chat)
-command(app, "watch", project=True, channel=True)(watch.watch)
+command(app, "enqueue", project=True, channel=True, client=True)(turn_commands.enqueue)
+command(app, "chat", project=True, channel=True, client=True)(conversation_commands.chat)
+command(app, "watch", project=True, channel=True, client=True)(watch.watch)
 command(app, "listeners")(listeners.listeners)
 command(app, "top")(top.top)
 command(app, "watchdog")(safety.watchdog)
