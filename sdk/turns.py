@@ -96,7 +96,7 @@ class Client:
 
     @classmethod
     def over(cls, backend: Backend) -> Self:
-        """A client over a connection that is open; closing the client closes it."""
+        """A client over a connection that is open, for use without `async with`; who opened it closes it."""
         client = cls()
         client._backend = backend
         return client

@@ -171,8 +171,11 @@ class Session:
         if self.options.project is not None:
             raise BadRequest("a token is of one project: leave --project out where a gateway is asked")
         channel = None if self.options.channel is None else self.channel
-        async with Client.over(open_http(url, self._token(), channel, on_wait=self.out.remark)) as client:
-            yield client
+        backend = open_http(url, self._token(), channel, on_wait=self.out.remark)
+        try:
+            yield Client.over(backend)
+        finally:
+            await backend.close()
 
     def _token(self) -> str:
         """The token of `--token-file`, else of the environment."""
