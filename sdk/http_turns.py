@@ -55,6 +55,7 @@ class _Turn(Tolerant):
 
 class _Tree(Tolerant):
     turns: list[TreeTurn]
+    next: str | None = None
 
 
 class _Stop(Tolerant):
@@ -160,7 +161,13 @@ class HttpTurn(Turn):
         return not (await self._backend.request("POST", path, _Stop, asked)).already_final
 
     async def tree(self) -> Sequence[TreeTurn]:
-        return (await self._backend.request("GET", f"/v1/turns/{await self.start()}/tree", _Tree)).turns
+        path, turns, query = f"/v1/turns/{await self.start()}/tree", list[TreeTurn](), ""
+        while True:
+            page = await self._backend.request("GET", path + query, _Tree)
+            turns += page.turns
+            if page.next is None:
+                return turns
+            query = f"?cursor={page.next}"
 
     async def _waited(self, path: str) -> _Turn | None:
         """The turn, if it ends soon also its result; None after a while without an answer."""

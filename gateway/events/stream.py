@@ -55,10 +55,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
             pumping = asyncio.create_task(self._pump(send))
-            gone = asyncio.create_task(_gone(receive))
+            leaving = asyncio.create_task(gone(receive))
             closing = asyncio.create_task(self._streaming.closing.wait())
-            tasks: set[asyncio.Task[object]] = {pumping, gone, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
+            tasks: set[asyncio.Task[object]] = {pumping, leaving, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 ended = pumping.done()
@@ -74,7 +77,7 @@ class EventStream(Response):
                     self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
                     self._streaming.abort(scope.get("client"))
                     return
-            elif gone.done() and not gone.cancelled():
+            elif leaving.done() and not leaving.cancelled():
                 self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
                 if self._on_gone is not None:
                     await self._on_gone()
@@ -93,6 +96,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Returns when the client has gone away; the rest of its request is thrown away."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -110,6 +110,8 @@ class TurnTree(Tolerant):
 
     turns: list[TreeTurn]
     """The turns."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
 
 
 class Conversation(Tolerant):
@@ -173,7 +175,9 @@ class Usage(Tolerant):
     """What models used, as sums."""
 
     lines: list[UsageLine]
-    """One for each agent, model or day, and one without a name for all."""
+    """One for each agent, model or day, by name, and one without a name for all, last."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
 
 
 class ChannelQuery(Strict):
@@ -205,9 +209,20 @@ class ConversationsQuery(PageQuery, ChannelQuery):
     """Which conversations."""
 
 
-class UsageQuery(Strict):
+class TreeQuery(Strict):
+    """A page of a tree."""
+
+    cursor: str | None = Field(default=None, pattern=_TOKEN)
+    """`next` of the page before."""
+    limit: int = Field(default=500, ge=1, le=1000)
+    """At most this many."""
+
+
+class UsageQuery(PageQuery):
     """How to sum, and since when."""
 
+    limit: int = Field(default=500, ge=1, le=500)
+    """At most this many lines, besides the one for all."""
     by: Literal["agent", "model", "day"] = "model"
     """What a line is of."""
     since: datetime | None = None
