@@ -123,8 +123,8 @@ class Guard:
         origin = given[0].lower()
         if len(given) == 1 and origin in self._doors.origins:
             return given[0]
-        parts = urlsplit(origin) if len(given) == 1 else None
-        if parts is not None and parts.scheme in ("http", "https") and parts.netloc == headers["host"].lower():
+        host = headers["host"].lower()
+        if len(given) == 1 and origin in (f"http://{host}", f"https://{host}"):
             return None
         raise Refused("origin_not_allowed", "pages of this origin may not ask: list it in [gateway].allowed_origins")
 

@@ -5,7 +5,7 @@ They are of their own, so that a change of a verb is no change of the API. Reque
 
 import base64
 import binascii
-from datetime import datetime
+from datetime import MAXYEAR, MINYEAR, datetime
 from typing import Literal
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -270,6 +270,11 @@ class CardAnswer(Tolerant):
         )
 
 
+def is_moment(given: datetime) -> bool:
+    """Whether this is a moment that every zone has; at the ends of the calendar there are some that UTC has not."""
+    return given.tzinfo is not None and MINYEAR < given.year < MAXYEAR
+
+
 def cursor_of(place: Place) -> str:
     """A place in a page as a cursor."""
     return base64.urlsafe_b64encode(f"{place.at.isoformat()}|{place.id}".encode()).decode().rstrip("=")
@@ -285,6 +290,6 @@ def place_of(cursor: str | None) -> Place | None:
         moment = datetime.fromisoformat(at)
     except (ValueError, binascii.Error):
         raise BadRequest("cursor: no page had this one") from None
-    if not found or moment.tzinfo is None or not name.isascii() or not name.isprintable():
+    if not found or not is_moment(moment) or not name.isascii() or not name.isprintable():
         raise BadRequest("cursor: no page had this one")
     return Place(moment, name)

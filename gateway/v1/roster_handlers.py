@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.v1.resources import AgentPage, PageQuery, ProfilePage, ToolPage, Usage, UsageQuery
+from turnstile.gateway.v1.resources import (
+    AgentPage,
+    PageQuery,
+    ProfilePage,
+    ToolPage,
+    Usage,
+    UsageQuery,
+    is_moment,
+)
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import list_agents, list_profiles, list_tools
 from turnstile.ledger.turns.usage import sum_usage
@@ -52,7 +60,7 @@ class Roster:
     async def usage(self, call: Call[UsageQuery, object]) -> Answer:
         """What the project's models used."""
         wanted = call.query
-        if wanted.since is not None and wanted.since.tzinfo is None:
+        if wanted.since is not None and not is_moment(wanted.since):
             raise BadRequest("since: needs a time zone, such as 2026-01-01T00:00:00Z")
         principal, after = call.principal, _after(wanted) or ""
         *found, total = await self.pool.run(

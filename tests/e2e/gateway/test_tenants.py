@@ -12,23 +12,20 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.projects.test_tenants import rows_of
-from tests.support.gateway import token_of
+from tests.support.gateway import asking, composed, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant, new_tenant
 from tests.support.tools import definition
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.http import bearers
-from turnstile.gateway.limits import Doors, GatewayLimits
 from turnstile.gateway.v1.resources import cursor_of
 from turnstile.ledger.access.pages import Place
-from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.access import GatewayRole
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, new_box_id, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
 
 SECRET = "the secret of another"
 WORD = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
@@ -141,14 +138,10 @@ MATRIX: dict[str, list[Make]] = {
 @pytest.fixture(scope="module")
 async def gateway(here: Stack) -> AsyncIterator[Gateway]:
     """A gateway without a server: its statements can be counted, and a token is looked up once."""
-    pool = Pool(here.endpoints.database_url, size=2, name="matrix", read_only=True)
-    limits, doors = GatewayLimits(rate=0.0, heartbeat_seconds=0.2), Doors(frozenset({"here"}), frozenset())
-    made = Gateway(pool, here.conn, limits, doors, default_channel=ChannelId("public"), abort=lambda _: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bearers, "KNOWN_SECONDS", 1000.0)
-        yield made
-    await made.feeds.close()
-    await pool.close()
+        async with composed(here) as made:
+            yield made
 
 
 @dataclass(frozen=True)
@@ -188,12 +181,6 @@ def nobodys(agent: str, profile: str, its: Ids) -> Ids:
         *(agent, uuid7(), f"only-{uuid7()}", new_box_id(), new_box_id(), f"key-{uuid7()}", "u_nobody", profile),
         *(its.tool, its.cursor, its.boxes_cursor),
     )
-
-
-def asking(gateway: Gateway, token: str) -> httpx.AsyncClient:
-    """A client of it."""
-    transport = httpx.ASGITransport(app=gateway.app)
-    return httpx.AsyncClient(transport=transport, base_url="http://here", headers={"authorization": f"Bearer {token}"})
 
 
 @pytest.fixture(scope="module", params=["project", "channel"])
