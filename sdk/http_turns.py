@@ -60,6 +60,7 @@ class _Turn(TurnView):
 
 class _Tree(Tolerant):
     turns: list[TreeTurn]
+    next: str | None = None
 
 
 class _Stop(Tolerant):
@@ -230,7 +231,13 @@ class HttpTurn(Turn):
         return Stopped.model_validate({**found, "status": ReplyStatus.ACCEPTED})
 
     async def tree(self) -> Sequence[TreeTurn]:
-        return (await self._backend.request("GET", f"{_path(await self.start())}/tree", _Tree)).turns
+        path, turns, query = f"{_path(await self.start())}/tree", list[TreeTurn](), ""
+        while True:
+            page = await self._backend.request("GET", path + query, _Tree)
+            turns += page.turns
+            if page.next is None:
+                return turns
+            query = f"?cursor={page.next}"
 
     async def _waited(self, path: str, outage: "_Outage") -> _Turn | None:
         """The turn, if it ends soon also its result; None after a while without an answer."""

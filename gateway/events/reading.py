@@ -80,7 +80,7 @@ def reader_of(access: Access, headers: Headers, heartbeat_seconds: float) -> Rea
     secret = secret_in(headers)
 
     async def allowed() -> None:
-        await access.principal(secret)
+        await access.still(secret)
 
     return Reader(heartbeat_seconds, allowed)
 

@@ -15,7 +15,7 @@ from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
 
-_EARLY = 10_000
+_EARLY = 1000
 
 
 class Piece(NamedTuple):
@@ -38,6 +38,8 @@ class StepLog:
     """One step."""
 
     number: int
+    looked: bool = True
+    """Whether the ledger was read since the step's first chunk: then the results before it are known."""
     attempt: int = 0
     chunks: list[Event] = field(default_factory=list[Event])
     """Of the highest attempt, from index `dropped` on."""

@@ -67,6 +67,9 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
             pumping = asyncio.create_task(self._pump(send))
             self._sending = IdleTimer(self._streaming.slow_reader_seconds, pumping.cancel)
             try:
@@ -119,20 +122,21 @@ async def attend(
     A task that `finishes` is done soon after the gateway stops, and waited for. The body of the request must have been
     read.
     """
-    gone, closed = asyncio.create_task(_gone(receive)), asyncio.create_task(closing.wait())
-    tasks: set[asyncio.Task[Any]] = {working, gone, closed}
+    leaving, closed = asyncio.create_task(gone(receive)), asyncio.create_task(closing.wait())
+    tasks: set[asyncio.Task[Any]] = {working, leaving, closed}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if closed.done() and finishes():
-            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return "done" if working.done() else "gone" if gone.done() else "closing"
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return "done" if working.done() else "gone" if leaving.done() else "closing"
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Returns when the client has gone away; the rest of its request is thrown away."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
