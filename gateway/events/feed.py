@@ -71,6 +71,8 @@ class TurnFeed:
         self._hint = asyncio.Event()
         self._gap = False
         self._reconnects = -1
+        self._clear = 0
+        """The last running step of which all steps before are known, with their results."""
 
     @property
     def changed(self) -> asyncio.Event:
@@ -86,6 +88,8 @@ class TurnFeed:
         events: list[Event] = []
         for number in sorted(each for each in self._steps if each >= cursor.step):
             step = self._steps[number]
+            if not step.committed and number > self._clear:
+                return events  # what came before it would be behind its clients
             events += step.after(cursor, self._reset(number))
             if not step.committed:
                 return events
@@ -149,6 +153,8 @@ class TurnFeed:
         number = step_number(chunk.step_id)
         if chunk.agent_turn_id != self.turn or chunk.step_id != step_id(self.turn, number) or chunk.index < 0:
             return False
+        if number > self._clear:
+            self._hint.set()
         step = self._steps.setdefault(number, StepLog(number))
         new = step.take(chunk)
         if step.has_gap and not self._gap:
@@ -171,14 +177,14 @@ class TurnFeed:
 
     async def _look(self) -> None:
         """Read what the stream of text and the ledger have that is not known here."""
-        conn = self._sources.conn
+        conn, running = self._sources.conn, max(self._steps, default=0)
         if self.view.ended_at is None and (self._gap or self._reconnects != conn.reconnects):
             await self._catch_up()
         view = await self._describe()
         rows = await self._cards()
         self._settled(await self._committing(rows))
-        changed = view.status != self.view.status
-        self.view = view
+        changed = view.status != self.view.status or running > self._clear
+        self.view, self._clear = view, max(self._clear, running)
         if view.ended_at is not None:  # the cards were read after that, so none is missed
             await self._end(view)
         if changed or rows or self.over:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,7 +47,7 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes],
         streaming: Streaming,
-        counted: AbstractContextManager[None],
+        counted: AbstractContextManager[object],
         on_gone: Callable[[], Awaitable[None]] | None = None,
         on_cut: Callable[[], Awaitable[None]] | None = None,
         farewell: bytes = COME_BACK,
@@ -64,34 +65,28 @@ class EventStream(Response):
         with self._counted:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             pumping = asyncio.create_task(self._pump(send))
-            gone = asyncio.create_task(client_gone(receive))
-            closing = asyncio.create_task(self._streaming.closing.wait())
-            tasks: set[asyncio.Task[object]] = {pumping, gone, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                ended = pumping.done()
+                ending = await attend(pumping, receive, self._streaming.closing)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
                 await self._events.aclose()
-            if ended:
-                try:
-                    pumping.result()
-                except TimeoutError:
-                    self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
-                    self._streaming.abort(scope.get("client"))
-                    await _done(self._on_cut)
+            match ending:
+                case "done":
+                    try:
+                        pumping.result()
+                    except TimeoutError:
+                        self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
+                        self._streaming.abort(scope.get("client"))
+                        await _done(self._on_cut)
+                        return
+                case "gone":
+                    self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
+                    await _done(self._on_gone)
                     return
-            elif gone.done() and not gone.cancelled():
-                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
-                await _done(self._on_gone)
-                return
-            else:
-                try:
-                    await self._send(send, self._farewell)
-                finally:
-                    await _done(self._on_cut)
+                case "closing":
+                    try:
+                        await self._send(send, self._farewell)
+                    finally:
+                        await _done(self._on_cut)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
@@ -104,8 +99,25 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def client_gone(receive: Receive) -> None:
-    """Returns once the client of a request, whose body was read, has closed its connection."""
+async def attend(
+    working: asyncio.Task[Any], receive: Receive, closing: asyncio.Event
+) -> Literal["done", "gone", "closing"]:
+    """Wait until a task is done, its client has gone away or the gateway stops, and cancel the task if it is not done.
+
+    The body of the request must have been read.
+    """
+    gone, closed = asyncio.create_task(_gone(receive)), asyncio.create_task(closing.wait())
+    tasks: set[asyncio.Task[Any]] = {working, gone, closed}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return "done" if working.done() else "gone" if gone.done() else "closing"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
