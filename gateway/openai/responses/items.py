@@ -13,11 +13,15 @@ from pydantic import JsonValue
 from turnstile.gateway.events.positions import END, Position
 from turnstile.gateway.openai.responses.objects import FunctionCall, FunctionCallOutput, Item, Message, OutputText
 from turnstile.gateway.v1.resources import CardAnswer, Turn
-from turnstile.schema.cards import CardType, JsonContent, TextContent, ToolResultContent, read_content
+from turnstile.schema.cards import (
+    CardType,
+    FallbackDeliverable,
+    JsonContent,
+    TextContent,
+    ToolResultContent,
+    read_content,
+)
 from turnstile.schema.ids import CardId
-from turnstile.schema.states import TurnStatus
-
-_DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
 
 
 class Entry(NamedTuple):
@@ -46,9 +50,7 @@ class ItemLog:
         output = turn.output
         if output is None or output.card_id in self._delivered:
             return []
-        if output.text is None and turn.status not in _DELIVERED:
-            return []  # the kernel's own account of what went wrong
-        items = self._delivery(output.card_id, output.text if output.text is not None else _json(output.data))
+        items = self._delivery(output.card_id, output.data if output.text is None else output.text)
         self.items += items
         return [Entry(END, item) for item in items]
 
@@ -74,12 +76,15 @@ class ItemLog:
             case CardType.DELIVERABLE, TextContent(text=text):
                 return self._delivery(card.card_id, text)
             case CardType.DELIVERABLE, JsonContent(data=data):
-                return self._delivery(card.card_id, _json(data))
+                return self._delivery(card.card_id, data)
             case _:
                 return []
 
-    def _delivery(self, card: CardId, text: str) -> list[Item]:
+    def _delivery(self, card: CardId, delivered: JsonValue) -> list[Item]:
         self._delivered.add(card)
+        if isinstance(delivered, dict) and delivered.keys() == FallbackDeliverable.model_fields.keys():
+            return []  # the kernel's own account of a turn that delivered nothing
+        text = delivered if isinstance(delivered, str) else _json(delivered)
         return [] if text == self._said else [_message(card, text)]
 
 

@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from tests.support.conditions import until
 from tests.support.gateway import serving, token_of
 from tests.support.processes.stack import Stack
-from tests.support.tenants import ALICE, Tenant
+from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import calling, hand_of
 from turnstile.schema.ids import AgentTurnId
 
@@ -333,22 +333,33 @@ async def test_bad_requests_are_errors_of_openai(ai: AsyncOpenAI, url: str, tena
         with pytest.raises(kind) as refused:
             await ai.responses.create(**{"model": ALICE, "input": "hello", **given})
         assert (refused.value.code, refused.value.status_code < 500) == (code, True), given
-    for after in ("-1", "x", str(1 << 53), "9" * 40, ""):
+    for after in ("-1", "x", str(1 << 53), "9" * 40):
         with pytest.raises(openai.BadRequestError):
             await ai.responses.retrieve(made.id, stream=True, extra_query={"starting_after": after})
     for number in (0, 1, 77, (1 << 53) - 1, (1 << 52) + 12345, 1 << 40):  # numbers that no event had end well, too
         events = [event async for event in await ai.responses.retrieve(made.id, stream=True, starting_after=number)]
         assert all(event.sequence_number > number for event in events)
-    stranger = Tenant(here, tenant.project, tenant.client)
-    elsewhere = asking(url, await token_of(stranger.stack, tenant.project, channel="u_eve"))
-    for ai_of, response in ((elsewhere, made.id), (ai, "resp_none"), (ai, "nonsense"), (ai, "resp_" + "x" * 300)):
-        for asked in (ai_of.responses.retrieve(response), ai_of.responses.cancel(response)):
+    stranger = new_tenant(here)
+    async with (
+        asking(url, await token_of(here, tenant.project, channel="u_eve")) as elsewhere,
+        asking(url, await token_of(here, stranger.project)) as other,
+    ):
+        for asker in (elsewhere, other):
+            with pytest.raises(openai.NotFoundError):
+                await asker.responses.retrieve(made.id, stream=True)
+            with pytest.raises(openai.NotFoundError):
+                await asker.responses.cancel(made.id)
+            with pytest.raises(openai.APIStatusError) as refused:
+                await asker.responses.create(model=ALICE, input="hello", previous_response_id=made.id)
+            assert refused.value.code in ("previous_response_not_found", "model_not_found")
+    for response in ("resp_none", "nonsense", "resp_" + "x" * 300):
+        for asked in (ai.responses.retrieve(response), ai.responses.cancel(response)):
             with pytest.raises(openai.NotFoundError) as refused:
                 await asked
             assert refused.value.code == "unknown_response"
-    await elsewhere.close()
     with pytest.raises(openai.APIStatusError) as refused:
         await ai.responses.delete(made.id)
     assert refused.value.code == "method_not_allowed"
-    with pytest.raises(openai.AuthenticationError):
-        await asking(url, "sk-none").responses.retrieve(made.id)
+    async with asking(url, "sk-none") as nobody:
+        with pytest.raises(openai.AuthenticationError):
+            await nobody.responses.retrieve(made.id)
