@@ -21,8 +21,8 @@ from turnstile.gateway.http.guard import Guard, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.limits import Doors, GatewayLimits
-from turnstile.gateway.openai.catalog import Kernel, openai_endpoints
-from turnstile.gateway.openai.errors import PREFIX, error_response
+from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
+from turnstile.gateway.openai.error_objects import PREFIX, error_response
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
@@ -29,9 +30,7 @@ class Kernel:
     streaming: Streaming
     heartbeat_seconds: float
 
-    async def make_box(
-        self, call: Call[object, object], channel: ChannelId, parts: Sequence[Part], key: str | None
-    ) -> BoxId:
+    async def make_box(self, call: Call[Any, Any], channel: ChannelId, parts: Sequence[Part], key: str | None) -> BoxId:
         """A new box of these parts, the same one for the same `Idempotency-Key`; raises as `Asking.ask` does."""
         name = None if key is None else f"openai-{hashlib.sha256(key.encode()).hexdigest()}"
         request = BoxMakeRequest(parts=list(parts), correlation_id=name)
@@ -42,7 +41,7 @@ class Kernel:
         return reply.box_id
 
     async def enqueue(
-        self, call: Call[object, object], channel: ChannelId, target: Target, fields: JsonObject, key: str | None
+        self, call: Call[Any, Any], channel: ChannelId, target: Target, fields: JsonObject, key: str | None
     ) -> AgentTurnId:
         """A turn for the target, the same one for the same `Idempotency-Key`.
 

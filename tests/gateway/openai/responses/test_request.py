@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from turnstile.gateway.http.problems import BadField, Unsupported
 from turnstile.gateway.openai.messages import Said
-from turnstile.gateway.openai.responses.reading import turn_in
 from turnstile.gateway.openai.responses.request import MutuallyExclusive, ResponseCreate
+from turnstile.gateway.openai.responses.response_reading import turn_in
 from turnstile.schema.errors import Refused
 
 

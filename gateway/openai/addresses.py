@@ -1,11 +1,14 @@
 """Every endpoint below `/openai/v1`. The router is made of this; `/v1/openapi.json` has none of them."""
 
 from turnstile.gateway.http.endpoints import Endpoint
+from turnstile.gateway.openai.chat import Chat
+from turnstile.gateway.openai.chat_answer import ChatCompletion
+from turnstile.gateway.openai.chat_request import ChatCreate
 from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.models import ModelEntry, ModelList, Models
-from turnstile.gateway.openai.responses.handlers import Responses
 from turnstile.gateway.openai.responses.objects import Response
 from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve
+from turnstile.gateway.openai.responses.response_handlers import Responses
 from turnstile.schema.access import Right
 
 __all__ = ["Kernel", "openai_endpoints"]
@@ -13,7 +16,7 @@ __all__ = ["Kernel", "openai_endpoints"]
 
 def openai_endpoints(kernel: Kernel) -> list[Endpoint]:
     """All of them."""
-    return [*_models(Models(kernel.pool)), *_responses(Responses(kernel))]
+    return [*_models(Models(kernel.pool)), *_chat(Chat(kernel)), *_responses(Responses(kernel))]
 
 
 def _models(models: Models) -> list[Endpoint]:
@@ -36,6 +39,21 @@ def _models(models: Models) -> list[Endpoint]:
             handler=models.get,
             answer=ModelEntry,
         ),
+    ]
+
+
+def _chat(chat: Chat) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="openai_create_chat_completion",
+            method="POST",
+            path="/openai/v1/chat/completions",
+            right=Right.ASK,
+            summary="Run a turn on these messages.",
+            handler=chat.create,
+            body=ChatCreate,
+            answer=ChatCompletion,
+        )
     ]
 
 

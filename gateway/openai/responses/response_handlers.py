@@ -21,14 +21,20 @@ from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, problem_of
-from turnstile.gateway.openai.errors import error_response
+from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
 from turnstile.gateway.openai.responses.numbers import Mark, read_number
 from turnstile.gateway.openai.responses.objects import StreamEvent
-from turnstile.gateway.openai.responses.reading import asked_with, begun, read_response, turn_in, unknown_response
 from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve
-from turnstile.gateway.openai.responses.stream import ResponseStream
+from turnstile.gateway.openai.responses.response_reading import (
+    asked_with,
+    begun,
+    read_response,
+    turn_in,
+    unknown_response,
+)
+from turnstile.gateway.openai.responses.response_stream import ResponseStream
 from turnstile.gateway.openai.targets import find_target
 from turnstile.gateway.v1.resources import Turn, TurnStop
 from turnstile.gateway.v1.turn_handlers import key_in
