@@ -2,7 +2,7 @@
 
 -- name: get_turn_request :opt
 -- The settings and notes that a turn was enqueued with.
-SELECT coalesce(i.payload -> 'runtime_config', '{}')::text AS runtime_config, coalesce(e.metadata, '{}')::text AS metadata
+SELECT coalesce(i.payload -> 'runtime_config', '{}') AS runtime_config, coalesce(e.metadata, '{}') AS metadata
 FROM state.agent_inbox i
 LEFT JOIN state.execution_edges e ON e.edge_id = 'enqueue-' || i.agent_turn_id AND e.project_id = i.project_id
 WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};

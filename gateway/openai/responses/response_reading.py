@@ -50,7 +50,7 @@ def unknown_response() -> Refused:
 async def asked_with(pool: Pool, view: TurnView) -> TurnRequest:
     """What the turn was enqueued with."""
     found = await pool.run(lambda conn: get_turn_request(conn, view.project_id, view.agent_turn_id))
-    return found if found is not None else TurnRequest(runtime_config={}, metadata={})
+    return found if found is not None else TurnRequest.model_validate({"runtime_config": "{}", "metadata": "{}"})
 
 
 async def read_response(pool: Pool, view: TurnView) -> Response:

@@ -18,11 +18,13 @@ from tests.support.gateway import serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.support.tools import calling, hand_of
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentId, AgentTurnId
 
 WORDS = "".join(f"word-{number} " for number in range(120))
 LONG = json.dumps({"steps": [{"text": WORDS, "chunks": 60, "delay_seconds": 0.02}]})
 SLOW = json.dumps({"steps": [{"text": "All of this takes long. " * 5, "chunks": 100, "delay_seconds": 0.5}]})
+TEN_WORDS = "one two three four five six seven eight nine ten"
+CUT_MEMORY = {"keep": "conversation", "max_context_tokens": 60, "keep_last_turns": 1}
 FALTERING = json.dumps(
     {
         "steps": [
@@ -95,13 +97,14 @@ class Folded:
             case _:
                 pass
 
-    async def read(self, stream: Any, most: int = 1 << 30) -> None:
+    async def read(self, stream: Any, most: int = 1 << 30, *, closes: bool = True) -> None:
         async for event in cast("AsyncIterator[ResponseStreamEvent]", stream):
             self.take(event)
             most -= 1
             if not most:
                 break
-        await stream.close()
+        if closes:
+            await stream.close()
 
     def held(self) -> list[tuple[str, str | None]]:
         """The items that are not void."""
@@ -193,6 +196,22 @@ async def test_a_stream_goes_on_after_any_event_at_any_gateway(
                 assert again.final == live.final
 
 
+async def test_a_gateway_that_stops_ends_its_streams_and_another_goes_on(
+    here: Stack, ai: AsyncOpenAI, token: str, tenant: Tenant
+) -> None:
+    await tenant.agent("player")
+    folded, first = Folded(), serving(here)
+    async with asking(await first.__aenter__(), token) as stopping:
+        stream = await stopping.responses.create(model=ALICE, input=LONG, stream=True)
+        await folded.read(stream, most=5, closes=False)
+        ending = asyncio.create_task(first.__aexit__(None, None, None))
+        await folded.read(stream)
+        await ending
+    assert folded.final is None
+    await folded.read(await ai.responses.retrieve(folded.id, stream=True, starting_after=folded.last))
+    assert folded.held() == [("message", WORDS)]
+
+
 async def test_what_the_agent_did_are_items(ai: AsyncOpenAI, tenant: Tenant) -> None:
     async with hand_of(tenant) as hand:
         steps = [calling("search", "nothing", text="I look."), {"text": "It is there."}]
@@ -231,6 +250,14 @@ async def test_a_previous_response_is_what_was_said_until_its_end(ai: AsyncOpenA
     assert further.output_text == "You said: more (before that: one; other)"
     later = await ai.responses.create(model=agent, input="late", previous_response_id=two.id)
     assert later.output_text == "You said: late (before that: one; two)"
+    forgetful = await tenant.agent("chat", AgentId("forgetful"), memory=CUT_MEMORY)
+    made = [await ai.responses.create(model=forgetful, input=f"{n} {TEN_WORDS}", conversation="long") for n in range(5)]
+    assert f"0 {TEN_WORDS}" not in made[4].output_text  # it is cut off
+    for number, response in enumerate(made):  # each as of its end, with what it had read, before the cut and after
+        known = response.output_text.rpartition("(before that: ")[2].removesuffix(")")
+        before = "; ".join([known] * (known != "nothing") + [f"{number} {TEN_WORDS}"])
+        fork = await ai.responses.create(model=agent, input="on", previous_response_id=response.id)
+        assert fork.output_text == f"You said: on (before that: {before})"
     given: Any = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "first"}]},
@@ -259,6 +286,10 @@ async def test_a_response_is_cancelled(ai: AsyncOpenAI, web: httpx.AsyncClient, 
     turn = await until(running, 10, "the turn is there")
     asked.cancel()
     assert (await tenant.ended(turn)).view.status == "canceled"
+    for background, status in ((False, "canceled"), (True, "success")):
+        left = Folded()
+        await left.read(await ai.responses.create(model=ALICE, input=LONG, stream=True, background=background), most=6)
+        assert (await tenant.ended(AgentTurnId(left.id.removeprefix("resp_")))).view.status == status
 
 
 async def test_a_key_finds_the_response_again(ai: AsyncOpenAI, tenant: Tenant) -> None:
