@@ -27,8 +27,8 @@ class ToldText:
     """What a client was told of one turn."""
 
     def __init__(self) -> None:
-        self._step = 0
-        self._attempt = 0
+        self._step: int = 0
+        self._attempt: int = 0
         self._told: list[str] = []
         """Of the step."""
         self._again = ""

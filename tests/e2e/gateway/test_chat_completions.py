@@ -48,11 +48,10 @@ async def gpt(url: str, tenant: Tenant) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-async def ask(gpt: AsyncOpenAI, content: str, **more: Any) -> ChatCompletion:
+async def ask(gpt: AsyncOpenAI, content: str, *, model: str = ALICE, **more: Any) -> ChatCompletion:
     """A completion for one message."""
-    return await gpt.chat.completions.create(
-        model=more.pop("model", ALICE), messages=[{"role": "user", "content": content}], **more
-    )
+    create: Any = gpt.chat.completions.create  # its overloads tell nothing of keywords that are not known
+    return await create(model=model, messages=[{"role": "user", "content": content}], **more)
 
 
 async def streamed(gpt: AsyncOpenAI, content: str, **more: Any) -> list[ChatCompletionChunk]:
@@ -356,7 +355,13 @@ async def test_what_is_not_supported_is_refused_by_name(gpt: AsyncOpenAI, tenant
             await gpt.chat.completions.create(model=ALICE, messages=cast("Any", messages))
         assert (body_of(refused.value)["code"], body_of(refused.value)["param"]) == ("unsupported_parameter", param)
     await tenant.agent("player")
-    harmless = {"n": 1, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": False}
+    harmless: dict[str, Any] = {
+        "n": 1,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "store": False,
+    }
     nulls = {"seed": None, "stop": None, "logprobs": None, "stream": None, "metadata": None}
     made = await ask(gpt, says("fine"), extra_body={**harmless, **nulls})
     assert made.choices[0].message.content == "fine"
