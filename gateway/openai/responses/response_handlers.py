@@ -21,6 +21,7 @@ from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.stream import EventStream, attend
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import BadField, problem_of
+from turnstile.gateway.openai.chat_answer import error_frame
 from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.messages import composed
@@ -206,8 +207,17 @@ class Responses:
 
         kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if mark is None else "yes")
         reader = reader_of(kernel.access, call.headers, kernel.heartbeat_seconds)
-        events = self._events(view, mark, reader)
+        events = self._ending_well(self._events(view, mark, reader))
         return EventStream(events, kernel.streaming, counted, None if lasts else gone, farewell=_FAREWELL)
+
+    async def _ending_well(self, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """The events; an error, which the response itself has not, is the last one."""
+        try:
+            async with contextlib.aclosing(events) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except TurnstileError as error:
+            yield error_frame(problem_of(error))
 
     async def _events(self, view: TurnView, mark: Mark | None, reader: Reader) -> AsyncGenerator[bytes]:
         kernel, request = self.kernel, await asked_with(self.kernel.pool, view)

@@ -54,6 +54,12 @@ async def ai(url: str, token: str) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
+async def response_to(ai: AsyncOpenAI, **fields: Any) -> Response:
+    """A response to a request that has whatever fields."""
+    create: Any = ai.responses.create
+    return await create(**{"model": ALICE, "input": "hello", **fields})
+
+
 def turn_in(response: Response) -> AgentTurnId:
     return AgentTurnId(response.id.removeprefix("resp_"))
 
@@ -334,7 +340,7 @@ async def test_what_is_not_supported_is_refused_by_name(ai: AsyncOpenAI, tenant:
     await tenant.agent("player")
     for param, given in UNSUPPORTED:
         with pytest.raises(openai.BadRequestError) as refused:
-            await ai.responses.create(**{"model": ALICE, "input": "hello", **given})
+            await response_to(ai, **given)
         assert (refused.value.code, refused.value.param) == ("unsupported_parameter", param), refused.value
     assert await tenant.count("state.agent_inbox") == 0
 
@@ -362,7 +368,7 @@ async def test_bad_requests_are_errors_of_openai(ai: AsyncOpenAI, url: str, tena
     ]
     for kind, code, given in bad:
         with pytest.raises(kind) as refused:
-            await ai.responses.create(**{"model": ALICE, "input": "hello", **given})
+            await response_to(ai, **given)
         assert (refused.value.code, refused.value.status_code < 500) == (code, True), given
     for after in ("-1", "x", str(1 << 53), "9" * 40):
         with pytest.raises(openai.BadRequestError):

@@ -6,6 +6,7 @@ from turnstile.gateway.events.positions import Position
 from turnstile.gateway.openai.responses.items import ItemLog
 from turnstile.gateway.openai.responses.objects import Message
 from turnstile.gateway.v1.resources import CardAnswer
+from turnstile.schema.base import JsonObject
 
 
 def card(kind: str, name: str, content: Any, **fields: Any) -> CardAnswer:
@@ -38,7 +39,7 @@ def test_a_deliverable_that_repeats_is_no_item() -> None:
 
 
 def test_the_kernels_account_is_no_item() -> None:
-    fallback = {"reason": "r", "last_thought": None, "tool_results": [], "terminal_status": "failed"}
+    fallback: JsonObject = {"reason": "r", "last_thought": None, "tool_results": [], "terminal_status": "failed"}
     assert texts(card("task.deliverable", "d", data(fallback))) == []
 
 
@@ -52,6 +53,7 @@ def test_calls_and_results_are_items_in_their_order() -> None:
 
 
 def test_cards_that_cannot_be_read_are_no_items() -> None:
-    for content in (None, 3, "text", [], {}, {"__type__": "TextContent"}, {"__type__": 3}):
+    contents: list[Any] = [None, 3, "text", [], {}, {"__type__": "TextContent"}, {"__type__": 3}]
+    for content in contents:
         for kind in ("agent.thought", "tool.result", "task.deliverable", "tool.call", "made.up"):
             assert texts(card(kind, "c", content, tool_call_id="c1")) == []

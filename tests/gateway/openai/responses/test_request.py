@@ -39,18 +39,19 @@ def test_texts_are_read_in_their_order() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("param", "value"),
-    [
-        *(("input", value) for value in (None, 3, "", [], {}, [{"role": "system", "content": "only"}])),
-        ("input.0", ["text"]),
-        ("input.0.role", [{"role": "tool", "content": "x"}]),
-        ("input.0.role", [{"role": ["user"], "content": "x"}]),
-        ("input.0.content", [{"role": "user"}]),
-        ("input.0.content.0.type", [{"role": "user", "content": [{"type": 3}]}]),
-        ("input.0.content.0.text", [{"role": "user", "content": [{"type": "input_text", "text": None}]}]),
-    ],
-)
+NOTHING_SAID: list[Any] = [None, 3, "", [], {}, [{"role": "system", "content": "only"}]]
+BAD_INPUTS: list[tuple[str, Any]] = [
+    *(("input", value) for value in NOTHING_SAID),
+    ("input.0", ["text"]),
+    ("input.0.role", [{"role": "tool", "content": "x"}]),
+    ("input.0.role", [{"role": ["user"], "content": "x"}]),
+    ("input.0.content", [{"role": "user"}]),
+    ("input.0.content.0.type", [{"role": "user", "content": [{"type": 3}]}]),
+    ("input.0.content.0.text", [{"role": "user", "content": [{"type": "input_text", "text": None}]}]),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), BAD_INPUTS)
 def test_a_bad_input_is_named(param: str, value: object) -> None:
     with pytest.raises(BadField) as refused:
         request(input=value).said()
@@ -86,7 +87,8 @@ def test_one_past_at_a_time() -> None:
     with pytest.raises(MutuallyExclusive):
         request(conversation="c", previous_response_id="resp_1")
     assert request(conversation={"id": "c"}).conversation_id() == "c"
-    for bad in ("", "a.b", "x" * 129, 3, {"id": 3}, {"id": "c", "more": 1}, []):
+    ids: list[Any] = ["", "a.b", "x" * 129, 3, {"id": 3}, {"id": "c", "more": 1}, []]
+    for bad in ids:
         with pytest.raises(BadField):
             request(conversation=bad).conversation_id()
 

@@ -139,7 +139,9 @@ class Client:
     def take(self, number: int, kind: str, event: dict[str, Any]) -> None:
         assert self.last is None or number > self.last
         self.last = number
-        item = self.items[event["output_index"]] if "output_index" in event and "added" not in kind else {}
+        item = dict[str, Any]()
+        if "output_index" in event and "added" not in kind:
+            item = self.items[event["output_index"]]
         if kind == "response.output_item.added":
             assert event["output_index"] == len(self.items)
             assert event["item"]["id"] not in [each["id"] for each in self.items]
@@ -156,7 +158,7 @@ class Client:
         elif kind == "response.output_item.done":
             assert item["open"]
             assert item["id"] == event["item"]["id"]
-            item |= {"open": False, "status": event["item"]["status"]}
+            item.update(open=False, status=event["item"]["status"])
         elif kind == "response.completed":
             self.final = Response.model_validate(event["response"])
 
