@@ -58,21 +58,25 @@ class Asking:
         payload: BaseModel | JsonObject,
         reply: type[Answer],
         given: Headers,
+        *,
+        own_boxes: bool = False,
     ) -> Answer:
-        """Request a verb and return its accepted reply.
+        """Request a verb and return its accepted reply; `own_boxes`: the gateway chose the boxes, not its client.
 
         Raises `BadRequest`, `Refused` or `Overloaded` with the bridge's code, and `ServerUnavailable`.
         """
         client = BridgeClient(self._conn, principal.project_id, channel)
         if verb == "enqueue" and principal.channel_id is not None:
-            payload = await self._within(principal.project_id, principal.channel_id, payload)
+            payload = await self._within(principal.project_id, principal.channel_id, payload, own_boxes=own_boxes)
         answer = await client.request(verb, payload, headers={**_passed(given), names.SENDER: principal.sender})
         return accepted(reply, answer)
 
-    async def _within(self, project: ProjectId, channel: ChannelId, payload: BaseModel | JsonObject) -> JsonObject:
+    async def _within(
+        self, project: ProjectId, channel: ChannelId, payload: BaseModel | JsonObject, *, own_boxes: bool
+    ) -> JsonObject:
         """An enqueue whose ids are those of one channel."""
         given = payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else {**payload}
-        for name in _BOXES:
+        for name in () if own_boxes else _BOXES:
             match given.get(name):
                 case str() as box if not await self._pool.run(
                     lambda conn, box=box: is_box_of_channel(conn, project, channel, BoxId(box))

@@ -62,6 +62,8 @@ class Reader:
                 if feed.failed:
                     return
                 while not await wakes.wait():
+                    checked = loop.time()
+                    await self.allowed()
                     yield None
         finally:
             forget()

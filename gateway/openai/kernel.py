@@ -32,7 +32,7 @@ class Kernel:
 
     async def make_box(self, call: Call[Any, Any], channel: ChannelId, parts: Sequence[Part], key: str | None) -> BoxId:
         """A new box of these parts, the same one for the same `Idempotency-Key`; raises as `Asking.ask` does."""
-        name = None if key is None else f"openai-{hashlib.sha256(key.encode()).hexdigest()}"
+        name = None if key is None else f"openai-{hashlib.sha256(f'{channel}/{key}'.encode()).hexdigest()}"
         request = BoxMakeRequest(parts=list(parts), correlation_id=name)
         payload = request.model_dump(mode="json", exclude_none=True)
         reply = await self.turns.asking.ask(call.principal, channel, "box_make", payload, BoxMakeReply, call.headers)
@@ -52,7 +52,9 @@ class Kernel:
             payload["correlation_id"] = key
         asking = self.turns.asking
         try:
-            reply = await asking.ask(call.principal, channel, "enqueue", payload, EnqueueReply, call.headers)
+            reply = await asking.ask(
+                call.principal, channel, "enqueue", payload, EnqueueReply, call.headers, own_boxes=True
+            )
         except Refused as error:
             raise told_of_model(error, target.model) from None
         if reply.agent_turn_id is None:
