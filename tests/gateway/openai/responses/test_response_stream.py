@@ -141,7 +141,8 @@ class Client:
         self.last = number
         item = dict[str, Any]()
         if "output_index" in event and "added" not in kind:
-            item = self.items[event["output_index"]]
+            place: int = event["output_index"]
+            item = self.items[place]
         if kind == "response.output_item.added":
             assert event["output_index"] == len(self.items)
             assert event["item"]["id"] not in [each["id"] for each in self.items]
