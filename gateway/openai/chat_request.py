@@ -25,6 +25,7 @@ class StreamOptions(OpenAiRequest):
     """How to stream."""
 
     harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {"include_obfuscation": (False,)}
+    within: ClassVar[str] = "stream_options."
 
     include_usage: bool = False
     """Whether a last chunk tells the usage."""
@@ -108,9 +109,9 @@ def said_in(messages: Sequence[JsonValue]) -> list[Said]:
 
 def _said(message: JsonValue, param: str) -> Said:
     role = message.get("role") if isinstance(message, dict) else None
+    if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
+        raise unsupported(f"{param}.role", known=True)
     if not isinstance(role, str) or role not in _SPEAKERS:
-        if role in _UNSUPPORTED_ROLES:
-            raise unsupported(f"{param}.role", known=True)
         raise BadField(f"{param}.role: one of {', '.join(_SPEAKERS)}", f"{param}.role")
     fields = cast("JsonObject", message)
     for name, value in fields.items():

@@ -59,7 +59,10 @@ class ToldText:
             case CardAnswer(type=CardType.THOUGHT, content=content):
                 self._enter(event.position.step, self._attempt)
                 text = content.get("text") if isinstance(content, dict) else None
-                return self._say(text) if isinstance(text, str) and (self._again or not self._told) else ""
+                if not isinstance(text, str) or (self._told and not self._again):
+                    return ""
+                self._again = "".join(self._told)  # the card has the whole text
+                return self._say(text)
             case StepDone():
                 if self._again:
                     raise _voided()

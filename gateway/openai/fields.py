@@ -20,6 +20,8 @@ class OpenAiRequest(Strict):
 
     harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {}
     """Values of fields that it does not have, each of which changes nothing."""
+    within: ClassVar[str] = ""
+    """Of a part of a request: the field that it is, and a dot."""
 
     @model_validator(mode="before")
     @classmethod
@@ -29,13 +31,13 @@ class OpenAiRequest(Strict):
         fields = cast("JsonObject", given)
         for name, value in fields.items():
             if name not in cls.model_fields and not _passes(value, cls.harmless.get(name, ())):
-                raise unsupported(name, known=name in cls.harmless)
+                raise unsupported(f"{cls.within}{name}", known=name in cls.harmless)
         return {name: value for name, value in fields.items() if name in cls.model_fields and value is not None}
 
 
 def unsupported(param: str, *, known: bool = False) -> Unsupported:
     """The error for a field; `known`: some of its values are supported."""
-    name = param if len(param) <= 100 and param.isprintable() else "a field"
+    name = param if 0 < len(param) <= 100 and param.isprintable() else "a field"
     return Unsupported(f"{name}: this value is not supported" if known else f"{name} is not supported", name)
 
 

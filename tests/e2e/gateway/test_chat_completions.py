@@ -16,9 +16,10 @@ from tests.support.gateway import serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant
 from turnstile.ledger.access.pages import page_turns
+from turnstile.ledger.access.tokens import revoke_token
 from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.views import describe_turn
-from turnstile.schema.access import GatewayRole
+from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.wire.descriptions import TurnView
 
@@ -158,6 +159,42 @@ async def test_what_is_written_is_streamed(gpt: AsyncOpenAI, tenant: Tenant) -> 
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 60
     assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_the_clients_own_accumulator_reads_a_stream(gpt: AsyncOpenAI, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    asked: Any = {"role": "user", "content": says("piece by piece", chunks=5)}
+    async with gpt.chat.completions.stream(
+        model=ALICE, messages=[asked], stream_options={"include_usage": True}
+    ) as all_of:
+        final = await all_of.get_final_completion()
+    assert (final.choices[0].message.content, final.choices[0].finish_reason) == ("piece by piece", "stop")
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 3
+
+
+async def test_a_completion_ends_with_its_token(gpt: AsyncOpenAI, here: Stack, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    async with serving(here, heartbeat_seconds=0.2) as url:
+        token = await token_of(here, tenant.project)
+        known = read_secret(token)
+        assert known is not None
+        other = gpt.with_options(base_url=f"{url}/openai/v1", api_key=token)
+        asking = [asyncio.create_task(streamed(other, LATE)), asyncio.create_task(ask(other, LATE))]
+
+        async def begun() -> bool:
+            return await tenant.count("state.agent_inbox", "message_type = 'turn'") == 2
+
+        await until(begun, 10, "both were asked")
+        await tenant.pool.run(lambda conn: revoke_token(conn, tenant.project, known.token_id))
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+    assert [body_of(error)["code"] for error in ended if isinstance(error, openai.APIError)] == ["unauthenticated"] * 2
+    assert isinstance(ended[1], openai.AuthenticationError)
+
+    async def stopped() -> bool:
+        return await tenant.count("state.turn_outcomes", "error_code = 'stopped'") == 2
+
+    await until(stopped, 20, "both turns were stopped")
 
 
 async def test_steps_are_set_apart_and_the_usage_is_of_all(gpt: AsyncOpenAI, tenant: Tenant) -> None:
@@ -381,6 +418,7 @@ async def test_bad_requests_are_told_as_openai_tells_them(
         ({"messages": [{"role": "user"}]}, 400, "messages.0.content"),
         ({"messages": ["hello"]}, 400, "messages.0.role"),
         ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
+        ({"messages": [{"role": [], "content": "x"}]}, 400, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [1]}]}, 400, "messages.0.content.0.type"),
         ({"messages": hello * 10_001}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 530_000}]}, 413, ""),
@@ -393,6 +431,7 @@ async def test_bad_requests_are_told_as_openai_tells_them(
         ({"messages": hello, "metadata": {"a": 1}}, 400, "metadata.a"),
         ({"messages": hello, "metadata": {"a": "x" * 513}}, 400, "metadata"),
         ({"messages": hello, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"messages": hello, "stream": True, "stream_options": {"more": 1}}, 400, "stream_options.more"),
     ]
     for body, status, param in bad:
         with pytest.raises(openai.APIStatusError) as raised:

@@ -96,6 +96,20 @@ def test_what_was_not_streamed_is_told_by_its_card() -> None:
     assert told.take(log.after(BEGIN, reset(1))) == "from the card"
 
 
+def test_an_attempt_that_says_less_than_was_told_voids_the_stream() -> None:
+    told, log = ToldText(), StepLog(1)
+    cursor, texts = BEGIN, [["a", "a"], ["a"]]
+    for attempt, parts in enumerate(texts, 1):
+        for chunk in chunks(1, attempt, parts, end=attempt == 2):
+            log.take(chunk)
+        events = log.after(cursor, reset(1))
+        cursor = events[-1].position
+        told.take(events)
+    commit(log, "a")
+    with pytest.raises(StreamVoided):
+        told.take(log.after(cursor, reset(1)))
+
+
 def test_a_reset_is_void_only_if_the_card_says_something_else() -> None:
     for text, voided in (("so far so good", False), ("so", True), ("quite another", True), ("", True)):
         told, log = ToldText(), StepLog(1)
