@@ -5,6 +5,7 @@ lower ones. `finish` says whether what was streamed is what the step's cards say
 part of it go on with the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
 
-_EARLY = 10_000
+_EARLY = 1000
 
 
 class Piece(NamedTuple):
@@ -37,6 +38,8 @@ class StepLog:
     """One step."""
 
     number: int
+    looked: bool = True
+    """Whether the ledger was read since the step's first chunk: then the results before it are known."""
     attempt: int = 0
     chunks: list[Event] = field(default_factory=list[Event])
     """Of the highest attempt, from index `dropped` on."""
@@ -88,8 +91,8 @@ class StepLog:
         self.early = {}
         self.text = []
 
-    def after(self, cursor: Position, reset: Event) -> list[Event]:
-        """The events that a client at `cursor` has not had; `reset` voids the text of this step."""
+    def after(self, cursor: Position, reset: Callable[[int], Event]) -> list[Event]:
+        """The events that a client at `cursor` has not had; `reset` makes the one that voids the text of a step."""
         begun = cursor.step == self.number and cursor.in_chunks
         if not self.committed:
             return self._chunks_after(cursor)
@@ -97,7 +100,7 @@ class StepLog:
         if begun:
             events = self._chunks_after(cursor) if self.complete else []
             if not self.complete or not self._reaches(cursor):
-                events = [reset]
+                events = [reset(self.number)]
         return events + [each for each in (*self.cards, *self.results) if each.position > cursor]
 
     @property

@@ -1,8 +1,8 @@
 """A response of server-sent events that bounds what its client can hold (protocol §14.2).
 
-At most one piece is on its way to a client; one that takes nothing for `slow_reader_seconds` is cut, and can go on
-where it was. When the gateway stops, each stream is told to come back and ends whole. A client that goes away ends its
-stream and nothing else, unless it asked for more.
+At most 32 KiB are on their way to a client beyond what the system holds; one that takes nothing of them for
+`slow_reader_seconds` is cut, and can go on where it was. When the gateway stops, each stream is told to come back and
+ends whole. A client that goes away ends its stream and nothing else, unless it asked for more.
 """
 
 import asyncio
@@ -15,8 +15,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnstile.gateway.events.frames import COME_BACK
+from turnstile.gateway.events.timers import IdleTimer
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 
+_SLICE = 32 * 1024
 _HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
@@ -60,64 +62,81 @@ class EventStream(Response):
         self._on_gone = on_gone
         self._on_cut = on_cut
         self._farewell = farewell
+        self._sending: IdleTimer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
             pumping = asyncio.create_task(self._pump(send))
+            self._sending = IdleTimer(self._streaming.slow_reader_seconds, pumping.cancel)
             try:
-                ending = await attend(pumping, receive, self._streaming.closing)
+                ending = await attend(pumping, receive, self._streaming.closing, self._is_sending)
             finally:
+                self._sending.close()
                 await self._events.aclose()
-            match ending:
-                case "done":
-                    try:
-                        pumping.result()
-                    except TimeoutError:
-                        self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
-                        self._streaming.abort(scope.get("client"))
-                        await _done(self._on_cut)
-                        return
-                case "gone":
-                    self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
-                    await _done(self._on_gone)
-                    return
-                case "closing":
-                    try:
-                        await self._send(send, self._farewell)
-                    finally:
-                        await _done(self._on_cut)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if pumping.cancelled() and ending == "done":
+                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
+                self._streaming.abort(scope.get("client"))
+                await _done(self._on_cut)
+                return
+            if ending == "gone":
+                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
+                await _done(self._on_gone)
+                return
+            is_whole = ending == "done" and pumping.result()
+            try:
+                last = b"" if is_whole else self._farewell
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+            finally:
+                if not is_whole:
+                    await _done(self._on_cut)
 
-    async def _pump(self, send: Send) -> None:
+    def _is_sending(self) -> bool:
+        """Whether a piece is on its way, which shall arrive whole."""
+        return self._sending.since is not None
+
+    async def _pump(self, send: Send) -> bool:
+        """Send the events; returns whether they ended, and not the gateway."""
         async for piece in self._events:
-            await self._send(send, piece)
-
-    async def _send(self, send: Send, piece: bytes) -> None:
-        """Send a piece; raises `TimeoutError` if the client takes none for too long."""
-        async with asyncio.timeout(self._streaming.slow_reader_seconds):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            for begin in range(0, len(piece), _SLICE):
+                part = piece[begin : begin + _SLICE]  # a piece that is no longer is not copied
+                self._sending.begin()
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            self._sending.since = None
+            if self._streaming.closing.is_set():
+                return False
+        return True
 
 
 async def attend(
-    working: asyncio.Task[Any], receive: Receive, closing: asyncio.Event
+    working: asyncio.Task[Any],
+    receive: Receive,
+    closing: asyncio.Event,
+    finishes: Callable[[], bool] = lambda: False,
 ) -> Literal["done", "gone", "closing"]:
     """Wait until a task is done, its client has gone away or the gateway stops, and cancel the task if it is not done.
 
-    The body of the request must have been read.
+    A task that `finishes` is done soon after the gateway stops, and waited for. The body of the request must have been
+    read.
     """
-    gone, closed = asyncio.create_task(_gone(receive)), asyncio.create_task(closing.wait())
-    tasks: set[asyncio.Task[Any]] = {working, gone, closed}
+    leaving, closed = asyncio.create_task(gone(receive)), asyncio.create_task(closing.wait())
+    tasks: set[asyncio.Task[Any]] = {working, leaving, closed}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return "done" if working.done() else "gone" if gone.done() else "closing"
+        if closed.done() and finishes():
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return "done" if working.done() else "gone" if leaving.done() else "closing"
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Returns when the client has gone away; the rest of its request is thrown away."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -27,6 +27,7 @@ _STATUS: Mapping[str, int] = {
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "host_not_allowed": 421,
+    "overloaded": 503,
     "server_unavailable": 503,
     "internal_error": 500,
 }
@@ -92,8 +93,6 @@ def status_of(error: TurnstileError) -> int:
     """The HTTP status for an error."""
     if (known := _STATUS.get(error.code)) is not None:
         return known
-    if error.code == "overloaded":
-        return 503
     if isinstance(error, Limited) or error.code in _BUSY:
         return 429
     if error.code in SIZE_LIMITS:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import AgentTurnId, ProjectId
+from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
 
 Grouping = Literal["agent", "model", "day"]
 
@@ -49,10 +49,17 @@ class ProfileModel(Tolerant):
 
 
 async def sum_usage(
-    conn: Connection, project: ProjectId, grouping: Grouping, *, since: datetime | None = None
+    conn: Connection,
+    project: ProjectId,
+    grouping: Grouping,
+    *,
+    channel: ChannelId | None = None,
+    since: datetime | None = None,
 ) -> list[UsageLine]:
-    """One line per agent, model or day, and one for all; only the latter if there was no attempt."""
-    return await query("sum_usage").all_as(conn, UsageLine, project_id=project, grouping=grouping, since=since)
+    """One line per agent, model or day, and one for all, last; only the latter if there was no attempt."""
+    return await query("sum_usage").all_as(
+        conn, UsageLine, project_id=project, channel_id=channel, grouping=grouping, since=since
+    )
 
 
 async def sum_turn_usage(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnUsage:

@@ -1,7 +1,8 @@
 -- Usage and cost of models, and the models that profiles name; for display only.
 
 -- name: sum_usage :many
--- The attempts of a project's steps since a moment, by agent, model or day; the last row, without a name, is the sum of all.
+-- The attempts of a project's steps, of one channel if that is given, since a moment, by agent, model or day; the last row,
+-- without a name, is the sum of all.
 WITH attempts AS (
     SELECT s.agent_id, s.agent_turn_id, s.step_id, a.attempt, a.attempt -> 'usage' AS counts, s.started_at,
            CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
@@ -9,7 +10,8 @@ WITH attempts AS (
     FROM state.agent_steps s
     CROSS JOIN LATERAL jsonb_array_elements(
         CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) AS a (attempt)
-    WHERE s.project_id = :project_id AND (:since::timestamptz IS NULL OR s.started_at >= :since)
+    WHERE s.project_id = :project_id AND (:channel_id::text IS NULL OR s.channel_id = :channel_id)
+      AND (:since::timestamptz IS NULL OR s.started_at >= :since)
 ),
 named AS (
     SELECT *, CASE :grouping::text WHEN 'agent' THEN agent_id WHEN 'model' THEN coalesce(attempt ->> 'model', 'unknown')

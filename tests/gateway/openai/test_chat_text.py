@@ -63,11 +63,11 @@ def test_what_was_told_is_what_was_said_or_the_stream_is_void(
                 for chunk in chunks(number, attempt, parts, end=last and whole):
                     log.take(chunk)
                     if reads_all or data.draw(st.booleans()):
-                        events = log.after(cursor, reset(number))
+                        events = log.after(cursor, reset)
                         cursor = events[-1].position if events else cursor
                         text += told.take(events)
             commit(log, "".join(attempts[-1]))
-            events = log.after(cursor, reset(number))
+            events = log.after(cursor, reset)
             cursor = events[-1].position
             text += told.take(events)
     except StreamVoided:
@@ -82,7 +82,7 @@ def test_the_deliverable_follows_unless_it_was_told() -> None:
     told, log = ToldText(), StepLog(1)
     for chunk in chunks(1, 1, ["so ", "far"], end=True):
         log.take(chunk)
-    assert told.take(log.after(BEGIN, reset(1))) == "so far"
+    assert told.take(log.after(BEGIN, reset)) == "so far"
     assert told.deliver("so far") == ""
     assert told.deliver("so far so good") == " so good"
     assert told.deliver("{}") == "\n\n{}"
@@ -93,7 +93,7 @@ def test_the_deliverable_follows_unless_it_was_told() -> None:
 def test_what_was_not_streamed_is_told_by_its_card() -> None:
     told, log = ToldText(), StepLog(1)
     commit(log, "from the card")
-    assert told.take(log.after(BEGIN, reset(1))) == "from the card"
+    assert told.take(log.after(BEGIN, reset)) == "from the card"
 
 
 def test_an_attempt_that_says_less_than_was_told_voids_the_stream() -> None:
@@ -102,12 +102,12 @@ def test_an_attempt_that_says_less_than_was_told_voids_the_stream() -> None:
     for attempt, parts in enumerate(texts, 1):
         for chunk in chunks(1, attempt, parts, end=attempt == 2):
             log.take(chunk)
-        events = log.after(cursor, reset(1))
+        events = log.after(cursor, reset)
         cursor = events[-1].position
         told.take(events)
     commit(log, "a")
     with pytest.raises(StreamVoided):
-        told.take(log.after(cursor, reset(1)))
+        told.take(log.after(cursor, reset))
 
 
 def test_a_reset_is_void_only_if_the_card_says_something_else() -> None:
@@ -115,10 +115,10 @@ def test_a_reset_is_void_only_if_the_card_says_something_else() -> None:
         told, log = ToldText(), StepLog(1)
         for chunk in chunks(1, 1, ["so ", "far"], end=False):
             log.take(chunk)
-        events = log.after(BEGIN, reset(1))
+        events = log.after(BEGIN, reset)
         assert told.take(events) == "so far"
         commit(log, text)
-        after = log.after(events[-1].position, reset(1))
+        after = log.after(events[-1].position, reset)
         assert isinstance(after[0].data, ResetEvent)
         if voided:
             with pytest.raises(StreamVoided):

@@ -66,6 +66,10 @@ def cards_of(number: int) -> tuple[list[CardAnswer], list[CardAnswer]]:
     return cards, [card(CardType.TOOL_RESULT, f"{call}-result", result, tool_call_id=call)]
 
 
+def voided(number: int) -> Event:
+    return Event(reset_position(number), b"", ResetEvent(step_id=step_id(TURN, number)))
+
+
 class Gateway:
     """What one gateway knows: of each step the attempts whose chunks it heard, and how far the turn is."""
 
@@ -107,8 +111,7 @@ class Gateway:
     def after(self, cursor: Position) -> list[Event]:
         events: list[Event] = []
         for step in self.steps[max(cursor.step - 1, 0) :]:
-            reset = Event(reset_position(step.number), b"", ResetEvent(step_id=step_id(TURN, step.number)))
-            events += step.after(cursor, reset)
+            events += step.after(cursor, voided)
         return [*events, Event(END, b"", ENDED)] if self.over and cursor < END else events
 
 
