@@ -66,10 +66,6 @@ def cards_of(number: int) -> tuple[list[CardAnswer], list[CardAnswer]]:
     return cards, [card(CardType.TOOL_RESULT, f"{call}-result", result, tool_call_id=call)]
 
 
-def voided(number: int) -> Event:
-    return Event(reset_position(number), b"", ResetEvent(step_id=step_id(TURN, number)))
-
-
 class Gateway:
     """What one gateway knows: of each step the attempts whose chunks it heard, and how far the turn is."""
 
@@ -111,8 +107,13 @@ class Gateway:
     def after(self, cursor: Position) -> list[Event]:
         events: list[Event] = []
         for step in self.steps[max(cursor.step - 1, 0) :]:
-            events += step.after(cursor, voided)
+            events += step.after(cursor, reset)
         return [*events, Event(END, b"", ENDED)] if self.over and cursor < END else events
+
+
+def reset(number: int) -> Event:
+    """The event that voids the text of a step."""
+    return Event(reset_position(number), b"", ResetEvent(step_id=step_id(TURN, number)))
 
 
 class Client:
@@ -144,8 +145,7 @@ class Client:
         self.last = number
         item = dict[str, Any]()
         if "output_index" in event and "added" not in kind:
-            place: int = event["output_index"]
-            item = self.items[place]
+            item = self.items[event["output_index"]]
         if kind == "response.output_item.added":
             assert event["output_index"] == len(self.items)
             assert event["item"]["id"] not in [each["id"] for each in self.items]
