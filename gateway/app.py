@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,11 +18,12 @@ from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.stream import Streaming
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Dispatch, Endpoint
-from turnstile.gateway.http.guard import Guard, problem_response
+from turnstile.gateway.http.guard import ROUTE, Guard, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.limits import Doors, GatewayLimits
-from turnstile.gateway.openai.errors import PREFIX, error_response
+from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
+from turnstile.gateway.openai.error_objects import PREFIX, error_response
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
@@ -29,7 +31,7 @@ from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.release import release
-from turnstile.runtime.telemetry import SILENT, Meter
+from turnstile.runtime.telemetry import SILENT, Meter, Metric
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ChannelId
 from turnstile.transport.connection import NatsConnection
@@ -47,6 +49,8 @@ class Gateway:
     default_channel: ChannelId
     abort: Callable[[object], None]
     """Closes the connection of a client at once."""
+    crowded: Callable[[], bool] = bool
+    """Whether there are more connections than there may be."""
     meter: Meter = SILENT.meter
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set it when the gateway stops: streams end."""
@@ -55,23 +59,30 @@ class Gateway:
         limits = self.limits
         self.feeds = Feeds(Sources(self.pool, self.conn, limits.stream_bytes))
         self.access = Access(self.pool, limits)
-        asking = Asking(self.conn, self.default_channel)
-        turns, conversations = Turns(self.pool, asking, self.feeds), Conversations(self.pool)
+        asking = Asking(self.conn, self.pool, self.default_channel)
+        turns, conversations = Turns(self.pool, asking, self.feeds, self.access, self.closing), Conversations(self.pool)
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
         self.endpoints = endpoints(turns, conversations, Events(*shared), Roster(self.pool, asking))
-        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told)
+        kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
+        self.openai = openai_endpoints(kernel)
+        self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told, self.crowded)
+        self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
+        self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
 
     def _router(self) -> ASGIApp:
-        described = document(self.endpoints, release())
+        described = to_json(document(self.endpoints, release()))
 
-        async def openapi(_: Request) -> Response:
-            return JSONResponse(described)
+        async def openapi(request: Request) -> Response:
+            request.scope[ROUTE] = "openapi"
+            return Response(described, media_type="application/json")
 
-        async def health(_: Request) -> Response:
+        async def health(request: Request) -> Response:
+            request.scope[ROUTE] = "health"
             return Response("serving\n", media_type="text/plain")
 
-        routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in self.endpoints]
+        served = [*self.endpoints, *self.openai]  # OpenAI's addresses are described by OpenAI
+        routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
         return _Routes(Router(routes, redirect_slashes=False))
 

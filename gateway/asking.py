@@ -1,7 +1,8 @@
 """Asks the bridge's verbs for a principal: the gateway's one way to change anything (protocol §14).
 
 What the bridge answers becomes a reply or an error with the bridge's code. `CG-Sender` names the token, and the trace
-of the caller goes on, so that ledger and traces say who asked.
+of the caller goes on, so that ledger and traces say who asked. A token of a channel names what is the channel's own:
+its correlations begin with the channel, and a box that no turn of the channel has is asked for as one that nobody has.
 """
 
 from collections.abc import Mapping
@@ -11,10 +12,12 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 
 from turnstile.gateway.http.problems import Overloaded
+from turnstile.ledger.access.pages import is_box_of_channel
+from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
-from turnstile.schema.ids import ChannelId, token
+from turnstile.schema.ids import BoxId, ChannelId, ProjectId, new_box_id, token
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers as names
 from turnstile.schema.wire.inbox import Reply
@@ -24,13 +27,15 @@ from turnstile.transport.connection import NatsConnection
 Answer = TypeVar("Answer", bound=Reply)
 _PASSED = (names.TRACEPARENT, names.TRACESTATE)
 _LONGEST = 512
+_BOXES = ("context_box_id", "output_box_id")
 
 
 class Asking:
     """The bridge, as principals may ask it."""
 
-    def __init__(self, conn: NatsConnection, default_channel: ChannelId) -> None:
+    def __init__(self, conn: NatsConnection, pool: Pool, default_channel: ChannelId) -> None:
         self._conn = conn
+        self._pool = pool
         self._default_channel = default_channel
 
     def channel(self, principal: Principal, wanted: str | None) -> ChannelId:
@@ -59,8 +64,28 @@ class Asking:
         Raises `BadRequest`, `Refused` or `Overloaded` with the bridge's code, and `ServerUnavailable`.
         """
         client = BridgeClient(self._conn, principal.project_id, channel)
+        if verb == "enqueue" and principal.channel_id is not None:
+            payload = await self._within(principal.project_id, principal.channel_id, payload)
         answer = await client.request(verb, payload, headers={**_passed(given), names.SENDER: principal.sender})
         return accepted(reply, answer)
+
+    async def _within(self, project: ProjectId, channel: ChannelId, payload: BaseModel | JsonObject) -> JsonObject:
+        """An enqueue whose ids are those of one channel."""
+        given = payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else {**payload}
+        for name in _BOXES:
+            match given.get(name):
+                case str() as box if not await self._pool.run(
+                    lambda conn, box=box: is_box_of_channel(conn, project, channel, BoxId(box))
+                ):
+                    given[name] = new_box_id()
+                case _:
+                    pass
+        match given.get("correlation_id"):
+            case str() as key:
+                given["correlation_id"] = f"{channel}/{key}"
+            case _:
+                pass
+        return given
 
 
 def accepted(reply: type[Answer], answer: JsonObject) -> Answer:

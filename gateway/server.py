@@ -1,8 +1,9 @@
 """The HTTP server of a gateway: uvicorn, with the times that it lacks.
 
-A request must be there whole within `request_seconds`, from the first byte of a connection or the first after an
-answer: whoever sends it a byte at a time is cut. Heads are bounded, and so are connections. It takes no signals and
-changes no logging: the process that runs it does both.
+A request must be there whole within `request_seconds`, from the begin of a connection or the first byte after an
+answer: whoever sends it a byte at a time is cut. Heads are bounded. Connections beyond the limit are answered that
+there are too many, and closed at once beyond a reserve. A peer that is gone without a word is given up by the system.
+It takes no signals and changes no logging: the process that runs it does both.
 """
 
 import asyncio
@@ -17,28 +18,50 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from turnstile.gateway.http.problems import headers_of, problem_of
 from turnstile.gateway.limits import GatewayLimits
-from turnstile.schema.errors import ConfigError
+from turnstile.schema.errors import BadRequest, ConfigError
 
 _HEAD_BYTES = 32 * 1024
 _BACKLOG = 2048
 _SEND_BYTES = 128 * 1024
 _GRACE_SECONDS = 10
+_RESERVE = 100
+_GONE_SECONDS = 60
+_GIVEN_UP = [
+    (getattr(socket, name), value)
+    for name, value in (
+        ("TCP_USER_TIMEOUT", _GONE_SECONDS * 1000),
+        ("TCP_KEEPIDLE", _GONE_SECONDS // 2),
+        ("TCP_KEEPINTVL", _GONE_SECONDS // 6),
+        ("TCP_KEEPCNT", 3),
+    )
+    if hasattr(socket, name)
+]
+"""After how long the system gives up a peer that acknowledges nothing, where it lets that be said."""
 
 
 class Connections:
     """The open connections by their client's address."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._open: dict[object, asyncio.Transport] = {}
 
     def __len__(self) -> int:
         """Open connections."""
         return len(self._open)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more than there may be."""
+        return len(self._open) > self._most
+
     def add(self, client: object, transport: asyncio.Transport) -> None:
-        """One was made."""
+        """One was made; closed at once if there are far too many."""
         self._open[client] = transport
+        if len(self._open) > self._most + _RESERVE:
+            transport.abort()
 
     def remove(self, client: object) -> None:
         """It is gone."""
@@ -69,12 +92,26 @@ def _protocol(connections: Connections, seconds: float) -> type[H11Protocol]:
             self._whole()
             super().connection_lost(exc)
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        def handle_events(self) -> None:
+            """Also called for what came during the answer before."""
+            super().handle_events()
+            state = self.conn.their_state
+            begun = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+            if not begun:
                 self._whole()
             elif self._deadline is None and not self.transport.is_closing():
                 self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+        def send_400_response(self, msg: str) -> None:
+            """A problem, as for all that is refused."""
+            problem = problem_of(BadRequest("this is no HTTP request that can be read"))
+            body = problem.model_dump_json(exclude_none=True).encode()
+            headers = [*headers_of(problem).items(), ("content-length", str(len(body))), ("connection", "close")]
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                answer = h11.Response(status_code=problem.status, headers=headers)
+                for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
         def _whole(self) -> None:
             if self._deadline is not None:
@@ -99,7 +136,6 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=limits.connections,
                 backlog=_BACKLOG,
                 timeout_keep_alive=max(1, round(limits.idle_seconds)),
                 timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -127,6 +163,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit it: the system would hold megabytes for each client that takes nothing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _GIVEN_UP:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind((host, port))
     except OSError as error:
         listener.close()

@@ -5,7 +5,7 @@ Bridge, activities and tools record; `turnstile` decides where the records go. R
 so a replay records nothing twice. A step or a call that may be repeated has a derived span id.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -55,6 +55,9 @@ class Metric(StrEnum):
     HTTP_BYTES = "http_bytes"
     HTTP_STREAMS = "http_streams"
     HTTP_STREAMS_CUT = "http_streams_cut"
+    HTTP_OPEN_STREAMS = "http_open_streams"
+    HTTP_CONNECTIONS = "http_connections"
+    HTTP_FEEDS = "http_feeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,10 @@ class Meter(Protocol):
         """Add a value to a histogram."""
         ...
 
+    def watch(self, metric: Metric, read: Callable[[], float]) -> None:
+        """Have a gauge say what `read` returns whenever it is asked for, from another thread."""
+        ...
+
 
 class _Discard:
     """Discards everything."""
@@ -117,6 +124,9 @@ class _Discard:
         """Do nothing."""
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
+        """Do nothing."""
+
+    def watch(self, metric: Metric, read: Callable[[], float]) -> None:
         """Do nothing."""
 
 

@@ -15,9 +15,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from turnstile.gateway.events.frames import ResetEvent, StateChange, StepDone, frame
-from turnstile.gateway.events.positions import END, Part, Position, reset_position
-from turnstile.gateway.events.step_log import Event, StepLog
+from turnstile.gateway.events.frames import StateChange, StepDone, frame
+from turnstile.gateway.events.positions import END, Part, Position, are_places
+from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.turn_log import TurnLog
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.ledger.access.pages import TurnCard, list_turn_progress
@@ -25,7 +26,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.cards import Card, CardType, CardUnreadable, TextContent, content_of
 from turnstile.schema.errors import BadRequest, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, step_id
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.schema.wire.events import Chunk
@@ -64,8 +65,7 @@ class TurnFeed:
         """Whether it ended before the turn did: its clients come back for another."""
         self.view = view
         self._sources = sources
-        self._steps: dict[int, StepLog] = {}
-        self._outcome: Event | None = None
+        self._log = TurnLog(view.agent_turn_id, sources.stream_bytes)
         self._known: set[CardId] = set()
         self._changed = asyncio.Event()
         self._listeners: set[Callable[[], None]] = set()
@@ -84,15 +84,7 @@ class TurnFeed:
 
     def after(self, cursor: Position) -> list[Event]:
         """The events that a client at this place has not had, in order."""
-        events: list[Event] = []
-        for number in sorted(each for each in self._steps if each >= cursor.step):
-            step = self._steps[number]
-            events += step.after(cursor, self._reset)
-            if not step.committed:
-                return events
-        if self._outcome is not None and cursor < END:
-            events.append(self._outcome)
-        return events
+        return self._log.after(cursor)
 
     async def until_over(self) -> None:
         """Returns once the turn is over, and its outcome here; raises `ServerUnavailable` if the feed has failed."""
@@ -148,14 +140,15 @@ class TurnFeed:
         except ValidationError:  # a stranger's; nothing depends on it
             return False
         number = step_number(chunk.step_id)
-        if chunk.agent_turn_id != self.turn or chunk.step_id != step_id(self.turn, number) or chunk.index < 0:
+        places = (number, chunk.attempt, chunk.index)
+        if chunk.agent_turn_id != self.turn or chunk.step_id != step_id(self.turn, number) or not are_places(*places):
             return False
-        step = self._steps.setdefault(number, StepLog(number))
-        new = step.take(chunk)
-        if step.has_gap and not self._gap:
+        new = self._log.take(number, chunk)
+        if self._log.has_gap(number) and not self._gap:
             self._gap = True
             self._hint.set()
-        step.shrink(self._sources.stream_bytes)
+        if self._log.unseen:
+            self._hint.set()
         return new
 
     async def _on_event(self, subject: str, data: bytes) -> None:
@@ -175,10 +168,13 @@ class TurnFeed:
         conn = self._sources.conn
         if self.view.ended_at is None and (self._gap or self._reconnects != conn.reconnects):
             await self._catch_up()
+        seen = list(self._log.steps.values())
         view = await self._describe()
         rows = await self._cards()
         self._settled(await self._committing(rows))
-        changed = view.status != self.view.status
+        changed = view.status != self.view.status or any(not step.looked for step in seen)
+        for step in seen:
+            step.looked = True
         self.view = view
         if view.ended_at is not None:  # the cards were read after that, so none is missed
             await self._end(view)
@@ -206,7 +202,7 @@ class TurnFeed:
         return self.view if found is None else found
 
     async def _cards(self) -> list[TurnCard]:
-        project, done = self.view.project_id, [n for n, step in self._steps.items() if step.committed]
+        project, done = self.view.project_id, [n for n, step in self._log.steps.items() if step.committed]
         steps = [step_id(self.turn, number) for number in done]
         found = await self._sources.pool.run(
             lambda conn: list_turn_progress(conn, project, self.turn, known_steps=steps, known_cards=self._known)
@@ -215,7 +211,7 @@ class TurnFeed:
 
     async def _committing(self, rows: Sequence[TurnCard]) -> Sequence[TurnCard]:
         """Wait a moment for the last chunks of the steps that these rows are of."""
-        waited = [self._steps[n] for n in {step_number(row.step_id) for row in rows} if n in self._steps]
+        waited = [self._log.steps[n] for n in {step_number(row.step_id) for row in rows} if n in self._log.steps]
         loop = asyncio.get_running_loop()
         until = loop.time() + _SETTLE_SECONDS
         while any(not step.ended and not step.committed for step in waited) and loop.time() < until:
@@ -229,42 +225,34 @@ class TurnFeed:
     def _settled(self, rows: Sequence[TurnCard]) -> None:
         """Take the cards of committed steps, and applied results."""
         for number in sorted({step_number(row.step_id) for row in rows}):
-            step = self._steps.setdefault(number, StepLog(number))
             of_step = [row for row in rows if step_number(row.step_id) == number]
             made = [row for row in of_step if row.part == Part.CARDS]
-            if made and not step.committed:
-                self._commit(step, made)
+            if made:
+                self._commit(number, made)
             for row in of_step:
                 if row.part == Part.RESULTS and row.card is not None and row.card.card_id not in self._known:
-                    step.results.append(self._card(number, row, row.card))
+                    self._log.apply(number, self._card(number, row, row.card))
 
-    def _commit(self, step: StepLog, made: Sequence[TurnCard]) -> None:
+    def _commit(self, number: int, made: Sequence[TurnCard]) -> None:
         cards = [(row, row.card) for row in made if row.card is not None and row.card.type in SHOWN]
-        step.cards = [self._card(step.number, row, card) for row, card in cards]
-        position = Position(step.number, Part.STEP, 0, 0)
+        events = [self._card(number, row, card) for row, card in cards]
+        position = Position(number, Part.STEP, 0, 0)
         done = StepDone(step_id=made[0].step_id, status=made[0].step_status or "", finish_reason=made[0].finish_reason)
-        step.cards.append(Event(position, frame("step", done, position.id(self.turn))))
-        step.finish([text for _, card in cards if (text := _text_of(card)) is not None])
+        events.append(Event(position, frame("step", done, position.id(self.turn)), done))
+        self._log.commit(number, events, [text for _, card in cards if (text := _text_of(card)) is not None])
 
     def _card(self, number: int, row: TurnCard, card: Card) -> Event:
         self._known.add(card.card_id)
         position = Position(number, row.part, row.place, 0)
-        return Event(position, frame("card", CardAnswer.of(card), position.id(self.turn)))
+        answer = CardAnswer.of(card)
+        return Event(position, frame("card", answer, position.id(self.turn)), answer)
 
     async def _end(self, view: TurnView) -> None:
         card_id = view.deliverable_card_id
         output = None if card_id is None else await output_of(self._sources.pool, view, card_id)
         turn = Turn.model_validate({**view.model_dump(), "output": output})
-        for step in self._steps.values():
-            if not step.committed:
-                step.finish([])
-                step.complete = False
-        self._outcome = Event(END, frame("outcome", turn, END.id(self.turn)))
+        self._log.end(Event(END, frame("outcome", turn, END.id(self.turn)), turn))
         self.over = True
-
-    def _reset(self, number: int) -> bytes:
-        data = ResetEvent(step_id=StepId(step_id(self.turn, number)))
-        return frame("reset", data, reset_position(number).id(self.turn))
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -11,8 +11,9 @@ from enum import IntEnum
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId
 
-_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):(?:(end)|(\d{1,6})\.([0-4])\.(\d{1,9})\.(\d{1,9}))\Z")
+_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):(?:(end)|(\d{1,6})\.([0-4])\.(\d{1,9})\.(\d{1,9}))\Z", re.ASCII)
 _LAST = 999_999_999
+_STEPS = 1_000_000
 
 
 class Part(IntEnum):
@@ -47,6 +48,11 @@ class Position:
 
 BEGIN = Position(0, Part.CHUNKS, 0, 0)
 END = Position(_LAST, Part.RESULTS, _LAST, _LAST)
+
+
+def are_places(step: int, attempt: int, index: int) -> bool:
+    """Whether a chunk of this step, attempt and index has a position."""
+    return 0 < step < _STEPS and 0 <= attempt < _LAST and 0 <= index < _LAST
 
 
 def reset_position(step: int) -> Position:

@@ -8,11 +8,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
+
 from turnstile.gateway.events.feed import TurnFeed
 from turnstile.gateway.events.frames import COME_BACK, HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position
 from turnstile.gateway.events.step_log import Event
 from turnstile.gateway.events.timers import IdleTimer
+from turnstile.gateway.http.bearers import Access, secret_in
 
 _PIECE = 32 * 1024
 
@@ -26,28 +29,40 @@ class Reader:
     """Raises if the client may read no more."""
 
     async def turn(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[bytes]:
-        """The events of a turn after a place, until its outcome."""
-        loop, wakes = asyncio.get_running_loop(), _Wakes(self.heartbeat_seconds)
-        forget = feed.listen(wakes.wake)
-        checked, told = loop.time(), ""
-        try:
-            while cursor < END:
+        """The events of a turn after a place, until its outcome, as `/v1` tells them."""
+        told = ""
+        async with contextlib.aclosing(self.changes(feed, cursor)) as changes:
+            async for events in changes:
                 if feed.view.status != told:
                     told = feed.view.status
                     yield feed.state()
-                for piece, place in pieces(feed.after(cursor)):
+                for piece in [HEARTBEAT] if events is None else pieces(events):
                     yield piece
-                    cursor = place
+        if feed.failed:
+            yield COME_BACK
+
+    async def changes(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[list[Event] | None]:
+        """The events of a turn after a place, as they come; None after `heartbeat_seconds` without any.
+
+        Ends after the outcome, or without it if the feed has failed.
+        """
+        loop, wakes = asyncio.get_running_loop(), _Wakes(self.heartbeat_seconds)
+        forget, checked = feed.listen(wakes.wake), loop.time()
+        try:
+            while True:
+                events = feed.after(cursor)
+                yield events
+                if events:
+                    cursor = events[-1].position
                 if cursor == END:
                     return
                 if loop.time() - checked > self.heartbeat_seconds:
                     checked = loop.time()
                     await self.allowed()
                 if feed.failed:
-                    yield COME_BACK
                     return
-                if not await wakes.wait():
-                    yield HEARTBEAT
+                while not await wakes.wait():
+                    yield None
         finally:
             forget()
             wakes.close()
@@ -58,6 +73,16 @@ class Reader:
             async with asyncio.timeout(seconds):
                 await hint.wait()
         hint.clear()
+
+
+def reader_of(access: Access, headers: Headers, heartbeat_seconds: float) -> Reader:
+    """A reader for whoever sent these headers: it reads on as long as the token may."""
+    secret = secret_in(headers)
+
+    async def allowed() -> None:
+        await access.still(secret)
+
+    return Reader(heartbeat_seconds, allowed)
 
 
 class _Wakes:
@@ -93,16 +118,15 @@ class _Wakes:
             self._waiting.set_result(None)
 
 
-def pieces(events: Iterable[Event]) -> Iterator[tuple[bytes, Position]]:
-    """The events joined to pieces of some size, each with the place after it; a large one is not copied."""
+def pieces(events: Iterable[Event]) -> Iterator[bytes]:
+    """The events joined to pieces of some size; a large one is not copied."""
     frames: list[bytes] = []
-    size, place = 0, BEGIN
-    for position, frame in events:
-        if frames and size + len(frame) > _PIECE:
-            yield b"".join(frames), place
+    size = 0
+    for event in events:
+        if frames and size + len(event.frame) > _PIECE:
+            yield b"".join(frames)
             frames, size = [], 0
-        frames.append(frame)
-        size += len(frame)
-        place = position
+        frames.append(event.frame)
+        size += len(event.frame)
     if frames:
-        yield b"".join(frames), place
+        yield b"".join(frames)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -38,14 +39,20 @@ class Streaming:
 
 
 class EventStream(Response):
-    """Sends what `events` yields until it ends, the client goes away or the gateway stops."""
+    """Sends what `events` yields until it ends, the client goes away or the gateway stops.
+
+    `on_gone` is called if the client went away, and `on_cut` if the gateway ended the stream: of a client that takes
+    nothing, or, with `farewell` as its last piece, because it stops.
+    """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes],
         streaming: Streaming,
-        counted: AbstractContextManager[None],
+        counted: AbstractContextManager[object],
         on_gone: Callable[[], Awaitable[None]] | None = None,
+        on_cut: Callable[[], Awaitable[None]] | None = None,
+        farewell: bytes = COME_BACK,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -53,39 +60,43 @@ class EventStream(Response):
         self._streaming = streaming
         self._counted = counted
         self._on_gone = on_gone
+        self._on_cut = on_cut
+        self._farewell = farewell
         self._sending: IdleTimer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
             pumping = asyncio.create_task(self._pump(send))
-            gone = asyncio.create_task(_gone(receive))
-            closing = asyncio.create_task(self._streaming.closing.wait())
-            tasks: set[asyncio.Task[object]] = {pumping, gone, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
             self._sending = IdleTimer(self._streaming.slow_reader_seconds, pumping.cancel)
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                if closing.done() and self._sending.since is not None:  # what was begun is sent whole
-                    await asyncio.wait({pumping, gone}, return_when=asyncio.FIRST_COMPLETED)
-                slow, stopped = pumping.cancelled(), pumping.done()
+                ending = await attend(pumping, receive, self._streaming.closing, self._is_sending)
             finally:
                 self._sending.close()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
                 await self._events.aclose()
-            if slow:
+            if pumping.cancelled() and ending == "done":
                 self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
                 self._streaming.abort(scope.get("client"))
+                await _done(self._on_cut)
                 return
-            if not stopped and gone.done() and not gone.cancelled():
+            if ending == "gone":
                 self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
-                if self._on_gone is not None:
-                    await self._on_gone()
+                await _done(self._on_gone)
                 return
-            ended = stopped and pumping.result()
-            last = b"" if ended else COME_BACK
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            is_whole = ending == "done" and pumping.result()
+            try:
+                last = b"" if is_whole else self._farewell
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+            finally:
+                if not is_whole:
+                    await _done(self._on_cut)
+
+    def _is_sending(self) -> bool:
+        """Whether a piece is on its way, which shall arrive whole."""
+        return self._sending.since is not None
 
     async def _pump(self, send: Send) -> bool:
         """Send the events; returns whether they ended, and not the gateway."""
@@ -100,6 +111,36 @@ class EventStream(Response):
         return True
 
 
-async def _gone(receive: Receive) -> None:
+async def attend(
+    working: asyncio.Task[Any],
+    receive: Receive,
+    closing: asyncio.Event,
+    finishes: Callable[[], bool] = lambda: False,
+) -> Literal["done", "gone", "closing"]:
+    """Wait until a task is done, its client has gone away or the gateway stops, and cancel the task if it is not done.
+
+    A task that `finishes` is done soon after the gateway stops, and waited for. The body of the request must have been
+    read.
+    """
+    leaving, closed = asyncio.create_task(gone(receive)), asyncio.create_task(closing.wait())
+    tasks: set[asyncio.Task[Any]] = {working, leaving, closed}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if closed.done() and finishes():
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return "done" if working.done() else "gone" if leaving.done() else "closing"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client has gone away; the rest of its request is thrown away."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _done(what: Callable[[], Awaitable[None]] | None) -> None:
+    if what is not None:
+        await what()

@@ -1,14 +1,15 @@
 """Whose request it is: bearer tokens, looked up in the ledger, and what each may ask how often (protocol §14.6).
 
-A token that was found is remembered for `KNOWN_SECONDS`, so one that is revoked is refused soon after. Tokens that
-nobody has cost a look into the ledger each, so there is one bucket for all of them. No error says whether an id exists.
+A token that was found is remembered for `KNOWN_SECONDS`, so one that is revoked is refused soon after; requests that
+come together look once. Tokens that nobody has cost a look into the ledger each, so each address may try only so many
+a second. No error says whether an id exists.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -19,13 +20,14 @@ from turnstile.ledger.access.tokens import authenticate
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.throttle import Throttle
 from turnstile.schema.access import Principal, Right, Secret, TokenId, read_secret
-from turnstile.schema.errors import Limited
+from turnstile.schema.errors import Limited, ServerUnavailable
 from turnstile.schema.wire.limits import rate_limited
 
 KNOWN_SECONDS: Final = 2.0
 _REMEMBERED = 10_000
 _STRANGERS_PER_SECOND = 100.0
 _SCHEME = "bearer "
+_Key = tuple[TokenId, bytes]
 
 
 class Access:
@@ -34,52 +36,67 @@ class Access:
     def __init__(self, pool: Pool, limits: GatewayLimits) -> None:
         self._pool = pool
         self._limits = limits
-        self._known: OrderedDict[tuple[TokenId, bytes], tuple[Principal, float]] = OrderedDict()
-        self._looking: dict[tuple[TokenId, bytes], asyncio.Future[Principal | None]] = {}
+        self._known: OrderedDict[_Key, tuple[Principal, float]] = OrderedDict()
+        self._looks: dict[_Key, asyncio.Task[Principal | None]] = {}
         self._throttle = Throttle(limits.rate, limits.burst)
         self._strangers = Throttle(_STRANGERS_PER_SECOND, round(_STRANGERS_PER_SECOND))
         self._streams: Counter[TokenId] = Counter()
 
-    async def admit(self, headers: Headers, right: Right) -> Principal:
-        """Whose request this is.
-
-        Raises `Unauthenticated`, `Forbidden` if its role lacks the right, `Limited` (rate_limited).
-        """
-        principal = await self.principal(secret_in(headers))
+    def admit(self, principal: Principal, right: Right) -> None:
+        """Let a request in; raises `Forbidden` if the token's role lacks the right, `Limited` (rate_limited)."""
         if wait := self._throttle.take(principal.token_id):
             raise rate_limited(wait)
         if not principal.may(right):
             raise Forbidden(f"a token of role {principal.role} may not {right}")
-        return principal
 
-    async def principal(self, secret: Secret) -> Principal:
-        """Whose token this is; raises `Unauthenticated`, also for one that was revoked or has expired."""
+    async def principal(self, secret: Secret, address: str = "") -> Principal:
+        """Whose token this is; `address` is where the request comes from.
+
+        Raises `Unauthenticated`, also for one that was revoked or has expired, `Limited`, and `ServerUnavailable`.
+        """
         key = secret.token_id, secret.digest
         principal, until = self._known.get(key, (None, 0.0))
         if principal is not None and time.monotonic() < until:
             return principal
-        looking = self._looking.get(key)
-        if looking is None:  # all who ask meanwhile share the look
-            if principal is None and (wait := self._strangers.take("")):
+        if (looking := self._looks.get(key)) is None:
+            if principal is None and (wait := self._strangers.take(address)):
                 raise Limited("rate_limited", "too many unknown tokens are tried: again later", retry_after=wait)
-            looking = asyncio.ensure_future(self._pool.run(lambda conn: authenticate(conn, secret)))
-            self._looking[key] = looking
-            looking.add_done_callback(lambda _: self._looking.pop(key, None))
+            looking = self._looks[key] = asyncio.create_task(self._look(key, secret))
+            looking.add_done_callback(lambda task: self._looked(key, task))
         principal = await asyncio.shield(looking)
         if principal is None:
-            self._known.pop(key, None)
             raise Unauthenticated("the token is not valid")
-        self._known[key] = (principal, time.monotonic() + KNOWN_SECONDS)
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
         return principal
 
-    @contextmanager
+    async def still(self, secret: Secret) -> None:
+        """Whether a stream of this token may go on; raises `Unauthenticated`.
+
+        While the ledger is away it may: nobody can revoke a token there.
+        """
+        with contextlib.suppress(ServerUnavailable):
+            await self.principal(secret)
+
+    async def _look(self, key: _Key, secret: Secret) -> Principal | None:
+        principal = await self._pool.run(lambda conn: authenticate(conn, secret))
+        self._known.pop(key, None)
+        if principal is not None:
+            self._known[key] = (principal, time.monotonic() + KNOWN_SECONDS)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return principal
+
+    def _looked(self, key: _Key, task: asyncio.Task[Principal | None]) -> None:
+        self._looks.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # those who wait are told; if all went away, nobody needs to be
+
+    @contextlib.contextmanager
     def streaming(self, principal: Principal) -> Generator[None]:
-        """Count an open stream of the token; raises `Limited` (too_many_streams)."""
+        """Count an open stream of the token, or a request that waits; raises `Limited` (too_many_streams)."""
         token, most = principal.token_id, self._limits.token_streams
         if self._streams[token] >= most:
-            raise Limited("too_many_streams", f"the token has {most} open streams: close some", retry_after=1.0)
+            message = f"the token has {most} open streams and requests that wait: end some"
+            raise Limited("too_many_streams", message, retry_after=1.0)
         self._streams[token] += 1
         try:
             yield

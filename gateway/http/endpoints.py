@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from turnstile.gateway.http.bearers import Access
-from turnstile.gateway.http.guard import ROUTE
+from turnstile.gateway.http.bearers import Access, secret_in
+from turnstile.gateway.http.guard import ROUTE, TOKEN
 from turnstile.gateway.http.problems import BadField
 from turnstile.gateway.limits import GatewayLimits
 from turnstile.schema.access import Principal, Right
@@ -26,6 +26,8 @@ from turnstile.transport.json_messages import decode_object
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 _SHOWN_FAULTS = 5
+_LONGEST_PARAM = 200
+_LARGEST_ANSWER = 16 << 20
 _TOKEN_NAMES = frozenset({"token", "access_token", "api_key", "authorization"})
 
 
@@ -64,7 +66,7 @@ Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An endpoint of `/v1`."""
+    """An endpoint of `/v1`, or of `/openai/v1`."""
 
     name: str
     """Its operation id, which log and metrics have, too."""
@@ -93,8 +95,10 @@ class Dispatch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self.endpoint.name
         request = Request(scope, receive)
-        principal = await self._access.admit(request.headers, self.endpoint.right)
-        scope["turnstile.token"] = principal.token_id
+        address = "" if request.client is None else request.client.host
+        principal = await self._access.principal(secret_in(request.headers), address)
+        scope[TOKEN] = principal.token_id
+        self._access.admit(principal, self.endpoint.right)
         query = read_query(self.endpoint.query, request.query_params)
         body: BaseModel = NoQuery()
         if self.endpoint.method != "GET":
@@ -107,6 +111,8 @@ class Dispatch:
             await answer.content(scope, receive, send)
             return
         text = answer.content.model_dump_json()
+        if len(text) > _LARGEST_ANSWER:
+            raise Refused("result_too_large", "the answer is too large: ask for less at a time")
         headers = {"content-type": "application/json", **answer.headers}
         await Response(text, answer.status, headers)(scope, receive, send)
 
@@ -161,4 +167,4 @@ def parsed(model: type[Model], given: JsonObject, where: str) -> Model:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
         shown = (f"{'.'.join(map(str, fault['loc'])) or where}: {fault['msg']}" for fault in faults)
         param = ".".join(map(str, faults[0]["loc"])) or where
-        raise BadField("; ".join(list(shown)[:_SHOWN_FAULTS]), param) from None
+        raise BadField("; ".join(list(shown)[:_SHOWN_FAULTS]), param[:_LONGEST_PARAM]) from None

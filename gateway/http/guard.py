@@ -3,7 +3,8 @@
 A request that calls this gateway by a name that is not its own is refused, so that no page can reach it by rebinding a
 name of its own. One that a page of another origin sends is refused unless that origin is listed. The log and the
 metrics have method, route, status and time, never a path as it was asked, a query or a body. An exception that nobody
-expected is logged and answered `internal_error`.
+expected is logged and answered `internal_error`. A body that is not wanted is read and thrown away before a refusal, or
+a client that sends all before it reads would never read why. The connection of whoever has no token is closed.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from turnstile.gateway.http.problems import Problem, headers_of, problem_of
 from turnstile.gateway.limits import Doors
 from turnstile.runtime.telemetry import Meter, Metric
-from turnstile.schema.errors import BadRequest, Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, Limited, Refused, TurnstileError
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("turnstile.gateway.access")
@@ -33,6 +34,10 @@ _SAFE: Mapping[str, str] = {
 _ALLOWED_METHODS = "GET, POST, PUT, DELETE"
 _ALLOWED_HEADERS = "authorization, content-type, idempotency-key, last-event-id, prefer, traceparent, tracestate"
 _EXPOSED_HEADERS = "location, preference-applied, retry-after"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+_DRAINED_BYTES = 256 << 20
+TOKEN = "turnstile.token"  # noqa: S105 -- a key
+"""The key of the scope under which the id of the request's token is."""
 ROUTE = "turnstile.route"
 """The key of the scope under which a matched endpoint leaves its name."""
 
@@ -49,8 +54,9 @@ Tell = Callable[[str, Problem], Response]
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, doors: Doors, meter: Meter, tell: Tell) -> None:
+    def __init__(self, app: ASGIApp, doors: Doors, meter: Meter, tell: Tell, crowded: Callable[[], bool]) -> None:
         self._app = app
+        self._crowded = crowded
         self._doors = doors
         self._meter = meter
         self._told = tell
@@ -59,30 +65,32 @@ class Guard:
         if scope["type"] != "http":
             return
         headers, origin = Headers(scope=scope), None
-        seen = _Seen(send)
+        seen, body = _Seen(scope, send), _Body(headers, receive)
         try:
             try:
+                self._check_room()
                 self._check_host(headers)
                 origin = self._check_origin(headers)
                 seen.origin = origin
                 if scope["method"] == "OPTIONS" and origin is not None:
-                    await Response(status_code=204)(scope, receive, seen)
+                    await Response(status_code=204)(scope, body, seen)
                 else:
-                    await self._app(scope, receive, seen)
+                    await self._app(scope, body, seen)
             except TurnstileError as error:
-                await self._tell(error, scope, receive, seen)
+                await self._tell(error, scope, body, seen)
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # a bug: the client is told that there is one, the log what it is
                 log.exception("a request failed: %s", scope.get(ROUTE, "unmatched"))
                 failure = TurnstileError(type(error).__name__)
-                await self._tell(failure, scope, receive, seen)
+                await self._tell(failure, scope, body, seen)
         finally:
             self._record(scope, seen)
 
-    async def _tell(self, error: TurnstileError, scope: Scope, receive: Receive, seen: "_Seen") -> None:
+    async def _tell(self, error: TurnstileError, scope: Scope, body: "_Body", seen: "_Seen") -> None:
         if seen.status == 0:
-            await self._told(scope["path"], problem_of(error))(scope, receive, seen)
+            await body.drain()
+            await self._told(scope["path"], problem_of(error))(scope, body, seen)
 
     def _record(self, scope: Scope, seen: "_Seen") -> None:
         route, seconds = str(scope.get(ROUTE, "unmatched")), time.perf_counter() - seen.began
@@ -90,8 +98,13 @@ class Guard:
         self._meter.count(Metric.HTTP_REQUESTS, route=route, status=status)
         self._meter.count(Metric.HTTP_BYTES, seen.sent)
         self._meter.observe(Metric.HTTP_SECONDS, seen.first or seconds, route=route)
-        extra = {"route": route, "status": status, "token": scope.get("turnstile.token", "")}
-        access_log.debug("%s %s %s %.0f ms", scope["method"], route, status, seconds * 1000, extra=extra)
+        extra = {"route": route, "status": status, "token": scope.get(TOKEN, "")}
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        access_log.debug("%s %s %s %.0f ms", method, route, status, seconds * 1000, extra=extra)
+
+    def _check_room(self) -> None:
+        if self._crowded():
+            raise Limited("overloaded", "the gateway has all the connections it may have", retry_after=1.0)
 
     def _check_host(self, headers: Headers) -> None:
         named = headers.getlist("host")
@@ -110,16 +123,38 @@ class Guard:
         origin = given[0].lower()
         if len(given) == 1 and origin in self._doors.origins:
             return given[0]
-        parts = urlsplit(origin) if len(given) == 1 else None
-        if parts is not None and parts.scheme in ("http", "https") and parts.netloc == headers["host"].lower():
+        host = headers["host"].lower()
+        if len(given) == 1 and origin in (f"http://{host}", f"https://{host}"):
             return None
         raise Refused("origin_not_allowed", "pages of this origin may not ask: list it in [gateway].allowed_origins")
+
+
+class _Body:
+    """Passes the body of a request on, and knows whether there is more of it."""
+
+    def __init__(self, headers: Headers, receive: Receive) -> None:
+        self._receive = receive
+        announced = headers.get("content-length", "0").strip("0") or "transfer-encoding" in headers
+        self._more = bool(announced) and "expect" not in headers
+        """A client that expects to be told to go on has sent nothing yet, and is not told."""
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._more = message["type"] == "http.request" and bool(message.get("more_body", False))
+        return message
+
+    async def drain(self) -> None:
+        """Throw the rest away, as far as there is one and it comes in time."""
+        size = 0
+        while self._more and size < _DRAINED_BYTES:
+            size += len((await self()).get("body", b""))
 
 
 class _Seen:
     """Passes a response on with the headers that all have, and remembers what was sent."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
         self._send = send
         self.origin: str | None = None
         self.status = 0
@@ -136,6 +171,8 @@ class _Seen:
             for name, value in _SAFE.items():
                 headers.setdefault(name, value)
             headers.setdefault("cache-control", "no-store")
+            if TOKEN not in self._scope:
+                headers["connection"] = "close"
             if self.origin is not None:
                 headers["access-control-allow-origin"] = self.origin
                 headers["access-control-allow-methods"] = _ALLOWED_METHODS

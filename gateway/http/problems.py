@@ -19,6 +19,7 @@ _STATUS: Mapping[str, int] = {
     "forbidden": 403,
     "origin_not_allowed": 403,
     "not_found": 404,
+    "model_not_found": 404,
     "method_not_allowed": 405,
     "correlation_conflict": 409,
     "ambiguous": 409,
@@ -26,6 +27,7 @@ _STATUS: Mapping[str, int] = {
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "host_not_allowed": 421,
+    "overloaded": 503,
     "server_unavailable": 503,
     "internal_error": 500,
 }
@@ -65,6 +67,18 @@ class BadField(BadRequest):
         self.param = param
 
 
+class Unsupported(BadField):
+    """A field or a value that OpenAI's API knows and the gateway does not support."""
+
+    code: str = "unsupported_parameter"
+
+
+class UnknownModel(BadField):
+    """The project has no such agent, or profile with instances; OpenAI's clients know it by its code."""
+
+    code: str = "model_not_found"
+
+
 class Forbidden(TurnstileError):
     """The token's role or channel does not allow it."""
 
@@ -79,8 +93,6 @@ def status_of(error: TurnstileError) -> int:
     """The HTTP status for an error."""
     if (known := _STATUS.get(error.code)) is not None:
         return known
-    if error.code == "overloaded":
-        return 503
     if isinstance(error, Limited) or error.code in _BUSY:
         return 429
     if error.code in SIZE_LIMITS:

@@ -73,6 +73,7 @@ def _turns(turns: Turns, events: Events) -> list[Endpoint]:
             right=Right.READ,
             summary="The tree of turns that a turn is in.",
             handler=turns.tree,
+            query=r.TreeQuery,
             answer=r.TurnTree,
         ),
         Endpoint(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -12,15 +12,15 @@ from starlette.responses import Response
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position, read_id
-from turnstile.gateway.events.reading import Reader
+from turnstile.gateway.events.reading import Reader, reader_of
 from turnstile.gateway.events.stream import EventStream, Streaming
-from turnstile.gateway.http.bearers import Access, secret_in
+from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery, TurnStop
 from turnstile.gateway.v1.turn_handlers import Turns
-from turnstile.ledger.access.pages import TurnAt, list_turns_in_box
+from turnstile.ledger.access.pages import TurnAt, list_turns_in_box, list_turns_in_box_from
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal, Right
@@ -30,7 +30,8 @@ from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 
-_LOOK_SECONDS = 5.0
+_LOOK_ALONE_SECONDS = 5.0
+"""How often the ledger is read while NATS is away; else an event says when, and each heartbeat is a safety net."""
 _TURNS = 200
 _LATE_COMMITS = timedelta(seconds=10)
 """An enqueue may commit this much after a later one."""
@@ -59,7 +60,7 @@ class Events:
         if cursor == END:
             return Answer(Response(status_code=204))  # which tells an EventSource to ask no more
         self._count(last)
-        reader = self._reader(call.headers)
+        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
 
         async def events() -> AsyncGenerator[bytes]:
             async with self.feeds.following(view) as feed, contextlib.aclosing(reader.turn(feed, cursor)) as pieces:
@@ -87,14 +88,12 @@ class Events:
         line = await self.conversations.find(principal, call.path["conversation_id"], call.query)
         last = last_event_id(call.headers)
         begun: tuple[AgentTurnId, Position] | None = None if last is None else read_id(last)
-        turns = await self._turns(principal, line, None, call.query.turns if begun is None else _TURNS)
-        if begun is not None:
-            found = next((n for n, turn in enumerate(turns) if turn.agent_turn_id == begun[0]), None)
-            if found is None:
-                raise Refused("wrong_event_id", "Last-Event-ID: not of the last turns of this conversation")
-            turns = turns[found:]
+        turns = await (
+            self._last(principal, line, call.query.turns) if begun is None else self._from(principal, line, begun[0])
+        )
         self._count(last)
-        events = self._conversation(principal, line, turns, begun, self._reader(call.headers))
+        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
+        events = self._conversation(principal, line, turns, begun, reader)
         return Answer(EventStream(events, self.streaming, self.access.streaming(principal)))
 
     async def _conversation(
@@ -105,7 +104,8 @@ class Events:
         begun: tuple[AgentTurnId, Position] | None,
         reader: Reader,
     ) -> AsyncGenerator[bytes]:
-        hint, done = asyncio.Event(), set[AgentTurnId]()
+        hint, done, since = asyncio.Event(), set[AgentTurnId](), line.updated_at
+        hint.set()  # what was enqueued before anybody listened
         async with self._hinted(principal, line, hint):
             while True:
                 for turn in turns:
@@ -118,30 +118,56 @@ class Events:
                                 yield piece
                         if feed.failed:
                             return
-                since = turns[-1].created_at if turns else line.updated_at
+                since = turns[-1].created_at if turns else since
                 turns = []
                 while not turns:
-                    await reader.pause(hint, min(_LOOK_SECONDS, reader.heartbeat_seconds))
+                    seconds = reader.heartbeat_seconds
+                    if not self.conn.connected.is_set():
+                        seconds = min(seconds, _LOOK_ALONE_SECONDS)
+                    await reader.pause(hint, seconds)
                     await reader.allowed()
-                    found = await self._turns(principal, line, since, _TURNS)
-                    turns = [turn for turn in found if turn.agent_turn_id not in done]
+                    turns = await self._new(principal, line, since, done)
                     if not turns:
                         yield HEARTBEAT
 
-    async def _turns(
-        self, principal: Principal, line: ConversationLine, since: datetime | None, row_limit: int
-    ) -> list[TurnAt]:
-        moment = None if since is None else since - _LATE_COMMITS
+    async def _last(self, principal: Principal, line: ConversationLine, count: int) -> list[TurnAt]:
+        """The last turns, oldest first."""
         return await self.turns.pool.run(
-            lambda conn: list_turns_in_box(
-                conn, principal.project_id, line.output_box_id, since=moment, row_limit=row_limit
-            )
+            lambda conn: list_turns_in_box(conn, principal.project_id, line.output_box_id, row_limit=count)
+        )
+
+    async def _from(self, principal: Principal, line: ConversationLine, turn: AgentTurnId) -> list[TurnAt]:
+        """This turn and those after it; raises `Refused` (wrong_event_id) if it is none of the conversation."""
+        found = await self._since(principal, line, turn)
+        place = next((n for n, each in enumerate(found) if each.agent_turn_id == turn), None)
+        if place is None:
+            raise Refused("wrong_event_id", "Last-Event-ID: it is of no turn of this conversation; ask without it")
+        return found[place:]
+
+    async def _new(
+        self, principal: Principal, line: ConversationLine, since: datetime, done: Collection[AgentTurnId]
+    ) -> list[TurnAt]:
+        """The turns enqueued since a moment, without those that are done."""
+        since -= _LATE_COMMITS
+        while True:
+            found = await self._since(principal, line, since)
+            turns = [turn for turn in found if turn.agent_turn_id not in done]
+            if turns or len(found) < _TURNS or found[-1].created_at == since:
+                return turns
+            since = found[-1].created_at
+
+    async def _since(self, principal: Principal, line: ConversationLine, since: datetime | AgentTurnId) -> list[TurnAt]:
+        return await self.turns.pool.run(
+            lambda conn: list_turns_in_box_from(conn, principal.project_id, line.output_box_id, since, row_limit=_TURNS)
         )
 
     @contextlib.asynccontextmanager
     async def _hinted(self, principal: Principal, line: ConversationLine, hint: asyncio.Event) -> AsyncGenerator[None]:
-        async def on_event(_: str, __: bytes) -> None:
-            hint.set()
+        box = line.output_box_id.encode()
+
+        async def on_event(_: str, data: bytes) -> None:
+            if box in data:  # the agent has other conversations
+                hint.set()
 
         subject = subjects.agent_event(principal.project_id, line.channel_id, line.agent_id, "state")
         async with contextlib.AsyncExitStack() as stack:
@@ -149,14 +175,6 @@ class Events:
                 subscription = await self.conn.hear(subject, on_event)
                 stack.push_async_callback(self.conn.unsubscribe, subscription)
             yield
-
-    def _reader(self, headers: Headers) -> Reader:
-        secret = secret_in(headers)
-
-        async def allowed() -> None:
-            await self.access.principal(secret)
-
-        return Reader(self.heartbeat_seconds, allowed)
 
     def _count(self, last: str | None) -> None:
         self.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if last is None else "yes")

@@ -5,7 +5,7 @@ They are of their own, so that a change of a verb is no change of the API. Reque
 
 import base64
 import binascii
-from datetime import datetime
+from datetime import MAXYEAR, MINYEAR, datetime
 from typing import Literal
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -110,6 +110,8 @@ class TurnTree(Tolerant):
 
     turns: list[TreeTurn]
     """The turns."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
 
 
 class Conversation(Tolerant):
@@ -173,7 +175,9 @@ class Usage(Tolerant):
     """What models used, as sums."""
 
     lines: list[UsageLine]
-    """One for each agent, model or day, and one without a name for all."""
+    """One for each agent, model or day, by name, and one without a name for all, last."""
+    next: str | None = None
+    """`cursor` of the next page; null if there is none."""
 
 
 class ChannelQuery(Strict):
@@ -205,9 +209,20 @@ class ConversationsQuery(PageQuery, ChannelQuery):
     """Which conversations."""
 
 
-class UsageQuery(Strict):
+class TreeQuery(Strict):
+    """A page of a tree."""
+
+    cursor: str | None = Field(default=None, pattern=_TOKEN)
+    """`next` of the page before."""
+    limit: int = Field(default=500, ge=1, le=1000)
+    """At most this many."""
+
+
+class UsageQuery(PageQuery):
     """How to sum, and since when."""
 
+    limit: int = Field(default=500, ge=1, le=500)
+    """At most this many lines, besides the one for all."""
     by: Literal["agent", "model", "day"] = "model"
     """What a line is of."""
     since: datetime | None = None
@@ -255,6 +270,11 @@ class CardAnswer(Tolerant):
         )
 
 
+def is_moment(given: datetime) -> bool:
+    """Whether this is a moment that every zone has; at the ends of the calendar there are some that UTC has not."""
+    return given.tzinfo is not None and MINYEAR < given.year < MAXYEAR
+
+
 def cursor_of(place: Place) -> str:
     """A place in a page as a cursor."""
     return base64.urlsafe_b64encode(f"{place.at.isoformat()}|{place.id}".encode()).decode().rstrip("=")
@@ -270,6 +290,6 @@ def place_of(cursor: str | None) -> Place | None:
         moment = datetime.fromisoformat(at)
     except (ValueError, binascii.Error):
         raise BadRequest("cursor: no page had this one") from None
-    if not found or moment.tzinfo is None or not name.isascii() or not name.isprintable():
+    if not found or not is_moment(moment) or not name.isascii() or not name.isprintable():
         raise BadRequest("cursor: no page had this one")
     return Place(moment, name)

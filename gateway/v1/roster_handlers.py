@@ -1,14 +1,22 @@
 """`/v1/agents`, `/v1/profiles`, `/v1/tools` and `/v1/usage` (protocol §14.1).
 
 The roster is the project's, not a channel's: tokens of a channel read it, too. What it says of agents in hand (their
-turns) is left out for these.
+turns) is left out for these, and usage is that of their channel.
 """
 
 from dataclasses import dataclass
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.v1.resources import AgentPage, PageQuery, ProfilePage, ToolPage, Usage, UsageQuery
+from turnstile.gateway.v1.resources import (
+    AgentPage,
+    PageQuery,
+    ProfilePage,
+    ToolPage,
+    Usage,
+    UsageQuery,
+    is_moment,
+)
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.roster import list_agents, list_profiles, list_tools
 from turnstile.ledger.turns.usage import sum_usage
@@ -16,6 +24,8 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
 
 _LONGEST = 256
+_IN_HAND = {"active_agent_turn_id": None, "head_status": "", "turn_epoch": 0, "queued": 0}
+"""What is left out of an agent for a token of a channel: its turns may be those of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class Roster:
         """A page of agents."""
         project, limit = call.principal.project_id, call.query.limit
         found = await list_agents(self.pool, project, after=_after(call.query), row_limit=limit + 1)
-        hidden = {} if call.principal.channel_id is None else {"active_agent_turn_id": None}
+        hidden = {} if call.principal.channel_id is None else _IN_HAND
         lines = [AgentLine.model_validate(line.model_dump() | hidden) for line in found[:limit]]
         return Answer(AgentPage(agents=lines, next=lines[-1].agent_id if len(found) > limit else None))
 
@@ -50,12 +60,17 @@ class Roster:
     async def usage(self, call: Call[UsageQuery, object]) -> Answer:
         """What the project's models used."""
         wanted = call.query
-        if wanted.since is not None and wanted.since.tzinfo is None:
+        if wanted.since is not None and not is_moment(wanted.since):
             raise BadRequest("since: needs a time zone, such as 2026-01-01T00:00:00Z")
-        lines = await self.pool.run(
-            lambda conn: sum_usage(conn, call.principal.project_id, wanted.by, since=wanted.since)
+        principal, after = call.principal, _after(wanted) or ""
+        *found, total = await self.pool.run(
+            lambda conn: sum_usage(
+                conn, principal.project_id, wanted.by, channel=principal.channel_id, since=wanted.since
+            )
         )
-        return Answer(Usage(lines=lines))
+        left = sorted((line for line in found if (line.name or "") > after), key=lambda line: line.name or "")
+        lines = left[: wanted.limit]
+        return Answer(Usage(lines=[*lines, total], next=lines[-1].name if len(left) > len(lines) else None))
 
 
 def _after(query: PageQuery) -> str | None:

@@ -5,19 +5,24 @@ belongs to another is answered like what does not exist.
 """
 
 import asyncio
+import contextlib
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from starlette.datastructures import Headers
+from starlette.types import Receive
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.events.feeds import Feeds
+from turnstile.gateway.events.stream import gone
+from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import (
     Output,
     StopAnswer,
+    TreeQuery,
     Turn,
     TurnCreate,
     TurnPage,
@@ -34,7 +39,7 @@ from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Refused
+from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
@@ -51,6 +56,9 @@ class Turns:
     pool: Pool
     asking: Asking
     feeds: Feeds
+    access: Access
+    closing: asyncio.Event
+    """Set when the gateway stops."""
 
     async def create(self, call: Call[object, TurnCreate]) -> Answer:
         """Enqueue a turn; with `Prefer: wait=SECONDS` answer when it is over, or then."""
@@ -65,22 +73,19 @@ class Turns:
         if reply.agent_turn_id is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
         turn = await self.described(principal, reply.agent_turn_id)
-        if wait and turn.ended_at is None:
-            turn = await self._waited(principal, turn, min(wait, LONGEST_WAIT))
+        turn, waited = await self._waited(call, turn, wait)
         answer = Turn.model_validate(
             {**turn.model_dump(), "output": await self._output(turn), "duplicate": reply.duplicate}
         )
         headers = {"location": f"/v1/turns/{turn.agent_turn_id}"}
-        if wait:
-            headers["preference-applied"] = f"wait={min(wait, LONGEST_WAIT):g}"
+        if waited:
+            headers["preference-applied"] = f"wait={wait:g}"
         return Answer(answer, 201 if turn.ended_at is not None else 202, headers)
 
     async def get(self, call: Call[object, object]) -> Answer:
         """A turn with its output."""
         view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
-        wait = wait_in(call.headers)
-        if wait and view.ended_at is None:
-            view = await self._waited(call.principal, view, min(wait, LONGEST_WAIT))
+        view, _ = await self._waited(call, view, wait_in(call.headers))
         return Answer(Turn.model_validate({**view.model_dump(), "output": await self._output(view)}))
 
     async def list(self, call: Call[TurnsQuery, object]) -> Answer:
@@ -125,12 +130,23 @@ class Turns:
             payload["cascade"] = wanted.cascade
         return await self.asking.ask(principal, view.channel_id, "stop", payload, StopReply, given)
 
-    async def tree(self, call: Call[object, object]) -> Answer:
-        """The tree that a turn is in."""
-        principal = call.principal
+    async def tree(self, call: Call[TreeQuery, object]) -> Answer:
+        """The tree that a turn is in, as far as the token may see it."""
+        principal, wanted = call.principal, call.query
         view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
-        nodes = await self.pool.run(lambda conn: tree(conn, principal.project_id, view.agent_turn_id))
-        return Answer(TurnTree(turns=[TreeTurn.model_validate(node.model_dump()) for node in nodes]))
+        nodes = await self.pool.run(
+            lambda conn: tree(
+                conn,
+                principal.project_id,
+                view.agent_turn_id,
+                channel=principal.channel_id,
+                after=None if wanted.cursor is None else AgentTurnId(wanted.cursor),
+                row_limit=wanted.limit + 1,
+            )
+        )
+        shown = nodes[: wanted.limit]
+        turns = [TreeTurn.model_validate(node.model_dump()) for node in shown]
+        return Answer(TurnTree(turns=turns, next=shown[-1].agent_turn_id if len(nodes) > len(shown) else None))
 
     async def described(self, principal: Principal, turn: AgentTurnId) -> TurnView:
         """A turn that the token may see; raises `Refused` (unknown_turn)."""
@@ -139,13 +155,36 @@ class Turns:
             raise Refused("unknown_turn", "the project has no such turn")
         return view
 
-    async def _waited(self, principal: Principal, view: TurnView, seconds: float) -> TurnView:
-        """The turn once it is over, or after so many seconds."""
+    async def _waited(self, call: Call[Any, Any], view: TurnView, seconds: float) -> tuple[TurnView, bool]:
+        """The turn once it is over or after so many seconds, and whether that was waited for.
+
+        Nothing is waited for by a token that has all the open streams it may have, by a client that goes away, or when
+        the gateway stops: all these get the turn as it is.
+        """
+        if not seconds or view.ended_at is not None:
+            return view, seconds > 0
         try:
-            async with asyncio.timeout(seconds):
-                return await self.feeds.until_over(view)
-        except TimeoutError:
-            return await self.described(principal, view.agent_turn_id)
+            with self.access.streaming(call.principal):
+                await self._until_over(view, seconds, call.request.receive)
+        except Limited:
+            return view, False
+        return await self.described(call.principal, view.agent_turn_id), True
+
+    async def _until_over(self, view: TurnView, seconds: float, receive: Receive) -> None:
+        async def over() -> None:
+            with contextlib.suppress(ServerUnavailable):
+                await self.feeds.until_over(view)
+
+        waits = [asyncio.create_task(each) for each in (over(), gone(receive), self._closed())]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.wait(waits)
+
+    async def _closed(self) -> None:
+        await self.closing.wait()
 
     async def _output(self, view: TurnView) -> Output | None:
         card_id = view.deliverable_card_id
@@ -173,6 +212,6 @@ def key_in(headers: Headers) -> str | None:
 
 
 def wait_in(headers: Headers) -> float:
-    """The seconds of `Prefer: wait=SECONDS`; 0 without it."""
+    """The seconds of `Prefer: wait=SECONDS`, at most `LONGEST_WAIT`; 0 without it."""
     found = _WAIT.search(", ".join(headers.getlist("prefer")).lower())
-    return float(found[1]) if found else 0.0
+    return min(float(found[1]), LONGEST_WAIT) if found else 0.0

@@ -114,14 +114,26 @@ async def page_conversations(
     )
 
 
-async def list_turns_in_box(
-    conn: Connection, project: ProjectId, box: BoxId, *, since: datetime | None = None, row_limit: int
+async def list_turns_in_box(conn: Connection, project: ProjectId, box: BoxId, *, row_limit: int) -> list[TurnAt]:
+    """The last turns of a conversation, oldest first."""
+    rows = await query("list_turns_in_box").many(conn, project_id=project, output_box_id=box, row_limit=row_limit)
+    return [TurnAt(AgentTurnId(row["agent_turn_id"]), row["created_at"]) for row in rows]
+
+
+async def list_turns_in_box_from(
+    conn: Connection, project: ProjectId, box: BoxId, since: datetime | AgentTurnId, *, row_limit: int
 ) -> list[TurnAt]:
-    """The turns of a conversation, oldest first: the last `row_limit`, of those enqueued at or after `since`."""
-    rows = await query("list_turns_in_box").many(
-        conn, project_id=project, output_box_id=box, since_at=since, row_limit=row_limit
+    """The first turns of a conversation that were enqueued at or after a moment, or another turn, oldest first."""
+    moment, turn = (since, None) if isinstance(since, datetime) else (None, since)
+    rows = await query("list_turns_in_box_from").many(
+        conn, project_id=project, output_box_id=box, since_at=moment, from_turn_id=turn, row_limit=row_limit
     )
     return [TurnAt(AgentTurnId(row["agent_turn_id"]), row["created_at"]) for row in rows]
+
+
+async def is_box_of_channel(conn: Connection, project: ProjectId, channel: ChannelId, box: BoxId) -> bool:
+    """Whether a turn of this channel reads or writes a box."""
+    return (await query("is_box_of_channel").one(conn, project_id=project, channel_id=channel, box_id=box))["found"]
 
 
 async def list_turn_progress(

@@ -31,13 +31,31 @@ WHERE c.project_id COLLATE "C" = :project_id AND (:channel_id::text IS NULL OR c
 ORDER BY c.created_at DESC, c.output_box_id DESC LIMIT :row_limit::int;
 
 -- name: list_turns_in_box :many
--- The turns that write into a box, a conversation's, oldest first: the last so many, or those enqueued since a moment.
+-- The last turns that write into a box, a conversation's, oldest first.
 SELECT t.agent_turn_id, t.created_at FROM (
     SELECT i.agent_turn_id, i.created_at FROM state.agent_inbox i
     WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
-      AND i.project_id = :project_id AND (:since_at::timestamptz IS NULL OR i.created_at >= :since_at)
+      AND i.project_id = :project_id
     ORDER BY i.created_at DESC LIMIT :row_limit::int) t
 ORDER BY t.created_at, t.agent_turn_id;
+
+-- name: list_turns_in_box_from :many
+-- The turns that write into a box and were enqueued at or after a moment, or a turn, oldest first.
+SELECT i.agent_turn_id, i.created_at FROM state.agent_inbox i
+WHERE lower(i.payload ->> 'output_box_id') = lower(:output_box_id::text) AND i.message_type IN {turn_types}
+  AND i.project_id = :project_id AND i.created_at >= coalesce(:since_at::timestamptz, (
+      SELECT b.created_at FROM state.agent_inbox b
+      WHERE b.agent_turn_id = :from_turn_id AND b.project_id = :project_id AND b.message_type IN {turn_types} LIMIT 1))
+ORDER BY i.created_at, i.agent_turn_id LIMIT :row_limit::int;
+
+-- name: is_box_of_channel :one
+-- Whether a turn of this channel reads or writes a box.
+SELECT EXISTS (
+    SELECT FROM state.agent_inbox i WHERE lower(i.payload ->> 'output_box_id') = lower(:box_id::text) AND i.message_type IN {turn_types}
+      AND i.project_id = :project_id AND i.channel_id = :channel_id)
+  OR EXISTS (
+    SELECT FROM state.agent_inbox i WHERE lower(i.payload ->> 'context_box_id') = lower(:box_id::text) AND i.message_type IN {turn_types}
+      AND i.project_id = :project_id AND i.channel_id = :channel_id) AS found;
 
 -- name: list_turn_progress :many
 -- The cards that a turn's steps made and the results that were applied, with the step of each; without those that are known.

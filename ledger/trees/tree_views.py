@@ -4,7 +4,7 @@ from datetime import datetime
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId, ToolCallId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, ToolCallId
 
 
 class TreeNode(Tolerant):
@@ -37,6 +37,25 @@ class TreeNode(Tolerant):
     steps: int
 
 
-async def tree(conn: Connection, project: ProjectId, turn: AgentTurnId) -> list[TreeNode]:
-    """The whole tree that the turn is in, parents before children; a turn in no tree alone; empty if unknown."""
-    return await query("list_tree").all_as(conn, TreeNode, project_id=project, agent_turn_id=turn)
+async def tree(
+    conn: Connection,
+    project: ProjectId,
+    turn: AgentTurnId,
+    *,
+    channel: ChannelId | None = None,
+    after: AgentTurnId | None = None,
+    row_limit: int | None = None,
+) -> list[TreeNode]:
+    """The tree that the turn is in, parents before children; a turn in no tree alone; empty if unknown.
+
+    Of the whole tree those of one channel, those after another turn of it, and at most `row_limit`.
+    """
+    return await query("list_tree").all_as(
+        conn,
+        TreeNode,
+        project_id=project,
+        agent_turn_id=turn,
+        channel_id=channel,
+        after_turn_id=after,
+        row_limit=row_limit,
+    )

@@ -84,7 +84,8 @@ CROSS JOIN LATERAL (
 JOIN resource.project_agents a ON a.agent_id = i.agent_id AND a.project_id = i.project_id;
 
 -- name: list_tree :many
--- Every turn of the tree that a turn is in, in the order of a walk from the root: parents first, children in the order of their tasks.
+-- Every turn of the tree that a turn is in, in the order of a walk from the root: parents first, children in the order of their tasks;
+-- of one channel, after a turn of it, and at most so many, if these are given.
 -- Tokens and cost are those of the turn itself.
 WITH RECURSIVE top AS (
     SELECT coalesce((SELECT n.root_turn_id FROM state.turn_nodes n WHERE n.agent_turn_id = :agent_turn_id AND n.project_id = :project_id),
@@ -99,13 +100,20 @@ walk AS (
         LEFT JOIN state.pmo_batch_tasks t ON t.current_agent_turn_id = n.agent_turn_id
         LEFT JOIN state.pmo_batches i ON i.batch_id = t.batch_id
         WHERE n.parent_turn_id = walk.agent_turn_id) c
+),
+page AS (
+    SELECT w.agent_turn_id, w.parent_turn_id, w.depth, w.path FROM walk w
+    JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
+    WHERE (:channel_id::text IS NULL OR i.channel_id = :channel_id)
+      AND (:after_turn_id::text IS NULL OR w.path > (SELECT x.path FROM walk x WHERE x.agent_turn_id = :after_turn_id))
+    ORDER BY w.path LIMIT :row_limit::int
 )
 SELECT w.agent_turn_id, w.parent_turn_id, w.depth, i.agent_id, coalesce(n.waited, false) AS waited, n.stopping_at IS NOT NULL AND NOT n.ended AS stopping,
        n.stop_reason, CASE WHEN o.agent_turn_id IS NOT NULL THEN o.status WHEN i.status = 'queued' THEN 'queued'
             WHEN h.active_agent_turn_id = i.agent_turn_id THEN h.status ELSE 'unknown' END AS status,
        o.error_code, i.created_at, coalesce(o.started_at, h.started_at) AS started_at, o.ended_at, t.batch_id, t.task_index, t.label,
        b.parent_tool_call_id AS tool_call_id, b.status AS batch_status, u.tokens, u.cost, u.steps
-FROM walk w
+FROM page w
 JOIN state.agent_inbox i ON i.agent_turn_id = w.agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types}
 LEFT JOIN state.turn_nodes n ON n.agent_turn_id = w.agent_turn_id
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = w.agent_turn_id

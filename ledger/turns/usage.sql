@@ -1,7 +1,8 @@
 -- Usage and cost of models, and the models that profiles name; for display only.
 
 -- name: sum_usage :many
--- The attempts of a project's steps since a moment, by agent, model or day; the last row, without a name, is the sum of all.
+-- The attempts of a project's steps, of one channel if that is given, since a moment, by agent, model or day; the last row,
+-- without a name, is the sum of all.
 WITH attempts AS (
     SELECT s.agent_id, s.agent_turn_id, s.step_id, a.attempt, a.attempt -> 'usage' AS counts, s.started_at,
            CASE jsonb_typeof(a.attempt -> 'response_cost') WHEN 'number' THEN (a.attempt ->> 'response_cost')::numeric END AS cost,
@@ -9,7 +10,8 @@ WITH attempts AS (
     FROM state.agent_steps s
     CROSS JOIN LATERAL jsonb_array_elements(
         CASE jsonb_typeof(s.metadata -> 'attempts') WHEN 'array' THEN s.metadata -> 'attempts' ELSE '[]' END) AS a (attempt)
-    WHERE s.project_id = :project_id AND (:since::timestamptz IS NULL OR s.started_at >= :since)
+    WHERE s.project_id = :project_id AND (:channel_id::text IS NULL OR s.channel_id = :channel_id)
+      AND (:since::timestamptz IS NULL OR s.started_at >= :since)
 ),
 named AS (
     SELECT *, CASE :grouping::text WHEN 'agent' THEN agent_id WHEN 'model' THEN coalesce(attempt ->> 'model', 'unknown')
@@ -25,6 +27,15 @@ SELECT name, count(DISTINCT agent_turn_id) AS turns, count(DISTINCT step_id) AS 
        count(*) FILTER (WHERE kind = 'estimated') AS estimated_attempts,
        count(*) FILTER (WHERE kind NOT IN ('exact', 'estimated')) AS unknown_attempts
 FROM named GROUP BY GROUPING SETS ((name), ()) ORDER BY grouping(name), name;
+
+-- name: sum_turn_usage :one
+-- What the models of a turn's committed steps counted, all attempts included.
+SELECT coalesce(sum(state.as_count(u.counts ->> 'prompt_tokens')), 0)::bigint AS prompt_tokens,
+       coalesce(sum(state.as_count(u.counts ->> 'completion_tokens')), 0)::bigint AS completion_tokens,
+       coalesce(sum(state.as_count(u.counts #>> '{prompt_tokens_details,cached_tokens}')), 0)::bigint AS cached_tokens,
+       coalesce(sum(state.as_count(u.counts #>> '{completion_tokens_details,reasoning_tokens}')), 0)::bigint AS reasoning_tokens
+FROM state.agent_steps s CROSS JOIN LATERAL (SELECT s.metadata -> 'llm_usage' AS counts) u
+WHERE s.agent_turn_id = :agent_turn_id AND s.project_id = :project_id;
 
 -- name: list_profile_models :many
 -- The models that profiles name, those of their summaries included, of one project or of all.

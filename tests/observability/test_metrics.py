@@ -176,7 +176,10 @@ def exported() -> set[str]:
     names = GAUGES | TRAFFIC
     for metric, meaning in MEANINGS.items():
         name = f"turnstile_{metric}"
-        names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if meaning.buckets else {f"{name}_total"}
+        if meaning.buckets:
+            names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")}
+        else:
+            names.add(name if meaning.gauge else f"{name}_total")
     return names
 
 

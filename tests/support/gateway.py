@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -13,7 +14,10 @@ from typing import Any
 import httpx
 
 from tests.support.processes.stack import Stack
+from turnstile.gateway.app import Gateway
+from turnstile.gateway.limits import Doors, GatewayLimits
 from turnstile.ledger.access.tokens import add_token
+from turnstile.ledger.pool import Pool
 from turnstile.processes.gateway import run_gateway
 from turnstile.schema.access import GatewayRole
 from turnstile.schema.ids import ChannelId, ProjectId
@@ -56,6 +60,35 @@ async def gateway_process(stack: Stack) -> AsyncGenerator[tuple[int, str]]:
     if started.returncode is None:
         started.send_signal(signal.SIGTERM)
     assert await started.wait() in (0, -signal.SIGKILL)
+
+
+@asynccontextmanager
+async def composed(stack: Stack, **limits: Any) -> AsyncGenerator[Gateway]:
+    """A gateway without a server, for `asking`: what it holds and the statements that it sends can be counted."""
+    pool = Pool(stack.endpoints.database_url, size=2, name="composed", read_only=True)
+    chosen = GatewayLimits(**{"rate": 0.0, "heartbeat_seconds": 0.2, **limits})
+    doors = Doors(frozenset({"here"}), frozenset())
+    made = Gateway(pool, stack.conn, chosen, doors, default_channel=ChannelId("public"), abort=lambda _: None)
+    try:
+        yield made
+    finally:
+        await made.feeds.close()
+        await pool.close()
+
+
+def asking(gateway: Gateway, token: str) -> httpx.AsyncClient:
+    """A client of a gateway without a server; it gets an answer when all of it is there."""
+    transport = httpx.ASGITransport(app=gateway.app)
+    return httpx.AsyncClient(transport=transport, base_url="http://here", headers={"authorization": f"Bearer {token}"})
+
+
+async def gauges(metrics: int) -> dict[str, float]:
+    """What a gateway holds: its open connections, streams and feeds."""
+    async with httpx.AsyncClient() as web:
+        text = (await web.get(f"http://127.0.0.1:{metrics}/metrics")).text
+    found = re.findall(r"^turnstile_http_(connections|open_streams|feeds) (\S+)$", text, re.MULTILINE)
+    assert len(found) == 3
+    return {name: float(value) for name, value in found}
 
 
 async def token_of(

@@ -7,6 +7,7 @@ without it turns can be read, and not asked for.
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from turnstile.ledger.access.tokens import add_token, authenticate
 from turnstile.ledger.migrate import MigrationError, pending
 from turnstile.ledger.pool import Pool
 from turnstile.processes.connections import instance_name, open_nats, watch_nats
+from turnstile.runtime.telemetry import Metric
 from turnstile.runtime.waiting import await_server, unless_stopped
 from turnstile.schema.access import GatewayRole, read_secret
 from turnstile.schema.errors import ConfigError, ServerUnavailable
@@ -33,6 +35,7 @@ from turnstile.transport.connection import NatsConnection
 
 log = logging.getLogger(__name__)
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_OTHER_FILES = 500
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 -- compared with, not listened on
 
 
@@ -84,13 +87,16 @@ async def serve_gateway(
         await unless_stopped(stop, await_server("PostgreSQL", lambda: _look(pool)))
         if stop.is_set():
             return
-        connections, url = Connections(), url_of(section, listener)
+        connections, url = Connections(section.max_connections), url_of(section, listener)
+        _raise_file_limit(section.max_connections)
         gateway = Gateway(
             *(pool, conn, limits_of(section), doors_of(section, url, listener)),
             default_channel=ChannelId(settings.protocol.default_channel),
             abort=connections.abort,
+            crowded=lambda: connections.crowded,
             meter=telemetry.meter,
         )
+        telemetry.meter.watch(Metric.HTTP_CONNECTIONS, lambda: len(connections))
         stack.push_async_callback(gateway.feeds.close)
         server = HttpServer(gateway.app, gateway.limits, connections)
         async with asyncio.TaskGroup() as group:
@@ -103,6 +109,17 @@ async def serve_gateway(
             server.should_exit = True
             await serving
             keeping.cancel()
+
+
+def _raise_file_limit(connections: int) -> None:
+    """Let this process open a file for each connection, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        if most < wanted:
+            log.warning("[gateway].max_connections is %d, and this process may open %d files", connections, most)
 
 
 async def _look(pool: Pool) -> None:
@@ -170,9 +187,12 @@ async def own_token(data: Path, database_url: str, project: ProjectId) -> None:
     path = data / "token"
     pool = Pool(database_url, size=1, name="turnstile-token")
     try:
-        held = read_secret(path.read_text(encoding="utf-8").strip()) if path.exists() else None
-        if held is not None and await pool.run(lambda conn: authenticate(conn, held)) is not None:
-            return
+        held = read_secret(path.read_bytes().decode(errors="replace").strip()) if path.exists() else None
+        if held is not None:
+            found = await pool.run(lambda conn: authenticate(conn, held))
+            if found is not None and (found.project_id, found.role) == (project, GatewayRole.OPERATOR):
+                path.chmod(0o600)
+                return
         secret, _ = await pool.run(lambda conn: add_token(conn, project, GatewayRole.OPERATOR, label="turnstile up"))
         write_private(path, secret.text + "\n")
     finally:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -38,11 +38,12 @@ _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """The help text and labels of a metric; with `buckets` it is a histogram of seconds."""
+    """The help text and labels of a metric; with `buckets` it is a histogram of seconds, else a counter or a gauge."""
 
     text: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    gauge: bool = False
     wide: bool = False
     """Whether it has the labels project and agent if the operator configures them."""
 
@@ -85,6 +86,9 @@ MEANINGS: dict[Metric, MetricInfo] = {
     Metric.HTTP_BYTES: MetricInfo("Bytes of answers of the gateway, without headers"),
     Metric.HTTP_STREAMS: MetricInfo("Streams that were opened; resumed: with a Last-Event-ID", ("resumed",)),
     Metric.HTTP_STREAMS_CUT: MetricInfo("Streams that ended before their turn; slow or gone clients", ("reason",)),
+    Metric.HTTP_OPEN_STREAMS: MetricInfo("Open streams of the gateway, and requests that wait", gauge=True),
+    Metric.HTTP_CONNECTIONS: MetricInfo("Open connections of the gateway", gauge=True),
+    Metric.HTTP_FEEDS: MetricInfo("Turns that the gateway follows for its streams", gauge=True),
 }
 
 BacklogQuery = Callable[[], Awaitable[Backlog]]
@@ -108,12 +112,15 @@ class PrometheusMeter:
         self._seen: dict[tuple[Metric, str], set[str]] = {}
         self._counters: dict[Metric, Counter] = {}
         self._histograms: dict[Metric, Histogram] = {}
+        self._gauges: dict[Metric, Gauge] = {}
         for metric, meaning in MEANINGS.items():
             name, labels = f"turnstile_{metric}", self._labels(meaning)
             if meaning.buckets:
                 self._histograms[metric] = Histogram(
                     name, meaning.text, labels, buckets=meaning.buckets, registry=self.registry
                 )
+            elif meaning.gauge:
+                self._gauges[metric] = Gauge(name, meaning.text, registry=self.registry)
             else:
                 self._counters[metric] = Counter(name, meaning.text, labels, registry=self.registry)
 
@@ -133,6 +140,10 @@ class PrometheusMeter:
         histogram = self._histograms[metric]
         values = self._values(metric, labels)
         (histogram.labels(*values) if values else histogram).observe(max(0.0, value))
+
+    def watch(self, metric: Metric, read: Callable[[], float]) -> None:
+        """Have a gauge say what `read` returns."""
+        self._gauges[metric].set_function(read)
 
     def _labels(self, meaning: MetricInfo) -> tuple[str, ...]:
         return (*meaning.labels, *(self._wide if meaning.wide else ()))

@@ -1,6 +1,7 @@
 """Who may ask, by which name and from which page; what is refused says why, and tells nothing else."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -163,7 +164,7 @@ async def test_a_rebound_name_reaches_nothing(url: str, web: httpx.AsyncClient) 
 
 async def test_pages_of_other_origins_are_refused_unless_listed(strict: str, url: str, tenant: Tenant) -> None:
     async with client(strict, await token_of(tenant.stack, tenant.project)) as web:
-        for origin in ("https://evil.example", "null", "https://app.example.evil.example", "file://", "x"):
+        for origin in ("https://evil.example", "null", "https://app.example.evil.example", "file://", "x", "http://["):
             assert code(await web.get("/v1/turns", headers={"origin": origin})) == (403, "origin_not_allowed")
         listed = {"origin": "https://app.example"}
         asked = await web.options("/v1/turns", headers={**listed, "access-control-request-method": "POST"})
@@ -203,6 +204,14 @@ async def test_bad_bodies_are_refused_and_change_nothing(web: httpx.AsyncClient,
         assert code(answer) == (400, "bad_request"), key
     for query in ("limit=0", "limit=501", "limit=x", "cursor=x", "who=me", "limit=1&limit=2", "agent_id=a.b"):
         assert code(await web.get(f"/v1/turns?{query}")) == (400, "bad_request"), query
+    for moment in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01T00:00:00", "1e400", "\0"):
+        assert code(await web.get("/v1/usage", params={"since": moment})) == (400, "bad_request"), moment
+        cursor = base64.urlsafe_b64encode(f"{moment}|x".encode()).decode()
+        for path in ("/v1/turns", "/v1/conversations"):
+            assert code(await web.get(path, params={"cursor": cursor})) == (400, "bad_request"), moment
+    long = await web.post("/v1/turns", json={**ASK, "x" * 50_000: 1})
+    assert code(long) == (400, "bad_request")
+    assert len(long.content) < 5000
     assert code(await web.get("/v1/elsewhere")) == (404, "not_found")
     assert code(await web.delete("/v1/turns")) == (405, "method_not_allowed")
     assert code(await web.get("/v1/turns/a%00b")) == (400, "bad_request")

@@ -1,0 +1,289 @@
+"""Nothing of another project or channel comes out over HTTP, or changes (protocol §14.3).
+
+The matrix: every endpoint of the application, with an id of the other in every parameter, field and header that takes
+one. Each is answered like an id that nobody has: status, headers, body, and as many statements in the ledger.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.e2e.projects.test_tenants import rows_of
+from tests.support.gateway import asking, composed, token_of
+from tests.support.processes.stack import Stack
+from tests.support.tenants import Tenant, new_tenant
+from tests.support.tools import definition
+from turnstile.gateway.app import Gateway
+from turnstile.gateway.http import bearers
+from turnstile.gateway.v1.resources import cursor_of
+from turnstile.ledger.access.pages import Place
+from turnstile.ledger.turns.roster import put_tool
+from turnstile.schema.access import GatewayRole
+from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+
+SECRET = "the secret of another"
+WORD = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?")
+
+
+@dataclass(frozen=True)
+class Ids:
+    """An id of each kind."""
+
+    agent: str
+    turn: str
+    conversation: str
+    context_box: str
+    output_box: str
+    key: str
+    channel: str
+    profile: str
+    tool: str
+    cursor: str
+    boxes_cursor: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with a foreign id."""
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Make = Callable[[Ids, Ids], Asked]
+"""Of one's own ids and the foreign ones."""
+
+
+def create(own: Ids, headers: Mapping[str, str] | None = None, **fields: str) -> Asked:
+    """A turn that would be accepted."""
+    body = {"agent_id": own.agent, "instruction": json.dumps({"steps": [{"text": "done"}]}), **fields}
+    return Asked("/v1/turns", body=body, headers={"prefer": "wait=20", **(headers or {})})
+
+
+def last_id(turn: str) -> dict[str, str]:
+    """The header of a client that goes on."""
+    return {"last-event-id": f"{turn}:1.0.1.1"}
+
+
+MATRIX: dict[str, list[Make]] = {
+    "create_turn": [
+        lambda own, its: create(own, agent_id=its.agent),
+        lambda own, its: create(own, profile_name=its.profile),
+        lambda own, its: create(own, context_box_id=its.context_box),
+        lambda own, its: create(own, context_box_id=its.output_box),
+        lambda own, its: create(own, output_box_id=its.output_box),
+        lambda own, its: create(own, output_box_id=its.output_box.upper()),
+        lambda own, its: create(own, conversation_id=its.conversation),
+        lambda own, its: create(own, {"idempotency-key": its.key}),
+        lambda own, its: create(own, channel_id=its.channel),
+    ],
+    "list_turns": [
+        lambda _, its: Asked("/v1/turns", {"channel_id": its.channel}),
+        lambda _, its: Asked("/v1/turns", {"conversation_id": its.conversation}),
+        lambda _, its: Asked("/v1/turns", {"agent_id": its.agent}),
+        lambda _, its: Asked("/v1/turns", {"cursor": its.cursor}),
+    ],
+    "get_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}"),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}", headers={"prefer": "wait=1"}),
+    ],
+    "stop_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={"cascade": "all"}),
+    ],
+    "get_turn_tree": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/tree"),
+        lambda own, its: Asked(f"/v1/turns/{own.turn}/tree", {"cursor": its.turn}),
+    ],
+    "stream_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/events"),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/events", {"on_disconnect": "cancel"}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/events", headers=last_id(its.turn)),
+        lambda own, its: Asked(f"/v1/turns/{own.turn}/events", headers=last_id(its.turn)),
+    ],
+    "list_conversations": [
+        lambda _, its: Asked("/v1/conversations", {"channel_id": its.channel}),
+        lambda _, its: Asked("/v1/conversations", {"agent_id": its.agent}),
+        lambda _, its: Asked("/v1/conversations", {"cursor": its.boxes_cursor}),
+    ],
+    "get_conversation": [
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}"),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}", {"agent_id": its.agent}),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}", {"channel_id": its.channel}),
+    ],
+    "stream_conversation": [
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events"),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events", {"channel_id": its.channel}),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events", {"agent_id": its.agent}),
+        lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events", headers=last_id(its.turn)),
+        lambda own, its: Asked(f"/v1/conversations/{own.conversation}/events", headers=last_id(its.turn)),
+    ],
+    "list_agents": [lambda _, __: Asked("/v1/agents")],
+    "list_profiles": [lambda _, __: Asked("/v1/profiles")],
+    "list_tools": [lambda _, __: Asked("/v1/tools")],
+    "get_usage": [lambda _, __, by=by: Asked("/v1/usage", {"by": by}) for by in ("agent", "model", "day")],
+}
+"""By the endpoint's name. An endpoint that takes no id is asked as it is."""
+
+
+@pytest.fixture(scope="module")
+async def gateway(here: Stack) -> AsyncIterator[Gateway]:
+    """A gateway without a server: its statements can be counted, and a token is looked up once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bearers, "KNOWN_SECONDS", 1000.0)
+        async with composed(here) as made:
+            yield made
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who asks with which ids for what is whose."""
+
+    gateway: Gateway
+    asks: Ids
+    token: str
+    its: Ids
+    its_token: str
+    other: Tenant
+
+
+async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) -> tuple[Ids, str]:
+    """A conversation with a turn that ended in this channel, and one that runs; and a token of the channel."""
+    token = await token_of(tenant.stack, tenant.project, GatewayRole.OPERATOR, channel=channel)
+    name = f"only-{uuid7()}"
+    async with asking(gateway, token) as web:
+        body = {"agent_id": agent, "instruction": json.dumps({"steps": [{"text": SECRET}]}), "conversation_id": name}
+        key = {"prefer": "wait=20", "idempotency-key": f"key-{name}"}
+        made = (await web.post("/v1/turns", json=body, headers=key)).json()
+        assert made["status"] == "success", made
+    ended = await tenant.ended(AgentTurnId(made["agent_turn_id"]))
+    ids = Ids(
+        *(agent, made["agent_turn_id"], name, made["context_box_id"], made["output_box_id"], f"key-{name}", channel),
+        *(f"{agent}-profile", f"tool-{tenant.project}"[:60]),
+        cursor_of(Place(ended.view.created_at + timedelta(days=1), made["agent_turn_id"])),
+        cursor_of(Place(ended.view.created_at + timedelta(days=1), made["output_box_id"])),
+    )
+    return ids, token
+
+
+def nobodys(agent: str, profile: str, its: Ids) -> Ids:
+    """Ids that are drawn and not used, in the forms of those that are."""
+    return Ids(
+        *(agent, uuid7(), f"only-{uuid7()}", new_box_id(), new_box_id(), f"key-{uuid7()}", "u_nobody", profile),
+        *(its.tool, its.cursor, its.boxes_cursor),
+    )
+
+
+@pytest.fixture(scope="module", params=["project", "channel"])
+async def sides(request: pytest.FixtureRequest, here: Stack, gateway: Gateway) -> Sides:
+    """Two projects, and two channels of one."""
+    first = new_tenant(here)
+    second = new_tenant(here) if request.param == "project" else first
+    agents = AgentId("asker"), AgentId("holder") if request.param == "project" else AgentId("asker")
+    for tenant, agent in {first.project: (first, agents[0]), second.project: (second, agents[1])}.values():
+        await tenant.agent("player", agent)
+        await put_tool(tenant.pool, tenant.project, definition(f"tool-{tenant.project}"[:60]))
+    asks, token = await lived(gateway, first, "u_ada", agents[0])
+    its, its_token = await lived(gateway, second, "u_bob", agents[1])
+    if request.param == "project":
+        token = await token_of(here, first.project)
+    return Sides(gateway, asks, token, its, its_token, second)
+
+
+async def answer_of(sides: Sides, asked: Asked, method: str, used: Ids) -> tuple[object, ...]:
+    """What is answered, without what is drawn anew each time, and the number of statements."""
+    before = sides.gateway.pool.round_trips
+    async with asyncio.timeout(20), asking(sides.gateway, sides.token) as web:
+        answer = await web.request(
+            method, asked.path, params=asked.query, json=asked.body, headers=asked.headers, timeout=20
+        )
+    statements = sides.gateway.pool.round_trips - before
+    text = answer.text
+    assert SECRET not in text
+    for each in sorted(vars(used).values(), key=len, reverse=True):
+        text = text.replace(each, "ID").replace(each.lower(), "ID")
+    headers = {name: value for name, value in answer.headers.items() if name not in ("content-length", "location")}
+    if answer.status_code in (201, 202):  # a turn of one's own: times and figures differ
+        turn = answer.json()
+        return answer.status_code, headers, turn["status"], turn["output"]["text"], turn["duplicate"]
+    return answer.status_code, headers, TIMES.sub("T", WORD.sub("ID", text)), statements
+
+
+async def test_what_is_anothers_is_answered_like_what_is_not_there(sides: Sides) -> None:
+    methods = {each.name: each.method for each in sides.gateway.endpoints}
+    same_project = sides.asks.agent == sides.its.agent
+    agent, profile = (sides.its.agent, sides.its.profile) if same_project else (f"a-{uuid7()}", f"p-{uuid7()}")
+    await answer_of(sides, Asked("/v1/agents"), "GET", sides.its)
+    before = await rows_of(sides.other)
+    for name, makes in sorted(MATRIX.items(), key=lambda each: each[0] == "create_turn"):  # it makes what lists have
+        for number, make in enumerate(makes):
+            nobody = nobodys(agent, profile, sides.its)
+            told = await answer_of(sides, make(sides.asks, sides.its), methods[name], sides.its)
+            expected = await answer_of(sides, make(sides.asks, nobody), methods[name], nobody)
+            assert told == expected, (name, number)
+            assert str(told[0])[0] != "5", (name, number, told)
+    if not same_project:
+        assert await rows_of(sides.other) == before
+    async with asking(sides.gateway, sides.its_token) as web:
+        assert (await web.get(f"/v1/turns/{sides.its.turn}")).json()["status"] == "success"
+
+
+async def test_a_channel_sees_its_own_figures_and_turns_only(sides: Sides) -> None:
+    async with asking(sides.gateway, sides.token) as web:
+        total = (await web.get("/v1/usage")).json()["lines"][-1]
+        turns = (await web.get("/v1/turns", params={"limit": "500"})).json()["turns"]
+        assert total["turns"] == len(turns) > 0
+        assert sides.its.turn not in {turn["agent_turn_id"] for turn in turns}
+        for agent in (await web.get("/v1/agents")).json()["agents"]:
+            assert agent["active_agent_turn_id"] is None
+
+
+async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
+    """Else the matrix would prove nothing."""
+    its = sides.its
+    async with asking(sides.gateway, sides.its_token) as web:
+        for path in (f"/v1/turns/{its.turn}", f"/v1/turns/{its.turn}/tree", f"/v1/conversations/{its.conversation}"):
+            assert (await web.get(path)).status_code == 200, path
+        assert SECRET in (await web.get(f"/v1/turns/{its.turn}")).text
+        assert SECRET in (await web.get(f"/v1/turns/{its.turn}/events")).text
+        key = {"idempotency-key": its.key}
+        body = {"agent_id": its.agent, "instruction": json.dumps({"steps": [{"text": "other"}]})}
+        assert (await web.post("/v1/turns", json=body, headers=key)).json()["code"] == "correlation_conflict"
+        for fields in ({"context_box_id": its.output_box}, {"output_box_id": its.output_box}):
+            made = await web.post("/v1/turns", json=body | fields, headers={"prefer": "wait=20"})
+            assert made.status_code == 201, made.text
+        assert [each["conversation_id"] for each in (await web.get("/v1/conversations")).json()["conversations"]] == [
+            its.conversation
+        ]
+
+
+async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gateway) -> None:
+    ids = nobodys("a", "p", Ids(*("x",) * 11))
+    assert {each.name for each in gateway.endpoints} == MATRIX.keys()
+    for endpoint in gateway.endpoints:
+        made = [make(ids, ids) for make in MATRIX[endpoint.name]]
+        assert all(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), each.path) for each in made), endpoint.name
+        tried = {name for each in made for name in each.query}
+        assert endpoint.query.model_fields.keys() - tried <= NAMES_NOTHING, endpoint.name
+        if endpoint.body is not None:
+            tried = {name for each in made for name in each.body or {}}
+            assert endpoint.body.model_fields.keys() - tried <= NAMES_NOTHING, endpoint.name
+        tried = {name for each in made for name in each.headers}
+        assert {name.lower() for name in endpoint.request_headers} - tried <= {"prefer"}, endpoint.name
+
+
+NAMES_NOTHING = {
+    *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
+    *("instruction", "result_fields", "runtime_config", "metadata"),
+    "cursor",  # where it is an id or a name of the project's own list; else it is tried
+}
+"""Parameters and fields that name nothing of a project or channel."""
