@@ -180,7 +180,9 @@ async def test_a_completion_ends_with_its_token(gpt: AsyncOpenAI, here: Stack, t
         known = read_secret(token)
         assert known is not None
         other = gpt.with_options(base_url=f"{url}/openai/v1", api_key=token)
-        asking = [asyncio.create_task(streamed(other, LATE)), asyncio.create_task(ask(other, LATE))]
+        asking: list[asyncio.Task[Any]] = [
+            asyncio.create_task(each) for each in (streamed(other, LATE), ask(other, LATE))
+        ]
 
         async def begun() -> bool:
             return await tenant.count("state.agent_inbox", "message_type = 'turn'") == 2
