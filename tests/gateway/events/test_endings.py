@@ -43,7 +43,7 @@ async def pieces(*, endless: bool = True) -> AsyncGenerator[bytes]:
         (Client(), False, False, [], [b"one", b""]),
         (Client(leaves=True), False, True, ["gone"], None),
         (Client(takes=False), False, True, ["cut", "aborted"], []),
-        (Client(), True, True, ["cut"], [b"farewell", b""]),
+        (Client(), True, True, ["cut"], [b"farewell"]),
     ],
     ids=["over", "gone", "slow", "stopping"],
 )
