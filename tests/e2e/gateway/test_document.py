@@ -47,7 +47,7 @@ async def test_requests_made_of_the_document_are_answered_as_it_says(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 async def test_ten_thousand_requests_made_of_the_document_are_answered_as_it_says(patient: str, tenant: Tenant) -> None:
     """The same for longer."""
     await _answered(patient, tenant, LONG_CASES)
