@@ -22,7 +22,8 @@ from turnstile.gateway.http.guard import ROUTE, Guard, problem_response
 from turnstile.gateway.http.openapi import document
 from turnstile.gateway.http.problems import Problem, problem_of
 from turnstile.gateway.limits import Doors, GatewayLimits
-from turnstile.gateway.openai.errors import PREFIX, error_response
+from turnstile.gateway.openai.addresses import Kernel, openai_endpoints
+from turnstile.gateway.openai.error_objects import PREFIX, error_response
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
@@ -63,6 +64,8 @@ class Gateway:
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
         self.endpoints = endpoints(turns, conversations, Events(*shared), Roster(self.pool, asking))
+        kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
+        self.openai = openai_endpoints(kernel)
         self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told, self.crowded)
         self.meter.watch(Metric.HTTP_OPEN_STREAMS, lambda: self.access.open_streams)
         self.meter.watch(Metric.HTTP_FEEDS, lambda: len(self.feeds))
@@ -78,7 +81,8 @@ class Gateway:
             request.scope[ROUTE] = "health"
             return Response("serving\n", media_type="text/plain")
 
-        routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in self.endpoints]
+        served = [*self.endpoints, *self.openai]  # OpenAI's addresses are described by OpenAI
+        routes: list[BaseRoute] = [_route(each, Dispatch(each, self.access, self.limits)) for each in served]
         routes += [Route("/v1/openapi.json", openapi), Route("/health", health)]
         return _Routes(Router(routes, redirect_slashes=False))
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import struct
 from collections.abc import Generator
 
 import h11
@@ -67,8 +68,11 @@ class Connections:
         self._open.pop(client, None)
 
     def abort(self, client: object) -> None:
-        """Close one at once, whatever it has not taken."""
+        """Close one at once; what it has not taken is dropped, also by the system, which would offer it for minutes."""
         if (transport := self._open.get(client)) is not None:
+            held: socket.socket | None = transport.get_extra_info("socket")
+            if held is not None:
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
 
 

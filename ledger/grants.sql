@@ -70,7 +70,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.rejections', 'INSERT', 'INSERT'),
     ('state.migrations', 'SELECT', 'SELECT')
 ), readable (relation) AS (VALUES  -- by a gateway
-    ('public.cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
+    ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
+    ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.gateway_tokens'), ('state.migrations')
 ), roles AS (

@@ -7,56 +7,95 @@
 Any number of threads may share one. Ctrl-C leaves a wait at once; the turn goes on.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId
-from turnstile.schema.wire.descriptions import TreeTurn
-from turnstile.sdk.turn import Cascade, Turn, TurnResult
-from turnstile.sdk.turns import Client
+from turnstile.schema.wire.descriptions import TreeTurn, TurnView
+from turnstile.schema.wire.events import Chunk
+from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.sdk.turn import Cascade, Stopped, Turn, TurnResult
+from turnstile.sdk.turns import Client, Conversation
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class SyncTurn:
     """A turn: iterate it for its text, or ask for its `result`. See `Turn`, whose methods it has."""
 
-    portal: BlockingPortal
+    client: "SyncClient"
     turn: Turn
+
+    @property
+    def reply(self) -> EnqueueReply | None:
+        """The answer to the request, once the turn is started: agent, boxes, `duplicate`."""
+        return self.turn.reply
 
     def start(self) -> AgentTurnId:
         """Enqueue the turn unless that was done, and return its id; raises `Refused` or `ServerUnavailable`."""
-        return self.portal.call(self.turn.start)
+        return self.client.call(self.turn.start)
 
     def __iter__(self) -> Generator[str]:
         """Pieces of the answer's text as the model writes it, until the turn has ended."""
         pieces = self.turn.__aiter__()
         try:
-            while (piece := self.portal.call(anext, pieces, None)) is not None:
+            while (piece := self.client.call(lambda: anext(pieces, None))) is not None:
                 yield piece
         finally:
-            self.portal.call(pieces.aclose)
+            with suppress(BadRequest):  # the client is closed, and has ended the stream
+                self.client.call(pieces.aclose)
+
+    @contextmanager
+    def chunks(self) -> Generator[Generator[Chunk]]:
+        """All that the model writes, until the turn has ended: text, reasoning, calls of tools, by step and attempt."""
+        streaming = self.turn.chunks()
+        chunks = self.client.call(streaming.__aenter__)
+
+        def each() -> Generator[Chunk]:
+            while (chunk := self.client.call(lambda: anext(chunks, None))) is not None:
+                yield chunk
+
+        try:
+            yield each()
+        finally:
+            with suppress(BadRequest):  # as above
+                self.client.call(lambda: streaming.__aexit__(None, None, None))
+
+    def describe(self) -> TurnView:
+        """Where the turn stands now; raises `Refused` or `ServerUnavailable`."""
+        return self.client.call(self.turn.describe)
 
     def result(self, timeout: float | None = None) -> TurnResult:
         """What the turn came to; raises `TimeoutError` after `timeout` seconds: the turn then goes on."""
-        return self.portal.call(self.turn.result, timeout)
+        return self.client.call(lambda: self.turn.result(timeout))
 
-    def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> bool:
-        """End the turn and the turns below it; False if it was over. Raises `Refused` or `ServerUnavailable`."""
-
-        async def stop() -> bool:
-            return await self.turn.stop(reason, cascade=cascade)
-
-        return self.portal.call(stop)
+    def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
+        """End the turn and the turns below it; false if it was over. Raises `Refused` or `ServerUnavailable`."""
+        return self.client.call(lambda: self.turn.stop(reason, cascade=cascade))
 
     def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children."""
-        return self.portal.call(self.turn.tree)
+        return self.client.call(self.turn.tree)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncConversation:
+    """A conversation with an agent, or with the instance of a profile that is made for it."""
+
+    client: "SyncClient"
+    conversation: Conversation
+
+    def ask(self, instruction: str, *, correlation_id: str | None = None) -> SyncTurn:
+        """The next turn of it: it knows what was said, and begins when the one before is over."""
+        return SyncTurn(self.client, self.conversation.ask(instruction, correlation_id=correlation_id))
 
 
 class SyncClient:
@@ -76,16 +115,16 @@ class SyncClient:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal(name="turnstile client"))
-            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
-            self._stack = stack.pop_all()
+            portal = stack.enter_context(start_blocking_portal(name="turnstile client"))
+            stack.enter_context(portal.wrap_async_context_manager(self._client))
+            self._portal, self._stack = portal, stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._portal = None
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)  # with an error, such as Ctrl-C, what still waits is cancelled
 
     def ask(
         self,
@@ -95,29 +134,49 @@ class SyncClient:
         conversation: str | None = None,
         result_fields: Sequence[str] | Mapping[str, str] = (),
         context_box_id: str | None = None,
+        output_box_id: str | None = None,
         profile_name: str | None = None,
         model: str | None = None,
+        remember: bool = False,
+        metadata: JsonObject | None = None,
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """A turn that is enqueued when it is first iterated, waited for or started; see `Client.ask`."""
-        portal = self._opened
+        self._opened()
         turn = self._client.ask(
             agent_id,
             instruction,
             conversation=conversation,
             result_fields=result_fields,
             context_box_id=context_box_id,
+            output_box_id=output_box_id,
             profile_name=profile_name,
             model=model,
+            remember=remember,
+            metadata=metadata,
             correlation_id=correlation_id,
         )
-        return SyncTurn(portal, turn)
+        return SyncTurn(self, turn)
+
+    def conversation(
+        self, conversation_id: str, *, agent_id: str | None = None, profile_name: str | None = None
+    ) -> SyncConversation:
+        """A conversation with an agent or with a profile's instance; it begins with its first turn."""
+        made = self._client.conversation(conversation_id, agent_id=agent_id, profile_name=profile_name)
+        return SyncConversation(self, made)
 
     def turn(self, agent_turn_id: str) -> SyncTurn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`)."""
-        return SyncTurn(self._opened, self._opened.call(self._client.turn, agent_turn_id))
+        return SyncTurn(self, self.call(lambda: self._client.turn(agent_turn_id)))
 
-    @property
+    def call(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """What `work` comes to in the client's event loop; raises `BadRequest` unless the client is connected."""
+
+        async def run() -> Result:
+            return await work()
+
+        return self._opened().call(run)
+
     def _opened(self) -> BlockingPortal:
         if self._portal is None:
             raise BadRequest("the client is not connected: use it inside `with`")

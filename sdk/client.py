@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
+from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
 from turnstile.schema.pump.threads import MessageId
 from turnstile.schema.states import ReplyStatus
@@ -97,12 +97,15 @@ class ReplyInbox:
 
 
 class BridgeClient:
-    """A client of one channel of one project."""
+    """A client of one channel of one project; `sender` is recorded with what it asks for."""
 
-    def __init__(self, conn: NatsConnection, project_id: ProjectId, channel_id: ChannelId) -> None:
+    def __init__(
+        self, conn: NatsConnection, project_id: ProjectId, channel_id: ChannelId, sender: str = "client"
+    ) -> None:
         self._conn = conn
         self._project = project_id
         self._channel = channel_id
+        self._sender = sender
 
     @property
     def closed(self) -> bool:
@@ -111,7 +114,7 @@ class BridgeClient:
 
     def in_channel(self, channel_id: ChannelId) -> "BridgeClient":
         """A client of another channel of the project, on the same connection."""
-        return BridgeClient(self._conn, self._project, channel_id)
+        return BridgeClient(self._conn, self._project, channel_id, self._sender)
 
     def agent_of(self, request: EnqueueRequest) -> AgentId:
         """The agent that will run the turn of a request that names an agent, a conversation or a correlation id."""
@@ -289,12 +292,14 @@ class BridgeClient:
                     recent.popitem(last=False)
             await take(event)
 
-        subscriptions = [await self._conn.subscribe(each, on_message) for each in filters]
-        try:
+        async with AsyncExitStack() as stack:
+            for each in filters:
+                try:
+                    subscription = await self._conn.subscribe(each, on_message)
+                except NATS_TROUBLE as error:
+                    raise ServerUnavailable(f"NATS at {self._conn.shown} takes no subscription: {error}") from error
+                stack.push_async_callback(self._conn.unsubscribe, subscription)
             yield
-        finally:
-            for subscription in subscriptions:
-                await self._conn.unsubscribe(subscription)
 
     def _events(self, agent_id: AgentId | None) -> str:
         if agent_id is not None:
@@ -314,7 +319,7 @@ class BridgeClient:
             names.TIMESTAMP: str(time.time_ns() // 1_000_000),
             names.VERSION: subjects.VERSION,
             names.MSG_TYPE: verb,
-            names.SENDER: "client",
+            names.SENDER: self._sender,
             **(given or {}),
         }
 
@@ -327,15 +332,19 @@ class BridgeClient:
 def accepted(model: type[Answer], answer: JsonObject) -> Answer:
     """The bridge's reply, if it was accepted.
 
-    Raises `ServerUnavailable` if the same request may be accepted later, else `Refused` with the reply's code.
+    Raises `ServerUnavailable` if a server is down, else `Refused` with the reply's code; it is `Limited` if the same
+    request may be accepted later.
     """
     reply = model.model_validate(answer)
     if reply.status is ReplyStatus.ACCEPTED:
         return reply
-    message = reply.error or f"the bridge answered {reply.status}"
-    if reply.error_code == ServerUnavailable.code:
+    code, message = reply.error_code or str(reply.status), reply.error or f"the bridge answered {reply.status}"
+    if code == ServerUnavailable.code:
         raise ServerUnavailable(message)
-    raise Refused(reply.error_code or str(reply.status), message)
+    if reply.status is ReplyStatus.BUSY:
+        wait = answer.get("retry_after_seconds")
+        raise Limited(code, message, retry_after=float(wait) if isinstance(wait, int | float) else None)
+    raise Refused(code, message)
 
 
 def _object(payload: BaseModel | JsonObject) -> JsonObject:

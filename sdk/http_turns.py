@@ -1,56 +1,61 @@
 """Turns asked for over HTTP, from a gateway (protocol §14): one request each, and one stream while one is followed.
 
 A stream that breaks off goes on where it was, at the same gateway or at another behind the same address; the text is
-exact, also where NATS has lost it meanwhile.
+exact, also where NATS has lost it meanwhile. It holds one connection for each turn that is followed or waited for.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Final, TypeVar
+from urllib.parse import quote
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import from_json
 
+from turnstile.schema.access import read_secret
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId
-from turnstile.schema.states import ChunkType, TurnStatus
-from turnstile.schema.wire.descriptions import TreeTurn
+from turnstile.schema.cards import CardType
+from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
+from turnstile.schema.states import ChunkType, ReplyStatus, TurnStatus
+from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
-from turnstile.schema.wire.inbox import EnqueueRequest
-from turnstile.sdk.turn import Backend, Cascade, Turn, TurnResult
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
+from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult
+from turnstile.transport.json_messages import encode
 
 _WAIT_SECONDS = 30
 """How long one request for a result waits at the gateway."""
 _AGAIN_SECONDS = 0.5
 _SILENT_SECONDS = 60.0
 """A stream without so much as a comment for so long is broken off and begun again."""
-_TIMEOUT = httpx.Timeout(10.0, read=_SILENT_SECONDS)
-_SPOKEN = frozenset({"agent.thought", "task.deliverable"})
+_TIMEOUT = httpx.Timeout(10.0, read=_SILENT_SECONDS, pool=None)
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+"""A turn that is waited for holds a connection: with a bound the others would time out."""
+_STEP = re.compile(r":(\d{1,6})\.")
+"""The number of the step in an event's id."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
+logger: Final = logging.getLogger(__name__)
 
 
 class _Output(Tolerant):
+    card_id: CardId | None = None
     text: str | None = None
     data: JsonValue = None
+    partial: bool = False
 
 
-class _Turn(Tolerant):
-    """What is read of a turn."""
-
-    agent_turn_id: AgentTurnId
-    status: str
-    ended_at: str | None = None
+class _Turn(TurnView):
     output: _Output | None = None
-    error_code: str | None = None
-    error: str | None = None
-    stats: JsonObject | None = None
+    duplicate: bool = False
 
 
 class _Tree(Tolerant):
@@ -59,11 +64,14 @@ class _Tree(Tolerant):
 
 
 class _Stop(Tolerant):
+    agent_turn_id: AgentTurnId
     already_final: bool
+    marked: int | None = None
+    on_their_way: int | None = None
 
 
 class _Problem(Tolerant):
-    code: str = "internal_error"
+    code: str
     detail: str = ""
     retry_after_seconds: float | None = None
 
@@ -79,12 +87,19 @@ class HttpBackend(Backend):
 
     http: httpx.AsyncClient
     channel: str | None
+    on_wait: Callable[[str], None]
+    """Gets a line when the gateway does not answer while something waits for it, and one when it does again."""
+
+    @property
+    def shown(self) -> str:
+        """Its address."""
+        return str(self.http.base_url).rstrip("/")
 
     def ask(self, request: EnqueueRequest) -> Turn:
         return HttpTurn(self, request)
 
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
-        found = await self.request("GET", f"/v1/turns/{agent_turn_id}", _Turn)
+        found = await self.request("GET", _path(agent_turn_id), _Turn)
         return HttpTurn(self, found.agent_turn_id)
 
     async def close(self) -> None:
@@ -98,22 +113,72 @@ class HttpBackend(Backend):
         body: JsonObject | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """The answer; raises the error that a problem tells of, `ServerUnavailable` if there is no answer."""
+        """The answer.
+
+        Raises `Refused` with the gateway's code, `ConfigError` for a wrong address or token, `ServerUnavailable`.
+        """
+        if self.http.is_closed:
+            raise ServerUnavailable("the client is closed")
+        own = {**(headers or {}), **({} if body is None else {"content-type": "application/json"})}
+        content = None if body is None else encode(body)
         try:
-            response = await self.http.request(method, path, json=body, headers=headers)
+            response = await self.http.request(method, path, content=content, headers=own)
         except httpx.HTTPError as error:
-            raise _away(error) from error
-        raise_for_problem(response.status_code, response.content)
+            raise self.away(error) from error
+        if not response.is_success:
+            raise self.error_of(response.status_code, response.content)
         try:
             return answer.model_validate_json(response.content)
         except ValidationError:
-            raise ServerUnavailable(f"what answers at {self.http.base_url} is no gateway of this version") from None
+            raise self._no_gateway("something else, or another version") from None
+
+    def error_of(self, status: int, content: bytes) -> TurnstileError:
+        """The error that a response tells of."""
+        try:
+            problem = _Problem.model_validate(from_json(content))
+        except (ValueError, ValidationError):  # something on the way to the gateway answers in its place
+            if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                return ServerUnavailable(f"the gateway at {self.shown} does not answer: HTTP {status}")
+            return self._no_gateway(f"HTTP {status}")
+        match status, problem.code:
+            case (HTTPStatus.UNAUTHORIZED, _):
+                return ConfigError(f"the gateway at {self.shown} refuses the login: {problem.detail}")
+            case (HTTPStatus.BAD_GATEWAY | HTTPStatus.SERVICE_UNAVAILABLE | HTTPStatus.GATEWAY_TIMEOUT, _):
+                return ServerUnavailable(f"the gateway at {self.shown}: {problem.detail}")
+            case (HTTPStatus.TOO_MANY_REQUESTS, _):
+                return Limited(problem.code, problem.detail, retry_after=problem.retry_after_seconds)
+            case _:
+                return Refused(problem.code, problem.detail)
+
+    def away(self, error: Exception) -> ServerUnavailable:
+        """The error for a request without an answer."""
+        if self.http.is_closed:
+            return ServerUnavailable("the client is closed")
+        return ServerUnavailable(f"the gateway at {self.shown} does not answer: {str(error) or type(error).__name__}")
+
+    def _no_gateway(self, what: str) -> ConfigError:
+        return ConfigError(f"what answers at {self.shown} is no gateway of this version ({what}): check the address")
 
 
-def open_http(address: str, token: str, channel: str | None) -> HttpBackend:
-    """A client of the gateway at this address; nothing is sent yet."""
-    headers = {"authorization": f"Bearer {token}"}
-    return HttpBackend(httpx.AsyncClient(base_url=address, headers=headers, timeout=_TIMEOUT), channel)
+def open_http(
+    address: str, token: str, channel: str | None, *, on_wait: Callable[[str], None] | None = None
+) -> HttpBackend:
+    """A client of the gateway at this address; nothing is sent yet. Raises `ConfigError` for what cannot be one.
+
+    `on_wait` (by default the log) is told when the gateway is away while something waits for it.
+    """
+    secret = read_secret(token.strip())
+    if secret is None:
+        raise ConfigError("the token is none of a gateway, which begins with tsk_: `turnstile token add` makes one")
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the address of the gateway makes no sense ({error}): https://HOST[:PORT]") from None
+    if not url.host or url.userinfo or url.query or url.fragment:
+        raise ConfigError("the address of a gateway is https://HOST[:PORT][/PATH], without a login and parameters")
+    headers = {"authorization": f"Bearer {secret.text}"}
+    http = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT, limits=_LIMITS)
+    return HttpBackend(http, channel, on_wait or logger.warning)
 
 
 class HttpTurn(Turn):
@@ -125,43 +190,48 @@ class HttpTurn(Turn):
 
     async def start(self) -> AgentTurnId:
         if isinstance(self._asked, EnqueueRequest):
-            body = self._asked.model_dump(mode="json", exclude_none=True, exclude={"correlation_id"})
+            body = self._asked.model_dump(mode="json", exclude_unset=True, exclude={"correlation_id", "message_type"})
             if self._backend.channel is not None:
                 body["channel_id"] = self._backend.channel
-            headers = {"idempotency-key": self._asked.correlation_id or ""}
+            headers = _idempotent(self._asked.correlation_id)
             made = await self._backend.request("POST", "/v1/turns", _Turn, body, headers)
+            self.reply = EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})
             self._asked = made.agent_turn_id
         return self._asked
 
-    async def __aiter__(self) -> AsyncGenerator[str]:
-        text = _Text()
-        async with aclosing(self._events(await self.start())) as events:
-            async for event in events:
-                if piece := text.take(event):
-                    yield piece
+    @asynccontextmanager
+    async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
+        async with aclosing(self._chunks()) as chunks:
+            yield chunks
+
+    async def describe(self) -> TurnView:
+        return await self._backend.request("GET", _path(await self.start()), TurnView)
 
     async def result(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout):
-            path = f"/v1/turns/{await self.start()}"
-            while (found := await self._waited(path)) is None or found.ended_at is None:
+            path, outage = _path(await self.start()), _Outage(self._backend)
+            while (found := await self._waited(path, outage)) is None or found.ended_at is None:
                 pass
         output = found.output or _Output()
         return TurnResult(
             agent_turn_id=found.agent_turn_id,
             status=TurnStatus(found.status),
             value=output.data if output.text is None else output.text,
+            card_id=output.card_id,
+            partial=output.partial,
             error_code=found.error_code,
             error=found.error,
             stats=found.stats or {},
         )
 
-    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> bool:
+    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
         asked: JsonObject = {"reason": reason, "cascade": cascade}
-        path = f"/v1/turns/{await self.start()}/stop"
-        return not (await self._backend.request("POST", path, _Stop, asked)).already_final
+        done = await self._backend.request("POST", f"{_path(await self.start())}/stop", _Stop, asked)
+        found = {name: value for name, value in done.model_dump().items() if value is not None}
+        return Stopped.model_validate({**found, "status": ReplyStatus.ACCEPTED})
 
     async def tree(self) -> Sequence[TreeTurn]:
-        path, turns, query = f"/v1/turns/{await self.start()}/tree", list[TreeTurn](), ""
+        path, turns, query = f"{_path(await self.start())}/tree", list[TreeTurn](), ""
         while True:
             page = await self._backend.request("GET", path + query, _Tree)
             turns += page.turns
@@ -169,116 +239,162 @@ class HttpTurn(Turn):
                 return turns
             query = f"?cursor={page.next}"
 
-    async def _waited(self, path: str) -> _Turn | None:
+    async def _waited(self, path: str, outage: "_Outage") -> _Turn | None:
         """The turn, if it ends soon also its result; None after a while without an answer."""
         try:
-            return await self._backend.request("GET", path, _Turn, headers={"prefer": f"wait={_WAIT_SECONDS}"})
+            found = await self._backend.request("GET", path, _Turn, headers={"prefer": f"wait={_WAIT_SECONDS}"})
         except (ServerUnavailable, Limited) as error:
-            if self._backend.http.is_closed:
-                raise
-            await asyncio.sleep((error.retry_after if isinstance(error, Limited) else None) or _AGAIN_SECONDS)
-        return None
+            await outage.wait(error)
+            return None
+        outage.over()
+        return found
+
+    async def _chunks(self) -> AsyncGenerator[Chunk]:
+        turn = await self.start()
+        text = _Text(turn)
+        async with aclosing(self._events(turn)) as events:
+            async for event in events:
+                for chunk in text.take(event):
+                    yield chunk
 
     async def _events(self, turn: AgentTurnId) -> AsyncGenerator[ServerSentEvent]:
-        """The turn's events, each once, until its outcome; raises as `request` does for what will not pass."""
-        last: str = ""
+        """The turn's events, each once, until its outcome; raises as `HttpBackend.request` for what will not pass."""
+        last, outage = "", _Outage(self._backend)
         while True:
             try:
                 async with aclosing(self._stream(turn, last)) as events:
                     async for event in events:
+                        outage.over()
                         last = event.id or last
                         yield event
                         if event.event == "outcome":
                             return
-            except (ServerUnavailable, Limited):
-                if self._backend.http.is_closed:
-                    raise
-            except _Ended:
+                await asyncio.sleep(_AGAIN_SECONDS)  # the gateway stops; another one goes on
+            except _ReadBefore:
                 return
-            await asyncio.sleep(_AGAIN_SECONDS)
+            except (ServerUnavailable, Limited) as error:
+                await outage.wait(error)
 
     async def _stream(self, turn: AgentTurnId, last: str) -> AsyncGenerator[ServerSentEvent]:
-        """One connection's events; raises `_Ended` if there are none left."""
+        """One connection's events; raises `_ReadBefore` if there are none left."""
+        if self._backend.http.is_closed:
+            raise ServerUnavailable("the client is closed")
         headers = {"accept": "text/event-stream"} | ({"last-event-id": last} if last else {})
         try:
-            async with self._backend.http.stream("GET", f"/v1/turns/{turn}/events", headers=headers) as response:
+            async with self._backend.http.stream("GET", f"{_path(turn)}/events", headers=headers) as response:
                 if response.status_code == HTTPStatus.NO_CONTENT:
-                    raise _Ended
-                if response.status_code != HTTPStatus.OK:
-                    raise_for_problem(response.status_code, await response.aread())
+                    raise _ReadBefore
+                if not response.is_success:
+                    raise self._backend.error_of(response.status_code, await response.aread())
                 async with aclosing(EventSource(response).aiter_sse()) as events:
                     async for event in events:
                         yield event
         except (httpx.HTTPError, SSEError) as error:
-            raise _away(error) from error
+            raise self._backend.away(error) from error
 
 
 @dataclass(slots=True)
+class _Outage:
+    """The time that a gateway is away, told once."""
+
+    backend: HttpBackend
+    told: bool = False
+
+    async def wait(self, error: ServerUnavailable | Limited) -> None:
+        """Wait before the next attempt; raises the error if the client is closed."""
+        if self.backend.http.is_closed:
+            raise error
+        if not self.told:
+            self.backend.on_wait(f"waiting: {error}")
+            self.told = True
+        await asyncio.sleep((error.retry_after if isinstance(error, Limited) else None) or _AGAIN_SECONDS)
+
+    def over(self) -> None:
+        """There was an answer."""
+        if self.told:
+            self.backend.on_wait(f"the gateway at {self.backend.shown} answers again")
+            self.told = False
+
+
 class _Text:
-    """What was said of the step that is under way, so that its card adds only what is missing."""
+    """Makes chunks of a turn's events: those that came, and of a card the text that did not."""
 
-    attempt: int = 0
-    said: list[str] = field(default_factory=list[str])
+    def __init__(self, turn: AgentTurnId) -> None:
+        self._turn = turn
+        self._begin(step_id(turn, 0), 0)
 
-    def take(self, event: ServerSentEvent) -> str:
-        """The new text of an event; what is none of ours has none."""
+    def take(self, event: ServerSentEvent) -> list[Chunk]:
+        """The chunks of an event; what is none of ours has none."""
         try:
             match event.event:
                 case "chunk":
-                    return self._chunk(Chunk.model_validate_json(event.data))
+                    return [self._chunk(Chunk.model_validate_json(event.data))]
                 case "card":
-                    return self._card(_Card.model_validate_json(event.data))
-                case "step":
-                    self.attempt, self.said = 0, []
+                    return self._card(_Card.model_validate_json(event.data), event.id)
                 case _:
-                    pass
+                    return []
         except ValidationError:  # a newer gateway's; its card or the result has the text
-            pass
-        return ""
+            return []
 
-    def _chunk(self, chunk: Chunk) -> str:
-        if chunk.attempt != self.attempt:
-            self.attempt, self.said = chunk.attempt, []
-        if chunk.chunk_type is not ChunkType.CONTENT:
-            return ""
-        self.said.append(chunk.content)
-        return chunk.content
+    def _begin(self, step: StepId, attempt: int) -> None:
+        self._step, self._attempt = step, attempt
+        self._index = -1
+        self._said: list[str] = []
+        """The text of the attempt that was given on."""
 
-    def _card(self, card: _Card) -> str:
-        match card.content:
-            case {"text": str(whole)} if card.type in _SPOKEN:
-                said, self.said = "".join(self.said), [whole]
-                return whole.removeprefix(said) if whole.startswith(said) else whole
+    def _chunk(self, chunk: Chunk) -> Chunk:
+        if (chunk.step_id, chunk.attempt) != (self._step, self._attempt):
+            self._begin(chunk.step_id, chunk.attempt)
+        self._index = chunk.index
+        if chunk.chunk_type is ChunkType.CONTENT:
+            self._said.append(chunk.content)
+        return chunk
+
+    def _card(self, card: _Card, event_id: str) -> list[Chunk]:
+        """A model's text that was not streamed, or not to its end, or not as it is."""
+        match card.content, _STEP.search(event_id):
+            case ({"text": str(whole)}, re.Match() as found) if card.type == CardType.THOUGHT:
+                pass
             case _:
-                return ""
+                return []
+        if (step := step_id(self._turn, int(found[1]))) != self._step:
+            self._begin(step, 1)
+        said = "".join(self._said)
+        if whole == said:
+            return []
+        if not whole.startswith(said):
+            self._begin(step, self._attempt + 1)
+            said = ""
+        missing = [] if self._index >= 0 else [self._made(ChunkType.START)]
+        return [*missing, self._made(ChunkType.CONTENT, whole[len(said) :]), self._made(ChunkType.END)]
+
+    def _made(self, kind: ChunkType, text: str = "") -> Chunk:
+        return self._chunk(
+            Chunk(
+                agent_turn_id=self._turn,
+                step_id=self._step,
+                attempt=self._attempt,
+                index=self._index + 1,
+                chunk_type=kind,
+                content=text,
+            )
+        )
 
 
-class _Ended(Exception):
+class _ReadBefore(Exception):
     """The stream was read to its end before."""
 
 
-def raise_for_problem(status: int, content: bytes) -> None:
-    """Raise the error that a response tells of; None for one that is a success."""
-    if status < HTTPStatus.BAD_REQUEST:
-        return
-    try:
-        problem = _Problem.model_validate(from_json(content))
-    except (ValueError, ValidationError):  # not the gateway: something on the way to it
-        problem = _Problem(code="server_unavailable", detail=f"HTTP {status}")
-    raise _error_of(status, problem)
+def _path(turn: AgentTurnId) -> str:
+    if not turn or "/" in turn or turn in (".", ".."):
+        raise Refused("unknown_turn", f"there is no turn {turn[:60]!r}")
+    return f"/v1/turns/{quote(turn, safe='')}"
 
 
-def _error_of(status: int, problem: _Problem) -> TurnstileError:
-    if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT):
-        return ServerUnavailable(problem.detail)
-    if problem.code == "server_unavailable":
-        return ServerUnavailable(problem.detail)
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return Limited(problem.code, problem.detail, retry_after=problem.retry_after_seconds)
-    if problem.code == "bad_request":
-        return BadRequest(problem.detail)
-    return Refused(problem.code, problem.detail)
-
-
-def _away(error: Exception) -> ServerUnavailable:
-    return ServerUnavailable(f"the gateway does not answer: {error or type(error).__name__}")
+def _idempotent(correlation_id: str | None) -> dict[str, str]:
+    """The header for a caller's own name of a request, in quotes so that no blank of it is lost."""
+    if correlation_id is None:
+        return {}
+    if not (correlation_id.isascii() and correlation_id.isprintable()):
+        raise BadRequest("correlation_id: over HTTP it has ASCII characters only")
+    return {"idempotency-key": f'"{correlation_id}"'}

@@ -3,22 +3,22 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import value_of
-from turnstile.schema.errors import Refused, ServerUnavailable
+from turnstile.schema.errors import Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
-from turnstile.schema.states import ChunkType, TurnStatus
+from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
-from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.chunk_order import ChunkOrder
 from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
-from turnstile.sdk.turn import Backend, Cascade, Turn, TurnResult
+from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.connection import connect as connect_nats
 
@@ -37,17 +37,18 @@ class NatsTurn(Turn):
 
     async def start(self) -> AgentTurnId:
         if isinstance(self._asked, EnqueueRequest):
-            self._asked = turn_of(await self._bridge.request_as("enqueue", self._asked, EnqueueReply))
+            self.reply = await self._bridge.request_as("enqueue", self._asked, EnqueueReply)
+            self._asked = turn_of(self.reply)
         return self._asked
 
-    async def __aiter__(self) -> AsyncGenerator[str]:
-        async with self._bridge.watching(self._agent, include_chunks=True) as events:
-            turn, order = await self.start(), ChunkOrder()
-            async with aclosing(self._until_ended(events, turn)) as heard:
-                async for event in heard:
-                    chunk = _chunk_of(event, turn)
-                    if chunk is not None and order.take(chunk) and chunk.chunk_type is ChunkType.CONTENT:
-                        yield chunk.content
+    @asynccontextmanager
+    async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
+        watching = self._bridge.watching(self._agent, include_chunks=True)
+        async with watching as events, aclosing(self._chunks(events)) as chunks:
+            yield chunks
+
+    async def describe(self) -> TurnView:
+        return turn_in(await describe(self._bridge, {"agent_turn_id": await self.start()}))
 
     async def result(self, timeout: float | None = None) -> TurnResult:
         async with asyncio.timeout(timeout), self._bridge.wait_task(self._agent) as waiter:
@@ -57,16 +58,18 @@ class NatsTurn(Turn):
             agent_turn_id=view.agent_turn_id,
             status=TurnStatus(view.status),
             value=None if found.card is None else value_of(found.card),
+            card_id=view.deliverable_card_id,
+            partial=found.card is not None and bool(found.card.metadata.partial),
             error_code=view.error_code,
             error=view.error,
             stats=view.stats or {},
         )
 
-    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> bool:
+    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
         asked: JsonObject = {"agent_turn_id": await self.start(), "reason": reason}
         if cascade != "waited":
             asked["cascade"] = cascade
-        return not (await self._bridge.request_as("stop", asked, StopReply)).already_final
+        return await self._bridge.request_as("stop", asked, Stopped)
 
     async def tree(self) -> Sequence[TreeTurn]:
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []
@@ -77,15 +80,26 @@ class NatsTurn(Turn):
                 await waiter.wait(turn, _LOOK_SECONDS)
         return view
 
+    async def _chunks(self, events: AsyncIterator[WatchEvent]) -> AsyncGenerator[Chunk]:
+        turn, order = await self.start(), ChunkOrder()
+        async with aclosing(self._until_ended(events, turn)) as heard:
+            async for event in heard:
+                chunk = _chunk_of(event, turn)
+                if chunk is not None and order.take(chunk):
+                    yield chunk
+
     async def _describe(self, asked: JsonObject) -> DescribeReply:
         """What the ledger has, once a bridge answers; raises `ServerUnavailable` once the connection is closed."""
         while True:
+            pause = _LOOK_SECONDS
             try:
                 return await describe(self._bridge, asked)
+            except Limited as error:  # the project asks too much: this is asked again, not given up
+                pause = error.retry_after or pause
             except ServerUnavailable:
                 if self._bridge.closed:
                     raise
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _until_ended(self, events: AsyncIterator[WatchEvent], turn: AgentTurnId) -> AsyncGenerator[WatchEvent]:
         """Events until the turn's `task` event, and what comes shortly after it; a look makes up for a lost one."""
@@ -108,7 +122,7 @@ class NatsTurn(Turn):
                     ends_at = min(ends_at, now() + _LINGER_SECONDS)
         finally:
             waiting.cancel()
-            await asyncio.wait({waiting})
+            await asyncio.gather(waiting, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

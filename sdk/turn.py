@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentTurnId
-from turnstile.schema.states import TurnStatus
-from turnstile.schema.wire.descriptions import TreeTurn
-from turnstile.schema.wire.inbox import EnqueueRequest
+from turnstile.schema.ids import AgentTurnId, CardId
+from turnstile.schema.states import ChunkType, TurnStatus
+from turnstile.schema.wire.descriptions import TreeTurn, TurnView
+from turnstile.schema.wire.events import Chunk
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
 
 Cascade = Literal["waited", "all"]
 """Which turns below a stopped one end too: those that are waited for, or all."""
@@ -25,6 +27,10 @@ class TurnResult(Tolerant):
     status: TurnStatus
     value: JsonValue
     """The deliverable: a text, the fields that were asked for, or what the kernel made in place of one."""
+    card_id: CardId | None = None
+    """The card that holds the deliverable."""
+    partial: bool = False
+    """Whether the deliverable is what was there when the turn was ended."""
     error_code: str | None = None
     """What went wrong, as a stable word; None if nothing did."""
     error: str | None = None
@@ -47,8 +53,18 @@ class TurnResult(Tolerant):
         return {field.name: field.value for field in found.get("fields", ())}
 
 
+class Stopped(StopReply):
+    """What a stop has done; false if the turn was over before."""
+
+    def __bool__(self) -> bool:
+        return not self.already_final
+
+
 class Turn(ABC):
     """A turn of an agent: iterate it for its text, await `result`, or `stop` it. `Client` makes them."""
+
+    reply: EnqueueReply | None = None
+    """The answer to the request, once the turn is started: agent, boxes, `duplicate`; None for one that was found."""
 
     @abstractmethod
     async def start(self) -> AgentTurnId:
@@ -57,12 +73,26 @@ class Turn(ABC):
         Raises `Refused` with the code of the refusal, or `ServerUnavailable`; the same call may then be repeated.
         """
 
-    @abstractmethod
-    def __aiter__(self) -> AsyncGenerator[str]:
+    async def __aiter__(self) -> AsyncGenerator[str]:
         """Pieces of the answer's text as the model writes it, until the turn has ended.
 
         Where an attempt fails in the middle, the next one's pieces follow those of the first: `result` is exact.
         """
+        async with self.chunks() as chunks:
+            async for chunk in chunks:
+                if chunk.chunk_type is ChunkType.CONTENT:
+                    yield chunk.content
+
+    @abstractmethod
+    def chunks(self) -> AbstractAsyncContextManager[AsyncGenerator[Chunk]]:
+        """All that the model writes, until the turn has ended: text, reasoning, calls of tools, by step and attempt.
+
+        Listening begins on entry; the turn is started by the first step of the iteration, unless that was done.
+        """
+
+    @abstractmethod
+    async def describe(self) -> TurnView:
+        """Where the turn stands now; raises `Refused` or `ServerUnavailable`."""
 
     @abstractmethod
     async def result(self, timeout: float | None = None) -> TurnResult:
@@ -73,7 +103,7 @@ class Turn(ABC):
         """
 
     @abstractmethod
-    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> bool:
+    async def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
         """End the turn and the turns below it: it keeps what it has and ends as `canceled`. False if it was over.
 
         Raises `Refused` or `ServerUnavailable`.
@@ -93,7 +123,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
-        """A turn that was asked for; raises `Refused` (unknown_turn)."""
+        """A turn that was asked for; raises `Refused` (unknown_turn) or `ServerUnavailable`."""
 
     @abstractmethod
     async def close(self) -> None:

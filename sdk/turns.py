@@ -19,6 +19,7 @@ from typing import Self
 
 from pydantic import JsonValue
 
+from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, token, uuid7
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -26,8 +27,6 @@ from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.nats_turns import NatsBackend, open_nats
 from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turn import Backend, Turn
-
-_HTTP = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,10 @@ class Client:
     """Asks the agents of one channel of one project. Connected inside `async with`, or after `open`.
 
     An address `http://…` or `https://…` is a gateway's, and needs a token, whose project it is; by default the
-    environment's `TURNSTILE_TOKEN`. Any other is NATS's. Without an address it takes `TURNSTILE_URL`, else `NATS_URL`,
-    else the NATS of a `turnstile up` in this directory or one above, else port 4222 here.
+    environment's `TURNSTILE_TOKEN`. The channel is then by default the token's, or the gateway's own. Any other address
+    is NATS's; the defaults are the project `demo` and the channel `public`. Without an address it takes
+    `TURNSTILE_URL`, else `NATS_URL`, else the NATS of a `turnstile up` in this directory or one above, else port 4222
+    here.
     """
 
     def __init__(
@@ -72,23 +73,33 @@ class Client:
         self._backend: Backend | None = None
 
     async def open(self) -> Self:
-        """Connect; over NATS it waits for a server that is down.
+        """Connect. Over NATS it waits for a server that is down; over HTTP the first request finds out.
 
-        Raises `BadRequest` for a name that is no token, `ConfigError` if the server refuses the login.
+        Raises `BadRequest` for a name that is no token or an argument of the other way, `ConfigError` for an address
+        or a token that makes no sense, and if NATS refuses the login.
         """
-        if self._address is not None and self._address.startswith(_HTTP):
+        if self._address is not None and is_gateway(self._address):
             if self._project is not None:
-                raise BadRequest("a token is of one project: leave `project` out with an address of HTTP")
+                raise BadRequest("a token is of one project: leave `project` out with the address of a gateway")
             secret = self._token or os.environ.get("TURNSTILE_TOKEN")
             if not secret:
                 raise BadRequest("a gateway needs a token: `token=…` or TURNSTILE_TOKEN (`turnstile token add`)")
             from turnstile.sdk.http_turns import open_http  # noqa: PLC0415 -- httpx is slow to import, and few need it
 
             self._backend = open_http(self._address, secret, _named(self._channel, "channel"))
+        elif self._token is not None:
+            raise BadRequest("a token is for a gateway: give its address, http://… or https://…, or leave `token` out")
         else:
             names = _named(self._project, "project") or "demo", _named(self._channel, "channel") or "public"
             self._backend = await open_nats(self._address, *names)
         return self
+
+    @classmethod
+    def over(cls, backend: Backend) -> Self:
+        """A client over a connection that is open, for use without `async with`; who opened it closes it."""
+        client = cls()
+        client._backend = backend
+        return client
 
     async def close(self) -> None:
         """Close the connection; turns go on."""
@@ -123,29 +134,41 @@ class Client:
         conversation: str | None = None,
         result_fields: Sequence[str] | Mapping[str, str] = (),
         context_box_id: str | None = None,
+        output_box_id: str | None = None,
         profile_name: str | None = None,
         model: str | None = None,
+        remember: bool = False,
+        metadata: JsonObject | None = None,
         correlation_id: str | None = None,
     ) -> Turn:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
 
         The turns of a `conversation` follow each other and remember what was said. With a `profile_name` and None for
         the agent, an instance of the profile runs the turn: one for each conversation, else one for the request.
-        `result_fields` are names of fields that the deliverable must have, or names with descriptions. With a
+        `result_fields` are names of fields that the deliverable must have, or names with descriptions. The turn reads
+        the cards of a context box before the instruction, and its own go to a new box, or to `output_box_id`; with
+        `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it. With a
         `correlation_id` of yours, the same request made again answers the same turn. Raises `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
+        config: JsonObject = {**({"model": model} if model else {}), **({"remember": True} if remember else {})}
         given: dict[str, JsonValue] = {
             "agent_id": agent_id,
             "instruction": instruction,
             "conversation_id": conversation,
             "context_box_id": context_box_id,
+            "output_box_id": output_box_id,
             "profile_name": profile_name,
             "correlation_id": correlation_id or uuid7(),
-            "runtime_config": {"model": model} if model else None,
+            "runtime_config": config or None,
+            "metadata": metadata,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in given.items() if value is not None})
+        return self.ask_for(request)
+
+    def ask_for(self, request: EnqueueRequest) -> Turn:
+        """The turn of a request that is made already (protocol §6); see `ask`."""
         return self._opened.ask(request)
 
     def conversation(
@@ -165,9 +188,16 @@ class Client:
         return self._backend
 
 
-def connect(address: str | None = None, *, project: str = "demo", channel: str = "public") -> Client:
-    """A client of one channel of a project over NATS, connected while inside `async with`; see `Client`."""
-    return Client(address, project=project, channel=channel)
+def connect(
+    address: str | None = None, *, project: str | None = None, channel: str | None = None, token: str | None = None
+) -> Client:
+    """A `Client`, by the name that it had when there was NATS alone."""
+    return Client(address, project=project, channel=channel, token=token)
+
+
+def is_gateway(address: str) -> bool:
+    """Whether this is the address of a gateway, and not of NATS."""
+    return address.lower().startswith(("http://", "https://"))
 
 
 def _named(name: str | None, what: str) -> str | None:

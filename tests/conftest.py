@@ -16,7 +16,7 @@ from tests.support.processes.hatchery import shared_hatchery
 from tests.support.processes.stuck import tasks_of
 from turnstile.embedded import EmbeddedServers, Endpoints
 from turnstile.ledger.migrate import migrate
-from turnstile.ledger.pool import Pool
+from turnstile.ledger.pool import Pool, Session
 
 settings.register_profile(
     "default",
@@ -177,6 +177,12 @@ async def database_url(databases: Databases, migrated: str) -> AsyncIterator[str
     name = await databases.lend(migrated)
     yield databases.url(name)
     await databases.take_back(name)
+
+
+@pytest.fixture
+def keeper(databases: Databases, database_url: str) -> Session:
+    """A session on this test's database that was there before the test: for checks that many tests make."""
+    return databases.keeper(database_url.rpartition("/")[2])
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from turnstile.processes.services import ServiceTurn, run_service
-    from turnstile.schema.errors import BadRequest, ConfigError, Refused, ServerUnavailable, TurnstileError
+    from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
     from turnstile.schema.pump.listeners import listener
     from turnstile.schema.pump.payloads import Payload
     from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
-    from turnstile.sdk.blocking import SyncClient, SyncTurn
+    from turnstile.sdk.blocking import SyncClient, SyncConversation, SyncTurn
     from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
     from turnstile.sdk.turn import Turn, TurnResult
     from turnstile.sdk.turns import Client, Conversation, connect
@@ -25,11 +25,13 @@ __all__ = [
     "Conversation",
     "HandlerMetadata",
     "HandlerResponse",
+    "Limited",
     "Payload",
     "Refused",
     "ServerUnavailable",
     "ServiceTurn",
     "SyncClient",
+    "SyncConversation",
     "SyncTurn",
     "SystemErrorMessage",
     "Terminate",
@@ -46,12 +48,14 @@ __all__ = [
 
 _MODULES = {
     "turnstile.processes.services": ("ServiceTurn", "run_service"),
-    "turnstile.schema.errors": ("BadRequest", "ConfigError", "Refused", "ServerUnavailable", "TurnstileError"),
+    "turnstile.schema.errors": (
+        *("BadRequest", "ConfigError", "Limited", "Refused", "ServerUnavailable", "TurnstileError"),
+    ),
     "turnstile.schema.pump.listeners": ("listener",),
     "turnstile.schema.pump.payloads": ("Payload",),
     "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "SystemErrorMessage"),
     "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
-    "turnstile.sdk.blocking": ("SyncClient", "SyncTurn"),
+    "turnstile.sdk.blocking": ("SyncClient", "SyncConversation", "SyncTurn"),
     "turnstile.sdk.turn": ("Turn", "TurnResult"),
     "turnstile.sdk.turns": ("Client", "Conversation", "connect"),
 }

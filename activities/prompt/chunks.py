@@ -1,8 +1,9 @@
 """Publishes a model's stream as chunks while it arrives (protocol §5). They are for people; no code decides by them.
 
-The first delta is published at once. Later ones are gathered for 50 ms into one message per kind, by a separate task,
-so that a slow or dead NATS never slows the model's stream. A chunk that cannot be published is counted as lost; no
-error is raised. Costs at most about 20 messages a second per stream, each below 64 KiB.
+The first delta is published at once. Later ones are gathered for `gather_seconds` (50 ms) into one message per kind, by
+a separate task, so that a slow or dead NATS never slows the model's stream; with 0 each delta is a message, unless it
+comes while one is sent. A chunk that cannot be published is counted as lost; no error is raised. Costs at most about 20
+messages a second per stream at 50 ms, each below 64 KiB.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ class ChunkWriter:
             _log.warning("%d of %d chunks of step %s were lost", self.lost, self._index, self.step)
 
     def add(self, delta: Delta) -> None:
-        """Take a delta; publish it at once if none came within the last 50 ms, else gather it with the next ones."""
+        """Take a delta; publish it at once if none came within `gather_seconds`, else gather it with the next ones."""
         run = _run_of(delta)
         if not run.texts[0] and run.tool_name is None:
             return

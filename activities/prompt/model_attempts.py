@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnstile.activities.models.answer import AnswerDraft, ModelAnswer, collect
 from turnstile.activities.models.provider_errors import CONTENT_FILTERED
-from turnstile.activities.prompt.chunks import ChunkWriter
+from turnstile.activities.prompt.chunks import GATHER_SECONDS, ChunkWriter
 from turnstile.runtime.ports import Model, ModelMessage, ModelRequest, Publisher
 from turnstile.runtime.telemetry import SILENT, Attribute, Metric, Span, Telemetry, step_traceparent
 from turnstile.schema.base import JsonObject
@@ -45,6 +45,8 @@ class StepLimits:
     suspend_timeout_seconds: float = 120.0
     max_step_attempts: int = 25
     """Attempts at one step, crashes included, before its turn fails: a step must not kill workers for ever."""
+    gather_seconds: float = GATHER_SECONDS
+    """How long streamed text is gathered for one chunk; 0: each piece is published as it comes."""
 
     def pause(self, failures: int, asked: float | None) -> float:
         """Seconds to wait after this many failures; `asked`, the provider's Retry-After, counts up to five minutes."""
@@ -205,7 +207,8 @@ async def _attempt(
     request = ModelRequest(question.config, question.messages, question.tools, question.step, number, timeout)
     draft, code = attempts.begin(number, question.config.model, heard=question.heard), None
     async with ChunkWriter(
-        publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number
+        *(publisher if question.heard else _Unheard(), question.address, question.turn, question.step_id, number),
+        gather_seconds=limits.gather_seconds,
     ) as chunks:
         try:
             await model.check(question.config.model)  # loads its client, for which the model's time does not pay

@@ -9,7 +9,7 @@ listens, and two short reads at each change of the turn.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,14 +68,15 @@ class TurnFeed:
         self._log = TurnLog(view.agent_turn_id, sources.stream_bytes)
         self._known: set[CardId] = set()
         self._changed = asyncio.Event()
+        self._listeners: set[Callable[[], None]] = set()
         self._hint = asyncio.Event()
         self._gap = False
         self._reconnects = -1
 
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set at the next change; take it before looking."""
-        return self._changed
+    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` at each change; returns a function that ends that."""
+        self._listeners.add(changed)
+        return lambda: self._listeners.discard(changed)
 
     def state(self) -> bytes:
         """The event that tells where the turn stands."""
@@ -237,24 +238,27 @@ class TurnFeed:
         events = [self._card(number, row, card) for row, card in cards]
         position = Position(number, Part.STEP, 0, 0)
         done = StepDone(step_id=made[0].step_id, status=made[0].step_status or "", finish_reason=made[0].finish_reason)
-        events.append(Event(position, frame("step", done, position.id(self.turn))))
+        events.append(Event(position, frame("step", done, position.id(self.turn)), done))
         self._log.commit(number, events, [text for _, card in cards if (text := _text_of(card)) is not None])
 
     def _card(self, number: int, row: TurnCard, card: Card) -> Event:
         self._known.add(card.card_id)
         position = Position(number, row.part, row.place, 0)
-        return Event(position, frame("card", CardAnswer.of(card), position.id(self.turn)))
+        answer = CardAnswer.of(card)
+        return Event(position, frame("card", answer, position.id(self.turn)), answer)
 
     async def _end(self, view: TurnView) -> None:
         card_id = view.deliverable_card_id
         output = None if card_id is None else await output_of(self._sources.pool, view, card_id)
         turn = Turn.model_validate({**view.model_dump(), "output": output})
-        self._log.end(Event(END, frame("outcome", turn, END.id(self.turn))))
+        self._log.end(Event(END, frame("outcome", turn, END.id(self.turn)), turn))
         self.over = True
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        for listener in tuple(self._listeners):
+            listener()
 
 
 def _text_of(card: Card) -> str | None:

@@ -5,13 +5,17 @@ Yields pieces of whole events. A client's place is all that is kept of it.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+
+from starlette.datastructures import Headers
 
 from turnstile.gateway.events.feed import TurnFeed
 from turnstile.gateway.events.frames import COME_BACK, HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position
 from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.timers import IdleTimer
+from turnstile.gateway.http.bearers import Access, secret_in
 
 _PIECE = 32 * 1024
 
@@ -25,31 +29,43 @@ class Reader:
     """Raises if the client may read no more."""
 
     async def turn(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[bytes]:
-        """The events of a turn after a place, until its outcome."""
-        loop = asyncio.get_running_loop()
-        checked, told = loop.time(), ""
-        while cursor < END:
-            changed = feed.changed
-            if feed.view.status != told:
-                told = feed.view.status
-                yield feed.state()
-            events = feed.after(cursor)
-            for piece, place in pieces(events):
-                yield piece
-                cursor = place
-            if loop.time() - checked > self.heartbeat_seconds:
-                checked = loop.time()
-                await self.allowed()
-            if events:
-                continue
-            if feed.failed:
-                yield COME_BACK
-                return
-            try:
-                async with asyncio.timeout(self.heartbeat_seconds):
-                    await changed.wait()
-            except TimeoutError:
-                yield HEARTBEAT
+        """The events of a turn after a place, until its outcome, as `/v1` tells them."""
+        told = ""
+        async with contextlib.aclosing(self.changes(feed, cursor)) as changes:
+            async for events in changes:
+                if feed.view.status != told:
+                    told = feed.view.status
+                    yield feed.state()
+                for piece in [HEARTBEAT] if events is None else pieces(events):
+                    yield piece
+        if feed.failed:
+            yield COME_BACK
+
+    async def changes(self, feed: TurnFeed, cursor: Position = BEGIN) -> AsyncGenerator[list[Event] | None]:
+        """The events of a turn after a place, as they come; None after `heartbeat_seconds` without any.
+
+        Ends after the outcome, or without it if the feed has failed.
+        """
+        loop, wakes = asyncio.get_running_loop(), _Wakes(self.heartbeat_seconds)
+        forget, checked = feed.listen(wakes.wake), loop.time()
+        try:
+            while True:
+                events = feed.after(cursor)
+                yield events
+                if events:
+                    cursor = events[-1].position
+                if cursor == END:
+                    return
+                if loop.time() - checked > self.heartbeat_seconds:
+                    checked = loop.time()
+                    await self.allowed()
+                if feed.failed:
+                    return
+                while not await wakes.wait():
+                    yield None
+        finally:
+            forget()
+            wakes.close()
 
     async def pause(self, hint: asyncio.Event, seconds: float) -> None:
         """Wait for a hint, at most so long."""
@@ -59,17 +75,58 @@ class Reader:
         hint.clear()
 
 
-def pieces(events: Sequence[Event]) -> list[tuple[bytes, Position]]:
-    """The events joined to pieces of some size, each with the place after it."""
-    found: list[tuple[bytes, Position]] = []
+def reader_of(access: Access, headers: Headers, heartbeat_seconds: float) -> Reader:
+    """A reader for whoever sent these headers: it reads on as long as the token may."""
+    secret = secret_in(headers)
+
+    async def allowed() -> None:
+        await access.still(secret)
+
+    return Reader(heartbeat_seconds, allowed)
+
+
+class _Wakes:
+    """Wakes one client: when its feed has changed, and when it was told nothing for so long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer = IdleTimer(seconds, self._silence, self._loop.time())
+        self._waiting: asyncio.Future[None] | None = None
+        self._changed = False
+
+    def wake(self) -> None:
+        """The feed has changed."""
+        self._changed = True
+        self._silence()
+
+    async def wait(self) -> bool:
+        """Returns whether the feed has changed since the last time; if not, it was silent for long enough."""
+        if not self._changed:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+            self._waiting = None
+        changed, self._changed = self._changed, False
+        self._timer.begin()
+        return changed
+
+    def close(self) -> None:
+        """Wake it no more."""
+        self._timer.close()
+
+    def _silence(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def pieces(events: Iterable[Event]) -> Iterator[bytes]:
+    """The events joined to pieces of some size; a large one is not copied."""
     frames: list[bytes] = []
     size = 0
-    for position, frame in events:
-        frames.append(frame)
-        size += len(frame)
-        if size >= _PIECE:
-            found.append((b"".join(frames), position))
+    for event in events:
+        if frames and size + len(event.frame) > _PIECE:
+            yield b"".join(frames)
             frames, size = [], 0
+        frames.append(event.frame)
+        size += len(event.frame)
     if frames:
-        found.append((b"".join(frames), events[-1].position))
-    return found
+        yield b"".join(frames)

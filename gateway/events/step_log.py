@@ -5,22 +5,32 @@ lower ones. `finish` says whether what was streamed is what the step's cards say
 part of it go on with the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from turnstile.gateway.events.frames import chunk_frame
-from turnstile.gateway.events.positions import Part, Position, reset_position
+from turnstile.gateway.events.frames import ResetEvent, StepDone, chunk_frame
+from turnstile.gateway.events.positions import Part, Position
+from turnstile.gateway.v1.resources import CardAnswer, Turn
 from turnstile.schema.states import ChunkType
 from turnstile.schema.wire.events import Chunk
 
 _EARLY = 1000
 
 
+class Piece(NamedTuple):
+    """What a chunk says; its position has step, attempt and index."""
+
+    kind: ChunkType
+    text: str
+
+
 class Event(NamedTuple):
-    """An event, and the place after it."""
+    """An event: the place after it, its bytes in `/v1`, and what it tells."""
 
     position: Position
     frame: bytes
+    data: Piece | ResetEvent | CardAnswer | StepDone | Turn
 
 
 @dataclass(slots=True)
@@ -81,8 +91,8 @@ class StepLog:
         self.early = {}
         self.text = []
 
-    def after(self, cursor: Position, reset: bytes) -> list[Event]:
-        """The events that a client at `cursor` has not had; `reset` voids the text of this step."""
+    def after(self, cursor: Position, reset: Callable[[int], Event]) -> list[Event]:
+        """The events that a client at `cursor` has not had; `reset` makes the one that voids the text of a step."""
         begun = cursor.step == self.number and cursor.in_chunks
         if not self.committed:
             return self._chunks_after(cursor)
@@ -90,7 +100,7 @@ class StepLog:
         if begun:
             events = self._chunks_after(cursor) if self.complete else []
             if not self.complete or not self._reaches(cursor):
-                events = [Event(reset_position(self.number), reset)]
+                events = [reset(self.number)]
         return events + [each for each in (*self.cards, *self.results) if each.position > cursor]
 
     @property
@@ -99,7 +109,7 @@ class StepLog:
 
     def _append(self, chunk: Chunk) -> None:
         position = Position(self.number, Part.CHUNKS, chunk.attempt, chunk.index)
-        event = Event(position, chunk_frame(chunk, position))
+        event = Event(position, chunk_frame(chunk, position), Piece(chunk.chunk_type, chunk.content))
         self.chunks.append(event)
         self.size += len(event.frame)
         if chunk.chunk_type is ChunkType.CONTENT:

@@ -1,21 +1,24 @@
 """A response of server-sent events that bounds what its client can hold (protocol §14.2).
 
-At most one piece is on its way to a client; one that takes nothing for `slow_reader_seconds` is cut, and can go on
-where it was. When the gateway stops, each stream is told to come back and ends whole. A client that goes away ends its
-stream and nothing else, unless it asked for more.
+At most 32 KiB are on their way to a client beyond what the system holds; one that takes nothing of them for
+`slow_reader_seconds` is cut, and can go on where it was. When the gateway stops, each stream is told to come back and
+ends whole. A client that goes away ends its stream and nothing else, unless it asked for more.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnstile.gateway.events.frames import COME_BACK
+from turnstile.gateway.events.timers import IdleTimer
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
 
+_SLICE = 32 * 1024
 _HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
@@ -36,14 +39,20 @@ class Streaming:
 
 
 class EventStream(Response):
-    """Sends what `events` yields until it ends, the client goes away or the gateway stops."""
+    """Sends what `events` yields until it ends, the client goes away or the gateway stops.
+
+    `on_gone` is called if the client went away, and `on_cut` if the gateway ended the stream: of a client that takes
+    nothing, or, with `farewell` as its last piece, because it stops.
+    """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes],
         streaming: Streaming,
-        counted: AbstractContextManager[None],
+        counted: AbstractContextManager[object],
         on_gone: Callable[[], Awaitable[None]] | None = None,
+        on_cut: Callable[[], Awaitable[None]] | None = None,
+        farewell: bytes = COME_BACK,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -51,6 +60,9 @@ class EventStream(Response):
         self._streaming = streaming
         self._counted = counted
         self._on_gone = on_gone
+        self._on_cut = on_cut
+        self._farewell = farewell
+        self._sending: IdleTimer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
@@ -59,44 +71,76 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b""})
                 return
             pumping = asyncio.create_task(self._pump(send))
-            leaving = asyncio.create_task(gone(receive))
-            closing = asyncio.create_task(self._streaming.closing.wait())
-            tasks: set[asyncio.Task[object]] = {pumping, leaving, closing}  # pyright: ignore[reportAssignmentType] -- a set of tasks of anything
+            self._sending = IdleTimer(self._streaming.slow_reader_seconds, pumping.cancel)
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                ended = pumping.done()
+                ending = await attend(pumping, receive, self._streaming.closing, self._is_sending)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+                self._sending.close()
                 await self._events.aclose()
-            if ended:
-                try:
-                    pumping.result()
-                except TimeoutError:
-                    self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
-                    self._streaming.abort(scope.get("client"))
-                    return
-            elif leaving.done() and not leaving.cancelled():
-                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
-                if self._on_gone is not None:
-                    await self._on_gone()
+            if pumping.cancelled() and ending == "done":
+                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="slow")
+                self._streaming.abort(scope.get("client"))
+                await _done(self._on_cut)
                 return
-            else:
-                await self._send(send, COME_BACK)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if ending == "gone":
+                self._streaming.meter.count(Metric.HTTP_STREAMS_CUT, reason="gone")
+                await _done(self._on_gone)
+                return
+            is_whole = ending == "done" and pumping.result()
+            try:
+                last = b"" if is_whole else self._farewell
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+            finally:
+                if not is_whole:
+                    await _done(self._on_cut)
 
-    async def _pump(self, send: Send) -> None:
+    def _is_sending(self) -> bool:
+        """Whether a piece is on its way, which shall arrive whole."""
+        return self._sending.since is not None
+
+    async def _pump(self, send: Send) -> bool:
+        """Send the events; returns whether they ended, and not the gateway."""
         async for piece in self._events:
-            await self._send(send, piece)
+            for begin in range(0, len(piece), _SLICE):
+                part = piece[begin : begin + _SLICE]  # a piece that is no longer is not copied
+                self._sending.begin()
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            self._sending.since = None
+            if self._streaming.closing.is_set():
+                return False
+        return True
 
-    async def _send(self, send: Send, piece: bytes) -> None:
-        """Send a piece; raises `TimeoutError` if the client takes none for too long."""
-        async with asyncio.timeout(self._streaming.slow_reader_seconds):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+async def attend(
+    working: asyncio.Task[Any],
+    receive: Receive,
+    closing: asyncio.Event,
+    finishes: Callable[[], bool] = lambda: False,
+) -> Literal["done", "gone", "closing"]:
+    """Wait until a task is done, its client has gone away or the gateway stops, and cancel the task if it is not done.
+
+    A task that `finishes` is done soon after the gateway stops, and waited for. The body of the request must have been
+    read.
+    """
+    leaving, closed = asyncio.create_task(gone(receive)), asyncio.create_task(closing.wait())
+    tasks: set[asyncio.Task[Any]] = {working, leaving, closed}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if closed.done() and finishes():
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return "done" if working.done() else "gone" if leaving.done() else "closing"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def gone(receive: Receive) -> None:
     """Returns when the client has gone away; the rest of its request is thrown away."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _done(what: Callable[[], Awaitable[None]] | None) -> None:
+    if what is not None:
+        await what()

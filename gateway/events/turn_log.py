@@ -68,7 +68,7 @@ class TurnLog:
             step = self.steps[number]
             if not step.looked:
                 return events
-            events += step.after(cursor, self._reset(number))
+            events += step.after(cursor, self._reset)
             if not step.committed:
                 return events
         if self.outcome is not None and cursor < END:
@@ -85,6 +85,6 @@ class TurnLog:
             step.shrink(max(0, before - over))
             over -= before - step.size
 
-    def _reset(self, number: int) -> bytes:
-        data = ResetEvent(step_id=StepId(step_id(self.turn, number)))
-        return frame("reset", data, reset_position(number).id(self.turn))
+    def _reset(self, number: int) -> Event:
+        data, position = ResetEvent(step_id=StepId(step_id(self.turn, number))), reset_position(number)
+        return Event(position, frame("reset", data, position.id(self.turn)), data)

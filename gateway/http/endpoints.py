@@ -66,7 +66,7 @@ Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An endpoint of `/v1`."""
+    """An endpoint of `/v1`, or of `/openai/v1`."""
 
     name: str
     """Its operation id, which log and metrics have, too."""

@@ -19,6 +19,7 @@ _STATUS: Mapping[str, int] = {
     "forbidden": 403,
     "origin_not_allowed": 403,
     "not_found": 404,
+    "model_not_found": 404,
     "method_not_allowed": 405,
     "correlation_conflict": 409,
     "ambiguous": 409,
@@ -64,6 +65,18 @@ class BadField(BadRequest):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class Unsupported(BadField):
+    """A field or a value that OpenAI's API knows and the gateway does not support."""
+
+    code: str = "unsupported_parameter"
+
+
+class UnknownModel(BadField):
+    """The project has no such agent, or profile with instances; OpenAI's clients know it by its code."""
+
+    code: str = "model_not_found"
 
 
 class Forbidden(TurnstileError):

@@ -97,7 +97,7 @@ def _conversations(conversations: Conversations, events: Events) -> list[Endpoin
             method="GET",
             path="/v1/conversations",
             right=Right.READ,
-            summary="Conversations, the last used first.",
+            summary="Conversations, the last begun first.",
             handler=conversations.list,
             query=r.ConversationsQuery,
             answer=r.ConversationPage,

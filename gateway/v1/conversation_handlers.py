@@ -43,7 +43,7 @@ class Conversations:
             )
         )
         lines = found[: wanted.limit]
-        after = cursor_of(Place(lines[-1].updated_at, lines[-1].output_box_id)) if len(found) > len(lines) else None
+        after = cursor_of(Place(lines[-1].created_at, lines[-1].output_box_id)) if len(found) > len(lines) else None
         return Answer(ConversationPage(conversations=[_shown(line) for line in lines], next=after))
 
     async def get(self, call: Call[ChannelQuery, object]) -> Answer:

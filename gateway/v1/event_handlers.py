@@ -12,9 +12,9 @@ from starlette.responses import Response
 from turnstile.gateway.events.feeds import Feeds
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN, END, Position, read_id
-from turnstile.gateway.events.reading import Reader
+from turnstile.gateway.events.reading import Reader, reader_of
 from turnstile.gateway.events.stream import EventStream, Streaming
-from turnstile.gateway.http.bearers import Access, secret_in
+from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.conversation_handlers import Conversations
@@ -27,6 +27,7 @@ from turnstile.schema.access import Principal, Right
 from turnstile.schema.errors import BadRequest, Refused, TurnstileError
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import subjects
+from turnstile.schema.wire.descriptions import TurnView
 from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 
 _LOOK_ALONE_SECONDS = 5.0
@@ -53,13 +54,13 @@ class Events:
         principal, cancels = call.principal, call.query.on_disconnect == "cancel"
         if cancels and not principal.may(Right.ASK):
             raise Forbidden(f"a token of role {principal.role} may not stop a turn")
-        view = await self.turns.described(principal, AgentTurnId(call.path["turn_id"]))
+        view = await self._view(principal, AgentTurnId(call.path["turn_id"]))
         last = last_event_id(call.headers)
         cursor = BEGIN if last is None else _place_in(view.agent_turn_id, last)
         if cursor == END:
             return Answer(Response(status_code=204))  # which tells an EventSource to ask no more
         self._count(last)
-        reader = self._reader(call.headers)
+        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
 
         async def events() -> AsyncGenerator[bytes]:
             async with self.feeds.following(view) as feed, contextlib.aclosing(reader.turn(feed, cursor)) as pieces:
@@ -74,6 +75,13 @@ class Events:
         counted = self.access.streaming(principal)
         return Answer(EventStream(events(), self.streaming, counted, stop if cancels else None))
 
+    async def _view(self, principal: Principal, turn: AgentTurnId) -> TurnView:
+        """A turn that the token may see: a client that comes back costs no look into the ledger."""
+        known = self.feeds.known(principal.project_id, turn)
+        if known is not None and principal.sees(known.channel_id):
+            return known
+        return await self.turns.described(principal, turn)
+
     async def conversation(self, call: Call[ConversationEventsQuery, object]) -> Answer:
         """The events of the turns of a conversation, one after the other, and of those to come."""
         principal = call.principal
@@ -84,7 +92,8 @@ class Events:
             self._last(principal, line, call.query.turns) if begun is None else self._from(principal, line, begun[0])
         )
         self._count(last)
-        events = self._conversation(principal, line, turns, begun, self._reader(call.headers))
+        reader = reader_of(self.access, call.headers, self.heartbeat_seconds)
+        events = self._conversation(principal, line, turns, begun, reader)
         return Answer(EventStream(events, self.streaming, self.access.streaming(principal)))
 
     async def _conversation(
@@ -166,14 +175,6 @@ class Events:
                 subscription = await self.conn.hear(subject, on_event)
                 stack.push_async_callback(self.conn.unsubscribe, subscription)
             yield
-
-    def _reader(self, headers: Headers) -> Reader:
-        secret = secret_in(headers)
-
-        async def allowed() -> None:
-            await self.access.still(secret)
-
-        return Reader(self.heartbeat_seconds, allowed)
 
     def _count(self, last: str | None) -> None:
         self.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if last is None else "yes")

@@ -136,7 +136,7 @@ class Conversation(Tolerant):
 
 
 class ConversationPage(Tolerant):
-    """Conversations, the last used first."""
+    """Conversations, the last begun first."""
 
     conversations: list[Conversation]
     """The conversations."""

@@ -172,9 +172,8 @@ class Turns:
 
     async def _until_over(self, view: TurnView, seconds: float, receive: Receive) -> None:
         async def over() -> None:
-            async with self.feeds.following(view) as feed:
-                with contextlib.suppress(ServerUnavailable):
-                    await feed.until_over()
+            with contextlib.suppress(ServerUnavailable):
+                await self.feeds.until_over(view)
 
         waits = [asyncio.create_task(each) for each in (over(), gone(receive), self._closed())]
         try:

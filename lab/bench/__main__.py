@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.bench.plan import Plan, Scenario
+from lab.bench.plan import GatewayPart, Plan, Scenario
 from turnstile.cli.command import command
 
 if TYPE_CHECKING:
@@ -56,6 +56,17 @@ async def bench(
     load_seconds: Annotated[
         float, typer.Option(min=0.5, help="Seconds for each rate of arrival.")
     ] = _DEFAULT.load_seconds,
+    parts: Annotated[
+        list[GatewayPart] | None,
+        typer.Option("--part", help=f"Part of `gateway`, all by default: {', '.join(GatewayPart)}.", metavar="PART"),
+    ] = None,
+    sse_clients: Annotated[int, typer.Option(min=1, help="Clients whose streams are cut.")] = _DEFAULT.sse_clients,
+    sse_chunks: Annotated[int, typer.Option(min=2, help="Chunks of each of their turns.")] = _DEFAULT.sse_chunks,
+    sse_cuts: Annotated[int, typer.Option(min=0, help="Cuts of each stream.")] = _DEFAULT.sse_cuts,
+    sse_turns: Annotated[int, typer.Option(min=1, help="Turns that these clients follow.")] = _DEFAULT.sse_turns,
+    sse_paced: Annotated[int, typer.Option(min=1, help="Streams whose chunks are timed.")] = _DEFAULT.sse_paced,
+    sse_stuck: Annotated[int, typer.Option(min=1, help="Clients that take nothing.")] = _DEFAULT.sse_stuck,
+    callers: Annotated[int, typer.Option(min=1, help="Callers over HTTP, and over NATS.")] = _DEFAULT.callers,
     old_rows: Annotated[
         int, typer.Option(min=1, help="Old inbox rows; 10 million take some 5 GB.")
     ] = _DEFAULT.old_rows,
@@ -88,6 +99,14 @@ async def bench(
         stop_streams=stop_streams,
         forks=tuple(forks or _DEFAULT.forks),
         load_seconds=load_seconds,
+        gateway_parts=tuple(parts or GatewayPart),
+        sse_clients=sse_clients,
+        sse_chunks=sse_chunks,
+        sse_cuts=sse_cuts,
+        sse_turns=sse_turns,
+        sse_paced=sse_paced,
+        sse_stuck=sse_stuck,
+        callers=callers,
         old_rows=old_rows,
         growth_turns=2 * turns,
         workers=workers,

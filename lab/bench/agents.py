@@ -18,6 +18,8 @@ from turnstile.schema.wire import subjects
 CHUNKS_PER_SECOND = 50
 LONG_SECONDS = 180.0
 """Streaming time of the models whose turns are stopped."""
+BIG_BYTES = 400_000
+"""What the turn says that stuck clients ask for."""
 PROFILE = "bench"
 _WORD = "word "
 _ANSWER_TOKENS = 128
@@ -40,6 +42,10 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
         "bench_later": [{"tool_calls": [{"name": "bench_later", "arguments": {}}]}, done],
         "bench_stream": [_stream(plan.stream_seconds)],
         "bench_long": [_stream(LONG_SECONDS)],
+        "bench_big": [{"text": _WORD * (BIG_BYTES // len(_WORD))}],
+        "bench_told": [
+            {"text": told_text(plan), "chunks": plan.sse_chunks, "delay_seconds": plan.sse_gap_seconds},
+        ],
     }
     steps |= {forker_of(size): [_fork(size, PROFILE), done] for size in plan.forks}
     width = plan.fork_width
@@ -52,6 +58,11 @@ def write_scripts(directory: Path, plan: Plan) -> list[Path]:
         path.write_text(json.dumps({"name": name, "steps": script}), encoding="utf-8")  # JSON is YAML
         paths.append(path)
     return paths
+
+
+def told_text(plan: Plan) -> str:
+    """What the turns of `gateway` say."""
+    return "".join(f"word-{number} " for number in range(plan.sse_chunks))
 
 
 def forker_of(size: int) -> AgentId:
@@ -87,6 +98,23 @@ async def add_forker(pool: Pool, project: ProjectId, target: str, agent: AgentId
     )
     await put_profile(pool, project, profile)
     await add_agent(pool, project, agent, agent)
+
+
+async def add_players(
+    pool: Pool, project: ProjectId, target: str, script: str, label: str, count: int
+) -> list[AgentId]:
+    """Add `count` agents, named by the label, with a profile and the script of this name."""
+    profile = Profile(
+        name=script,
+        worker_target=target,
+        system_prompt_template="You are {agent_id}.",
+        llm_config=LlmConfig(model=f"scripted/{script}"),
+    )
+    await put_profile(pool, project, profile)
+    agents = [AgentId(f"{label}-{number}") for number in range(count)]
+    for agent in agents:
+        await add_agent(pool, project, agent, script)
+    return agents
 
 
 async def add_agents(pool: Pool, project: ProjectId, target: str, model: str, count: int) -> list[AgentId]:

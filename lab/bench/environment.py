@@ -60,7 +60,8 @@ class Environment:
     def config(self, name: str, sections: Mapping[str, Section]) -> tuple[Path, int]:
         """Write a settings file for a process of the system under test; returns it and the port of its metrics.
 
-        It has the user's `[worker]`, `[bridge]` and `[tools]`, overridden by `sections` and this run's addresses.
+        It has the user's `[worker]`, `[bridge]`, `[tools]` and `[gateway]`, overridden by `sections` and this run's
+        addresses.
         """
         port = free_port()
         own: dict[str, Section] = {
@@ -71,7 +72,7 @@ class Environment:
             "model": {"scripts": [str(path) for path in self.scripts]},
             "observability": {"metrics_port": port, "log_level": "warning"},
         }
-        theirs = self.settings.model_dump(mode="json", include={"worker", "bridge", "tools", "temporal"})
+        theirs = self.settings.model_dump(mode="json", include={"worker", "bridge", "tools", "temporal", "gateway"})
         merged: dict[str, dict[str, object]] = {}
         for source in (theirs, sections, own):
             for section, values in source.items():

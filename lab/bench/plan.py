@@ -15,8 +15,18 @@ class Scenario(StrEnum):
     FORK = "fork"
     LOAD = "load"
     CONVERSATIONS = "conversations"
+    GATEWAY = "gateway"
     GROWTH = "growth"
     SUSPENDED = "suspended"
+
+
+class GatewayPart(StrEnum):
+    """The parts of the scenario `gateway`, in the order in which they run."""
+
+    STREAMS = "streams"
+    LATENCY = "latency"
+    SLOW = "slow"
+    RATIO = "ratio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,23 @@ class Plan:
     load_seconds: float = 6.0
     conversations: int = 1000
     """Concurrent conversations of one profile, each in an instance of its own."""
+    gateway_parts: tuple[GatewayPart, ...] = tuple(GatewayPart)
+    sse_clients: int = 1000
+    """Clients of one gateway, each cut `sse_cuts` times in a turn of `sse_chunks` chunks."""
+    sse_cuts: int = 10
+    sse_chunks: int = 500
+    sse_turns: int = 10
+    """Turns that they follow."""
+    sse_gap_seconds: float = 0.2
+    """Between the chunks of a turn: longer than they are gathered, so that none are joined."""
+    sse_paced: int = 50
+    """Streams whose chunks are timed."""
+    sse_stuck: int = 200
+    """Clients that take nothing."""
+    slow_seconds: float = 20.0
+    """After how long these are cut."""
+    callers: int = 50
+    """Callers over HTTP, and over NATS."""
     old_rows: int = 1_000_000
     growth_turns: int = 600
     tpcb_scale: int = 8
@@ -63,3 +90,8 @@ class Plan:
     """Worker processes."""
     split: bool = False
     """Whether worker and bridge are separate processes, instead of one as in `turnstile up`."""
+
+    @property
+    def sse_seconds(self) -> float:
+        """How long a turn of `gateway` streams."""
+        return self.sse_chunks * self.sse_gap_seconds

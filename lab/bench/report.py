@@ -18,6 +18,7 @@ _TITLES = {
     "fork": "fork: turns that fork children and wait for all",
     "load": "load: turns that arrive at random, enqueue to task event",
     "conversations": "conversations: two turns each, in instances of one profile",
+    "gateway": "gateway: streams that are cut, streams that are timed, turns over HTTP and NATS",
     "growth": "growth: statements on a ledger with a past",
     "suspended": "suspended: turns asleep",
 }

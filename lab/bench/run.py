@@ -17,6 +17,7 @@ from lab.bench.proc import load_average, machine, require_proc
 from lab.bench.scenarios.conversations import run_conversations
 from lab.bench.scenarios.fanout import run_fanout
 from lab.bench.scenarios.fork import run_fork
+from lab.bench.scenarios.gateway import run_gateway
 from lab.bench.scenarios.growth import run_growth
 from lab.bench.scenarios.load import run_load
 from lab.bench.scenarios.stop import run_stop
@@ -36,6 +37,7 @@ RUNNERS: Mapping[Scenario, Callable[[Environment, Bars], Awaitable[Result]]] = {
     Scenario.FORK: run_fork,
     Scenario.LOAD: run_load,
     Scenario.CONVERSATIONS: run_conversations,
+    Scenario.GATEWAY: run_gateway,
     Scenario.GROWTH: run_growth,
     Scenario.SUSPENDED: run_suspended,
 }
@@ -94,4 +96,5 @@ async def run_bench(settings: Settings, plan: Plan, scenarios: Collection[Scenar
 def _sizes(plan: Plan) -> JsonObject:
     sizes: JsonObject = asdict(plan)
     sizes["forks"] = [*plan.forks]
+    sizes["gateway_parts"] = [*plan.gateway_parts]
     return sizes

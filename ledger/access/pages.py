@@ -101,7 +101,7 @@ async def page_conversations(
     before: Place | None,
     row_limit: int,
 ) -> list[ConversationLine]:
-    """The last used first, those before a place; the id of a place is that of the conversation's box."""
+    """The last begun first, those before a place; the id of a place is that of the conversation's box."""
     return await query("page_conversations").all_as(
         conn,
         ConversationLine,

@@ -13,19 +13,22 @@ LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id =
 WHERE i.project_id COLLATE "C" = :project_id AND i.message_type IN {turn_types} AND (:channel_id::text IS NULL OR i.channel_id = :channel_id)
   AND (:agent_id::text IS NULL OR i.agent_id = :agent_id)
   AND (:conversation_id::text IS NULL OR i.payload ->> 'conversation_id' = :conversation_id)
+  AND i.created_at <= coalesce(:before_at::timestamptz, 'infinity')  -- where the index is entered
   AND (:before_at::timestamptz IS NULL OR i.created_at < :before_at OR (i.created_at = :before_at AND i.agent_turn_id < :before_id))
 ORDER BY i.created_at DESC, i.agent_turn_id DESC LIMIT :row_limit::int;
 
 -- name: page_conversations :many
--- Conversations of a project, of one channel or agent if that is given, the last used first, after a place in that order.
+-- Conversations of a project, of one channel or agent if that is given, the last begun first, after a place in that order: when one was
+-- last used changes while pages are read, and an index of it would make each enqueue in a conversation write all of the table's.
 SELECT c.conversation_id, c.agent_id, c.channel_id, c.output_box_id::text AS output_box_id, c.turn_count, c.last_turn_id, c.created_at,
        c.updated_at
 FROM state.conversations c
 WHERE c.project_id COLLATE "C" = :project_id AND (:channel_id::text IS NULL OR c.channel_id = :channel_id)
   AND (:agent_id::text IS NULL OR c.agent_id = :agent_id)
-  AND (:before_at::timestamptz IS NULL OR c.updated_at < :before_at
-       OR (c.updated_at = :before_at AND c.output_box_id < :before_id::text::uuid))
-ORDER BY c.updated_at DESC, c.output_box_id DESC LIMIT :row_limit::int;
+  AND c.created_at <= coalesce(:before_at::timestamptz, 'infinity')
+  AND (:before_at::timestamptz IS NULL OR c.created_at < :before_at
+       OR (c.created_at = :before_at AND c.output_box_id < :before_id::text::uuid))
+ORDER BY c.created_at DESC, c.output_box_id DESC LIMIT :row_limit::int;
 
 -- name: list_turns_in_box :many
 -- The last turns that write into a box, a conversation's, oldest first.
@@ -70,6 +73,8 @@ FROM (
     FROM state.turn_waiting_tools w
     WHERE w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id AND w.applied_at IS NOT NULL
       AND w.tool_result_card_id IS NOT NULL) x
-LEFT JOIN public.cards c ON c.card_id = x.card_id AND c.tenant_id = :project_id
-    AND NOT x.card_id = ANY (:known_cards::text[]) AND state.is_alive(c.expires_at, c.deleted_at)
+LEFT JOIN LATERAL (  -- card by card: a plan made for few cards would read all of them once there are many
+    SELECT k.card_id, k.content, k.tool_calls, k.tool_call_id, k.metadata FROM public.cards k
+    WHERE k.card_id = x.card_id AND k.tenant_id = :project_id AND NOT x.card_id = ANY (:known_cards::text[])
+      AND state.is_alive(k.expires_at, k.deleted_at) LIMIT 1) c ON true
 ORDER BY x.step_id, x.part, x.place;

@@ -5,7 +5,7 @@ from typing import Literal
 
 from turnstile.ledger.queries import Connection, query
 from turnstile.schema.base import Tolerant
-from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.ids import AgentTurnId, ChannelId, ProjectId
 
 Grouping = Literal["agent", "model", "day"]
 
@@ -29,6 +29,17 @@ class UsageLine(Tolerant):
     """Attempts without any counts: failed, or lost with their worker."""
 
 
+class TurnUsage(Tolerant):
+    """The tokens of a turn's models, as far as they were counted; of its committed steps, all attempts included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Of the prompts."""
+    reasoning_tokens: int
+    """Of the completions."""
+
+
 class ProfileModel(Tolerant):
     """The model that a profile names."""
 
@@ -49,6 +60,11 @@ async def sum_usage(
     return await query("sum_usage").all_as(
         conn, UsageLine, project_id=project, channel_id=channel, grouping=grouping, since=since
     )
+
+
+async def sum_turn_usage(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnUsage:
+    """The sum of its steps; nothing if it has none."""
+    return await query("sum_turn_usage").one_as(conn, TurnUsage, project_id=project, agent_turn_id=turn)
 
 
 async def list_profile_models(conn: Connection, project: ProjectId | None = None) -> list[ProfileModel]:

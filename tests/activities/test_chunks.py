@@ -87,6 +87,16 @@ async def test_gathered_deltas_go_out_without_another_delta() -> None:
     assert publisher.brief()[1:] == [(ChunkType.CONTENT, "a"), (ChunkType.CONTENT, "b")]
 
 
+async def test_without_gathering_each_delta_goes_out_by_itself() -> None:
+    publisher = Recorder()
+    async with writer(publisher, gather_seconds=0) as chunks:
+        for number, word in enumerate(("a", "b", "c")):
+            chunks.add(ContentDelta(word))
+            await publisher.until(2 + number)
+        await chunks.end()
+    assert publisher.brief()[1:-1] == [(ChunkType.CONTENT, "a"), (ChunkType.CONTENT, "b"), (ChunkType.CONTENT, "c")]
+
+
 async def test_kinds_and_calls_are_kept_apart() -> None:
     publisher = Recorder()
     async with writer(publisher) as chunks:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstile.gateway.events.positions import BEGIN, END, Part, Position, read_id
-from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.step_log import Event, Piece
 from turnstile.gateway.events.turn_log import TurnLog
 from turnstile.schema.ids import AgentTurnId, step_id
 from turnstile.schema.states import ChunkType
@@ -87,7 +87,7 @@ def history_of(turn: Sequence[Step]) -> list[Happened]:
 def event(position: Position, kind: str, **data: Any) -> Event:
     """An event as a feed makes it."""
     head = f"id: {position.id(TURN)}\nevent: {kind}\ndata: "
-    return Event(position, (head + json.dumps(data) + "\n\n").encode())
+    return Event(position, (head + json.dumps(data) + "\n\n").encode(), Piece(ChunkType.CONTENT, ""))
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Client:
 
     def read(self, log: TurnLog, most: int | None) -> None:
         """Take the next events."""
-        for position, frame in log.after(self.cursor)[:most]:
+        for position, frame, _ in log.after(self.cursor)[:most]:
             lines = dict(line.split(": ", 1) for line in frame.decode().strip().split("\n"))
             assert read_id(lines["id"]) == (TURN, position)
             assert position > self.cursor, "an event comes twice, or before one that it belongs before"

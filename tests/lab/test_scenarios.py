@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from lab.bench import run
+from lab.bench.agents import write_scripts
 from lab.bench.bars import Bars, open_bars
 from lab.bench.children import BenchError, child
 from lab.bench.environment import Environment, open_environment
 from lab.bench.figures import Result
-from lab.bench.plan import Plan, Scenario
+from lab.bench.plan import GatewayPart, Plan, Scenario
 from lab.bench.run import RUNNERS
 from tests.support.conditions import until
 from tests.support.databases import Databases
@@ -40,6 +41,15 @@ TINY = Plan(
     fork_width=2,
     load_seconds=0.3,
     conversations=4,
+    sse_clients=12,
+    sse_cuts=3,
+    sse_chunks=40,
+    sse_turns=2,
+    sse_gap_seconds=0.06,
+    sse_paced=2,
+    sse_stuck=2,
+    slow_seconds=0.5,
+    callers=3,
     old_rows=200,
     growth_turns=3,
     tpcb_scale=1,
@@ -165,6 +175,32 @@ async def test_conversations_are_made_and_kept_apart(environment: Environment, b
     result = await RUNNERS[Scenario.CONVERSATIONS](environment, bars)
     check_turns(result)
     assert (result.value("turns/s ÷ bare workflows/s") or 0) > 0
+
+
+async def test_a_gateway_is_measured(environment: Environment, bars: Bars) -> None:
+    result = await RUNNERS[Scenario.GATEWAY](environment, bars)
+    check_streams(result, TINY)
+    assert (result.value("chunks timed") or 0) > 5
+    assert result.value("stuck clients that were not cut") == 0
+    assert (result.value("chunk from NATS to client, 2 streams p99") or 0) > 0
+    assert (result.value("turns/s by HTTP ÷ by NATS") or 0) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_a_thousand_streams_are_cut_ten_times_each(environment: Environment, bars: Bars, tmp_path: Path) -> None:
+    plan = Plan(gateway_parts=(GatewayPart.STREAMS,))
+    full = replace(environment, plan=plan, scripts=write_scripts(tmp_path, plan))
+    check_streams(await RUNNERS[Scenario.GATEWAY](full, bars), plan)
+
+
+def check_streams(result: Result, plan: Plan) -> None:
+    """Nothing was lost, nothing came twice, and every client was cut as often as it should be."""
+    for name in ("chunks lost", "chunks doubled", "clients whose text differs", "connections that broke by themselves"):
+        assert result.value(name) == 0, name
+    assert result.value("clients") == plan.sse_clients
+    assert result.value("resumes") == plan.sse_clients * plan.sse_cuts
+    assert (result.value("chunks to all clients") or 0) >= plan.sse_clients * plan.sse_chunks
 
 
 @pytest.mark.long

@@ -6,15 +6,14 @@ import pytest
 
 from tests.support.ledger.agents import ALICE, BOB, CAROL, add_agents
 from tests.support.ledger.invariants import assert_invariants
-from turnstile.ledger.pool import Pool
+from turnstile.ledger.pool import Pool, Session
 
 
 @pytest.fixture
-async def agents(database_url: str) -> AsyncIterator[Pool]:
+async def agents(database_url: str, keeper: Session) -> AsyncIterator[Pool]:
     """A pool on a database that has alice, bob and carol; the invariants hold when the test ends."""
     pool = Pool(database_url, name="test")
     await add_agents(pool, ALICE, BOB, CAROL)
     yield pool
-    async with pool.connection() as conn:
-        await assert_invariants(conn)
+    await assert_invariants(keeper)
     await pool.close()

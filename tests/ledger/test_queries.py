@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.support.databases import Databases
 from tests.support.paths import ROOT
 from turnstile.ledger import queries
-from turnstile.ledger.access import pages, tokens
+from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
 from turnstile.ledger.pool import Pool
@@ -153,13 +153,19 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "list_threads": descriptions.ThreadLine,
     "list_tools": ToolRow,
     "list_turns": views.TurnLine,
+    "list_addressees": addressees.Addressee,
+    "sum_turn_usage": usage.TurnUsage,
     "list_tokens": tokens.TokenLine,
     "list_turn_progress": CARD | {"step_id", "step_status", "finish_reason", "part", "place"},
     "is_box_of_channel": {"found"},
+    "get_turn_request": past.TurnRequest,
+    "list_turn_past": {"card_id"},
     "list_turns_in_box": {"agent_turn_id", "created_at"},
     "list_turns_in_box_from": {"agent_turn_id", "created_at"},
     "page_conversations": views.ConversationLine,
     "page_turns": pages.TurnSummary,
+    "find_addressed_agent": addressees.Addressee,
+    "find_addressed_profile": addressees.Addressee,
     "find_token": tokens._FoundToken,
     "revoke_token": tokens.TokenLine,
     "list_calls": views.SentCall,

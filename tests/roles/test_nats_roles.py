@@ -45,7 +45,7 @@ MAY: dict[str, tuple[str, ...]] = {
         f"pub $JS.API.STREAM.INFO.{EVT}",
     ),
     "gateway": (
-        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("enqueue", "stop")),
+        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("enqueue", "stop", "box_make")),
         *(f"pub $JS.API.{call}.{STR}" for call in ("STREAM.INFO", "STREAM.CREATE", "DIRECT.GET")),
         *GATEWAY_HEARS,
     ),

@@ -23,13 +23,13 @@ md5(concat_ws(';',
 """
 OTHERS: Final = """
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> 'keeper'
 """
-# Triggers that guard rows sleep meanwhile. A small table keeps its pages: to make new files costs more than the rest.
+# Its session has `session_replication_role = replica`: triggers that guard rows sleep. A small table keeps its pages:
+# to make new files costs more than the rest.
 EMPTY: Final = """
 DO $$ DECLARE found record; large text[] := '{{}}';
 BEGIN
-    SET LOCAL session_replication_role = replica;
     FOR found IN
         SELECT c.oid, c.oid::regclass::text AS name, c.reltuples >= 0 OR pg_relation_size(c.oid) > 65536 AS is_large
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -64,6 +64,8 @@ class Databases:
         self._url = url
         self._pool = Pool(self.url("postgres"), size=1)
         self._free: list[str] = []
+        self._keepers: dict[str, Session] = {}
+        self._emptiers: dict[str, Session] = {}
         self._kept: Sequence[tuple[int, str]] = ()
         self._fresh: list[object] = []
 
@@ -78,6 +80,8 @@ class Databases:
 
     async def close(self) -> None:
         """The server itself goes on."""
+        for conn in (*self._keepers.values(), *self._emptiers.values()):
+            conn.terminate()
         await self._pool.close()
 
     async def create(self, template: str = "template0") -> str:
@@ -95,27 +99,32 @@ class Databases:
         if self._free:
             return self._free.pop()
         name = await self.create(template)
+        conn = self._keepers[name] = await self._connect(name)
+        # a session of its own, because a change of the setting makes one forget its plans
+        self._emptiers[name] = await self._connect(name, session_replication_role="replica")
         if not self._fresh:
-            conn = await self._connect(name)
             self._kept = [(row["oid"], row["name"]) for row in await conn.fetch(KEPT)]
             self._fresh = await self._fingerprint(conn)
-            conn.terminate()
         return name
+
+    def keeper(self, name: str) -> Session:
+        """A session on a lent database that goes on from test to test: what each asks again is planned once."""
+        return self._keepers[name]
 
     async def take_back(self, name: str) -> None:
         """Empty it for the next one; drop it where somebody is still connected or more than rows changed."""
-        conn = await self._connect(name)
-        is_clean = await self._is_alone(conn) and await self._fingerprint(conn) == self._fresh
-        if is_clean:
-            await conn.execute(EMPTY.format(kept=", ".join(str(oid) for oid, _ in self._kept)))
-        conn.terminate()
-        if is_clean:
+        conn = self._keepers[name]
+        if await self._is_alone(conn) and await self._fingerprint(conn) == self._fresh:
+            await self._emptiers[name].execute(EMPTY.format(kept=", ".join(str(oid) for oid, _ in self._kept)))
             self._free.append(name)
         else:
+            self._keepers.pop(name).terminate()
+            self._emptiers.pop(name).terminate()
             await self.drop(name)
 
-    async def _connect(self, name: str) -> Session:
-        return await connect(self.url(name), server_settings={"jit": "off"})
+    async def _connect(self, name: str, **settings: str) -> Session:
+        own = {"application_name": "keeper", "jit": "off", "plan_cache_mode": "force_generic_plan", **settings}
+        return await connect(self.url(name), server_settings=own, max_cacheable_statement_size=0)
 
     async def _is_alone(self, conn: Session) -> bool:
         """Whether nobody else is connected; a session ends a moment after its client closed it."""

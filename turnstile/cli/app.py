@@ -18,9 +18,15 @@ from turnstile.cli.threads import listeners, thread_commands
 from turnstile.cli.turns import boxes, inbox, turn_commands, watch
 from turnstile.runtime.release import release
 
+_HELP = """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.
+
+Commands work where config.toml says, else on a running `turnstile up` here or above. With TURNSTILE_URL=https://… and
+TURNSTILE_TOKEN the commands enqueue, chat, watch and turn show, stop and tree ask that gateway in place of both.
+"""
+
 app = typer.Typer(
     name="turnstile",
-    help="A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.",
+    help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -33,13 +39,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def _options(  # pyright: ignore[reportUnusedFunction] -- typer calls it
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings."""
+    """The options of `turnstile` itself."""
 
 
 command(app, "up", serves=True)(servers.up)
@@ -66,9 +72,9 @@ for name, commands, purpose in (
     ("worker-version", versions, "Worker versions: which build of the workers runs turns."),
 ):
     app.add_typer(commands.app, name=name, help=purpose, no_args_is_help=True)
-command(app, "enqueue", project=True, channel=True)(turn_commands.enqueue)
-command(app, "chat", project=True, channel=True)(conversation_commands.chat)
-command(app, "watch", project=True, channel=True)(watch.watch)
+command(app, "enqueue", project=True, channel=True, client=True)(turn_commands.enqueue)
+command(app, "chat", project=True, channel=True, client=True)(conversation_commands.chat)
+command(app, "watch", project=True, channel=True, client=True)(watch.watch)
 command(app, "listeners")(listeners.listeners)
 command(app, "top")(top.top)
 command(app, "watchdog")(safety.watchdog)

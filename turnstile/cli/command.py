@@ -24,16 +24,19 @@ def command(
     *,
     project: bool = False,
     channel: bool = False,
+    client: bool = False,
     serves: bool = False,
     quiet: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as a command of `app`; `project` and `channel` add these options.
 
-    A command that is `quiet`, or does not serve, logs warnings only.
+    `client` adds those of a command that a gateway can serve: it asks by `Session.client`. A command that is `quiet`,
+    or does not serve, logs warnings only.
     """
 
     def register(function: F) -> F:
-        left_out = {each for each, wanted in (("project", project), ("channel", channel)) if not wanted}
+        optional = {"project": project, "channel": channel, "url": client, "token_file": client}
+        left_out = {each for each, wanted in optional.items() if not wanted}
         shared = {each: option for each, option in OPTIONS.items() if each not in left_out}
         own = list(inspect.signature(function).parameters.values())[1:]
         added = [

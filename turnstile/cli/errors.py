@@ -104,8 +104,9 @@ def failure_of(error: BaseException) -> Failure:
             return _failure(error, REFUSED)
         case ModuleNotFoundError(name=str(name)) if extra := _EXTRAS.get(name.partition(".")[0]):
             up = "; `turnstile up` needs 'turnstile-kernel[embedded]'" if extra == "server" else ""
-            hint = f"pip install 'turnstile-kernel[{extra}]'{up}"
-            return Failure("extra_missing", f"this command needs {name}, of the extra [{extra}]", hint, USAGE)
+            hints = [f"pip install 'turnstile-kernel[{extra}]'{up}", *getattr(error, "__notes__", ())]
+            message = f"this command needs {name}, of the extra [{extra}]"
+            return Failure("extra_missing", message, "; ".join(hints), USAGE)
         case _:
             message = f"{type(error).__name__}: {error}"
             return Failure("internal_error", message, "--verbose shows where; please report it", REFUSED)

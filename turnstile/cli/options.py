@@ -15,6 +15,8 @@ class Options:
     data: Path | None = None
     project: str | None = None
     channel: str | None = None
+    url: str | None = None
+    token_file: Path | None = None
     as_json: bool = False
     verbose: bool = False
 
@@ -26,11 +28,16 @@ def _option(kind: object, shown: str, *names: str, metavar: str | None = None) -
 
 _DATA = "Data directory of a `turnstile up`, instead of .turnstile here or above."
 
+_URL = "Gateway (https://…) or NATS (nats://…) to ask, instead of TURNSTILE_URL and of the settings."
+_TOKEN_FILE = "File with the gateway's token, instead of TURNSTILE_TOKEN."  # noqa: S105 -- a help text
+
 OPTIONS: dict[str, tuple[object, object]] = {
     "config": _option(Path | None, "Settings file, instead of ./config.toml.", metavar="FILE"),
     "data": _option(Path | None, _DATA, metavar="DIR"),
     "project": _option(str | None, "Project, instead of the settings' default_project."),
     "channel": _option(str | None, "Channel, instead of the settings' default_channel."),
+    "url": _option(str | None, _URL, metavar="URL"),
+    "token_file": _option(Path | None, _TOKEN_FILE, metavar="FILE"),
     "as_json": _option(bool, "Print JSON, errors included.", "--json"),
     "verbose": _option(bool, "Log everything.", "--verbose", "-v"),
 }

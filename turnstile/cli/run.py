@@ -9,8 +9,14 @@ from turnstile.cli.errors import REFUSED, failure_of
 from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
+from turnstile.processes.addresses import NothingRuns
 from turnstile.runtime.program import INTERRUPTED, Program
 from turnstile.settings import load_settings
+
+_NEEDS_SERVERS = (
+    "this needs PostgreSQL or NATS itself, and only the address of a gateway is given, which serves enqueue, chat, "
+    "watch TURN and turn show, stop and tree"
+)
 
 
 def run_command(command: Callable[[Session], Awaitable[None]], options: Options, *, serves: bool, quiet: bool) -> None:
@@ -37,7 +43,12 @@ def run_command(command: Callable[[Session], Awaitable[None]], options: Options,
 
 def _run(program: Program, command: Callable[[Session], Awaitable[None]], session: Session, *, serves: bool) -> int:
     async def run() -> None:
-        await command(session)
+        try:
+            await command(session)
+        except (NothingRuns, ModuleNotFoundError) as error:
+            if session.gateway is not None:
+                error.add_note(_NEEDS_SERVERS)
+            raise
 
     def on_signal(task: asyncio.Task[None]) -> None:
         session.stop.set()

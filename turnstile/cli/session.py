@@ -1,11 +1,14 @@
-"""A command's settings and output, and its connections to ledger and NATS, opened on demand.
+"""A command's settings and output, and its connections to ledger, NATS or a gateway, opened on demand.
 
-A command waits for a server that is away, at most `patience_seconds` of `[database]` or `[nats]`, and prints which.
+A command of a client asks where `--url` or `TURNSTILE_URL` says, else as every command where the settings say, else a
+running `turnstile up`. It waits for a server that is away, at most `patience_seconds` of `[database]` or `[nats]`, and
+prints which.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,19 +17,20 @@ from turnstile.cli.options import Options
 from turnstile.cli.output import Output
 from turnstile.embedded import Endpoints
 from turnstile.processes import addresses
-from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.errors import BadRequest, ConfigError, ServerUnavailable
 from turnstile.schema.ids import ChannelId, ProjectId, token
 from turnstile.settings import Settings
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
     from turnstile.sdk.client import BridgeClient
+    from turnstile.sdk.turns import Client
     from turnstile.transport.connection import NatsConnection
 
 T = TypeVar("T")
 SENDER = "turnstile.cli"
-HEADERS = {"CG-Sender": SENDER}
-"""The headers of every request of a command."""
+"""What the ledger records as the sender of what a command asks for."""
+_GATEWAY = ("http://", "https://")
 
 
 class Session:
@@ -52,6 +56,30 @@ class Session:
     def channel(self) -> ChannelId:
         """The channel of `--channel`, else of the settings; raises `BadRequest` if it is no token."""
         return ChannelId(token(self.options.channel or self.settings.protocol.default_channel, "--channel"))
+
+    @property
+    def url(self) -> str | None:
+        """The address that `--url` names, else `TURNSTILE_URL` unless `--data` names an `up`; None for neither.
+
+        Raises `BadRequest` for both options.
+        """
+        if self.options.url and self.options.data:
+            raise BadRequest("either --url or --data: one of them says where to ask")
+        named = os.environ.get("TURNSTILE_URL") if self.options.data is None else None
+        return self.options.url or named or None
+
+    @property
+    def gateway(self) -> str | None:
+        """The gateway to ask, if that is one; None for NATS."""
+        url = self.url
+        return url if url is not None and url.lower().startswith(_GATEWAY) else None
+
+    def nats_url(self) -> str:
+        """The address of NATS; raises `ConfigError` if it is not known."""
+        url = self.url
+        if url is None or self.gateway is not None:
+            return addresses.nats_url(self.settings, self.options.data)
+        return url
 
     def endpoints(self) -> Endpoints:
         """The addresses of all three servers; raises `ConfigError` if one is not known."""
@@ -86,12 +114,21 @@ class Session:
             yield pool
 
     @asynccontextmanager
+    async def ledger_beside_client(self) -> AsyncGenerator["Pool | None"]:
+        """As `ledger_if_installed`, and None where a gateway is asked; then `client` alone is asked."""
+        if self.gateway is not None:
+            yield None
+            return
+        async with self.ledger_if_installed() as pool:
+            yield pool
+
+    @asynccontextmanager
     async def nats(self) -> AsyncGenerator["NatsConnection"]:
         """A connection to NATS; raises `ServerUnavailable`, or `ConfigError` if it refuses the login."""
         from turnstile.transport.connection import connect  # noqa: PLC0415 -- a third of the start time of commands that only read
 
         patience = self.settings.nats.patience_seconds
-        url = addresses.nats_url(self.settings, self.options.data)
+        url = self.nats_url()
         try:
             async with asyncio.timeout(patience):
                 conn = await connect(url, name="turnstile cli", on_wait=self.out.remark)
@@ -106,21 +143,79 @@ class Session:
     @asynccontextmanager
     async def bridge(self) -> AsyncGenerator["BridgeClient"]:
         """A client of the project's channel, over `nats`."""
+        async with self.nats() as conn:
+            yield self.bridge_on(conn)
+
+    def bridge_on(self, conn: "NatsConnection") -> "BridgeClient":
+        """A client of the project's channel on this connection."""
         from turnstile.sdk.client import BridgeClient  # noqa: PLC0415 -- as in `nats`
 
-        project, channel = self.project, self.channel
-        async with self.nats() as conn:
-            yield BridgeClient(conn, project, channel)
+        return BridgeClient(conn, self.project, self.channel, SENDER)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncGenerator["Client"]:
+        """The client of Python programs: of the gateway if one is asked, else over `nats`.
+
+        Raises `BadRequest` or `ConfigError` for options that make no sense together, or a token that is none.
+        """
+        from turnstile.sdk.nats_turns import NatsBackend  # noqa: PLC0415 -- as in `nats`
+        from turnstile.sdk.turns import Client  # noqa: PLC0415 -- as in `nats`
+
+        if (url := self.gateway) is None:
+            async with self.nats() as conn:
+                with self.printing_outages(conn):
+                    yield Client.over(NatsBackend(conn, self.bridge_on(conn)))
+            return
+        from turnstile.sdk.http_turns import open_http  # noqa: PLC0415 -- httpx is slow to import
+
+        if self.options.project is not None:
+            raise BadRequest("a token is of one project: leave --project out where a gateway is asked")
+        channel = None if self.options.channel is None else self.channel
+        backend = open_http(url, self._token(), channel, on_wait=self.out.remark)
+        try:
+            yield Client.over(backend)
+        finally:
+            await backend.close()
+
+    def _token(self) -> str:
+        """The token of `--token-file`, else of the environment."""
+        if (file := self.options.token_file) is not None:
+            try:
+                return file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{file} cannot be read: {error}") from None
+        if secret := os.environ.get("TURNSTILE_TOKEN"):
+            return secret
+        raise ConfigError("a gateway needs a token: set TURNSTILE_TOKEN, or give --token-file FILE")
+
+    @contextmanager
+    def printing_outages(self, conn: "NatsConnection") -> Generator[None]:
+        """Print a remark when the connection to NATS is lost, and when it is back."""
+
+        def changed() -> None:
+            state = "connected again" if conn.connected.is_set() else "gone; waiting for it"
+            self.out.remark(f"NATS at {conn.shown}: {state}")
+
+        forget = conn.listen(changed)
+        try:
+            yield
+        finally:
+            forget()
 
     async def await_bridge(self, client: "BridgeClient") -> None:
         """Wait until a bridge answers; raises `NoBridge` as `patiently` does."""
         await self.patiently(lambda: client.request("describe", {}))
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a request until a bridge answers; raises `NoBridge` after `[nats].patience_seconds`."""
+        """Repeat a request until a bridge or the gateway answers.
+
+        Raises `NoBridge`, or the gateway's `ServerUnavailable`, after `[nats].patience_seconds`.
+        """
         try:
             return await patiently(attempt, self.settings.nats.patience_seconds, self.out.remark)
         except ServerUnavailable as error:
+            if self.gateway is not None:
+                raise
             raise NoBridge(str(error)) from None
 
 

@@ -12,6 +12,10 @@ from turnstile.settings import Settings
 NAMESPACE = "default"
 
 
+class NothingRuns(ConfigError):
+    """An address is not set, and no `turnstile up` announces one."""
+
+
 def resolve_endpoints(settings: Settings, data: Path | None) -> Endpoints:
     """All three addresses; raises `ConfigError`, which says what to start or set, if one is not known."""
     found = announced(data)
@@ -78,11 +82,11 @@ def list_link(web_ui: str, namespace: str, query: str) -> str:
     return f"{web_ui.rstrip('/')}/namespaces/{namespace}/workflows?query={quote(query)}"
 
 
-def nothing_runs(data: Path | None, missing: list[str]) -> ConfigError:
+def nothing_runs(data: Path | None, missing: list[str]) -> "NothingRuns":
     """The error for addresses that are not known."""
     where = f"in {data}" if data is not None else f"here (no {DEFAULT_DATA} with servers in this directory or above)"
     keys = " and ".join(missing)
-    return ConfigError(f"nothing is running {where}: start `turnstile up`, pass --data DIR of one, or set {keys}")
+    return NothingRuns(f"nothing is running {where}: start `turnstile up`, pass --data DIR of one, or set {keys}")
 
 
 def without_password(url: str) -> str:

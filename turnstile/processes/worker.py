@@ -67,6 +67,7 @@ async def open_activities(
         retry_max_seconds=settings.model.retry_max_seconds,
         max_step_attempts=settings.worker.max_step_attempts,
         suspend_timeout_seconds=settings.tools.suspend_timeout_seconds,
+        gather_seconds=settings.worker.stream_gather_ms / 1000,
     )
     cache = BoxCache(settings.worker.box_cache_mb * 1_000_000)
     fast_models = FastModels(settings.worker.quick_step_ms / 1000)

@@ -1,4 +1,5 @@
-"""A process killed at every fault point (`turnstile.runtime.faults`) that a turn passes, for every kind of turn.
+"""A process killed at every fault point (`turnstile.runtime.faults`) that a turn passes; the long run does it for every
+kind of turn that passes it.
 
 The turn ends all the same, with the same rows. One point a life: the turn that was hit recovers while the next one
 meets the next point. Bridge and worker are walked side by side, each on a stack of its own, where the other one stays.
@@ -8,7 +9,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from tests.support.databases import Databases
 from tests.support.ledger.invariants import assert_invariants
-from tests.support.processes.faults import HASTY, PASSED, POINTS, Kind, played, unharmed
+from tests.support.processes.faults import HASTY, KINDS, PASSED, POINTS, Kind, played, unharmed
 from tests.support.processes.hatchery import Hatchery
 from tests.support.processes.process import ROLES, Role, TurnstileProcess, processes_of
 from tests.support.processes.stack import SCRIPTS, Stack, open_stack, running_here
@@ -35,9 +36,11 @@ PLAYER = [path for path in SCRIPTS if path.suffix == ".py"]
 Ended = dict[tuple[Kind, Fault], dict[str, Any]]
 
 
-def points(kind: Kind, role: Role) -> list[Fault]:
-    """Where a turn of this kind meets this process."""
-    return [point for point in PASSED[kind] if (point in IN_BRIDGE) == (role == "bridge")]
+Deaths = dict[Kind, list[Fault]]
+EVERY_PAIR: Deaths = {kind: list(passed) for kind, passed in PASSED.items()}
+EVERY_POINT: Deaths = {
+    kind: [point for point in passed if KINDS.get(point, "answered") == kind] for kind, passed in PASSED.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,27 +66,30 @@ async def stacks(
         yield made
 
 
-async def walk(stack: Stack, victim: Role, hatched: Hatchery, directory: Path) -> Ended:
+async def walk(stack: Stack, victim: Role, hatched: Hatchery, directory: Path, deaths: Deaths) -> Ended:
     """The rows of turns of every kind, for each of whose points one of them met the victim's death there."""
     ended: Ended = {}
     async with processes_of(stack.config, hatched) as both:
         dying, staying = (both.worker, both.bridge) if victim == "worker" else (both.bridge, both.worker)
         await staying.start()
-        for kind in PASSED:
+        for kind, passed in deaths.items():
+            met = [point for point in passed if (point in IN_BRIDGE) == (victim == "bridge")]
+            if not met:
+                continue
             struck = directory / f"{victim}-{kind}"
             struck.mkdir()
-            ended |= await walk_kind(stack, dying, kind, struck)
+            ended |= await walk_kind(stack, dying, kind, struck, met)
             log.info("%s: all turns of kind %s ended", victim, kind)
     async with stack.pool.connection() as conn:
         await assert_invariants(conn)
     return ended
 
 
-async def walk_kind(stack: Stack, process: TurnstileProcess, kind: Kind, struck: Path) -> Ended:
+async def walk_kind(stack: Stack, process: TurnstileProcess, kind: Kind, struck: Path, met: Sequence[Fault]) -> Ended:
     """One death after the other; then it lives until all the turns have ended."""
     playing: dict[Fault, asyncio.Task[dict[str, Any]]] = {}
     async with asyncio.TaskGroup() as turns:
-        for point in points(kind, process.role):
+        for point in met:
             process.env = {"TURNSTILE_FAULTS": f"{point}=kill", "TURNSTILE_FAULTS_DIR": str(struck)}
             began = time.monotonic()
             await process.launch()  # what an earlier turn repeats may meet the point before it says that it serves
@@ -97,14 +103,18 @@ async def walk_kind(stack: Stack, process: TurnstileProcess, kind: Kind, struck:
     return {(kind, point): task.result() for point, task in playing.items()}
 
 
+@pytest.mark.parametrize(
+    "deaths",
+    [pytest.param(EVERY_POINT, id="every-point"), pytest.param(EVERY_PAIR, id="every-pair", marks=pytest.mark.long)],
+)
 async def test_a_kill_at_every_point_leaves_the_same_rows(
-    stacks: dict[Role, Stack], hatching: Hatchery, tmp_path: Path
+    deaths: Deaths, stacks: dict[Role, Stack], hatching: Hatchery, tmp_path: Path
 ) -> None:
     async with running_here(stacks["bridge"]):
         expected = await unharmed(stacks["bridge"])
-    walks = await asyncio.gather(*(walk(stack, victim, hatching, tmp_path) for victim, stack in stacks.items()))
+    walks = await asyncio.gather(*(walk(stack, victim, hatching, tmp_path, deaths) for victim, stack in stacks.items()))
     ended = {met: rows for each in walks for met, rows in each.items()}
-    assert set(ended) == {(kind, point) for kind, passed in PASSED.items() for point in passed}
+    assert set(ended) == {(kind, point) for kind, passed in deaths.items() for point in passed}
     assert {point for _, point in ended} == set(POINTS)
     for (kind, point), rows in ended.items():
         assert rows == expected[kind], (kind, point)

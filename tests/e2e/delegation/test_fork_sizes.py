@@ -1,4 +1,4 @@
-"""Forks of 16, 128 and 1,000 children with every join (protocol §12): joined once, in the order of the tasks."""
+"""Forks with every join (protocol §12): joined once, in task order; the long run has up to 1,000 children."""
 
 import pytest
 
@@ -64,29 +64,14 @@ async def check(tenant: Tenant, ended: Ended, size: int, quick: int, losers: str
     assert over == (size + 1 if losers != "stop" else len(won) + 1)
 
 
-@pytest.mark.parametrize(("fields", "losers"), JOINS, ids=NAMES)
-async def test_sixteen_children(tenant: Tenant, fields: JsonObject, losers: str) -> None:
-    ended = await forked(tenant, 16, fields, losers, 20)
-    await check(tenant, ended, 16, needed(fields, 16), losers)
-
-
-async def test_a_hundred_and_twenty_eight_children(tenant: Tenant) -> None:
-    ended = await forked(tenant, 128, {}, "all", 60)
-    await check(tenant, ended, 128, 128, "all")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("fields", "losers"), JOINS[1:], ids=NAMES[1:])
-async def test_a_hundred_and_twenty_eight_children_with_each_join(
-    tenant: Tenant, fields: JsonObject, losers: str
-) -> None:
-    ended = await forked(tenant, 128, fields, losers, 120)
-    await check(tenant, ended, 128, needed(fields, 128), losers)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", [7, *(pytest.param(size, marks=pytest.mark.long) for size in (16, 128, 1000))])
 @pytest.mark.parametrize(("fields", "losers"), JOINS, ids=NAMES)
-async def test_a_thousand_children(tenant: Tenant, fields: JsonObject, losers: str) -> None:
-    ended = await forked(tenant, 1000, fields, losers, 400)
-    await check(tenant, ended, 1000, needed(fields, 1000), losers)
+async def test_children_are_joined_once(tenant: Tenant, fields: JsonObject, losers: str, size: int) -> None:
+    ended = await forked(tenant, size, fields, losers, 20 + size)
+    await check(tenant, ended, size, needed(fields, size), losers)
+
+
+async def test_more_children_than_run_at_once(tenant: Tenant) -> None:
+    ended = await forked(tenant, 64, {}, "all", 60)
+    await check(tenant, ended, 64, 64, "all")

@@ -142,6 +142,17 @@ async def test_a_revoked_token_is_refused_and_its_streams_end(
     await tenant.ended(turn)
 
 
+async def test_requests_of_a_known_token_are_none_of_a_stranger(
+    here: Stack, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the ledger is asked whether it is still valid."""
+    monkeypatch.setattr(bearers, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(bearers, "_STRANGERS_PER_SECOND", 2.0)
+    async with serving(here) as url, client(url, await token_of(here, tenant.project)) as web:
+        answers = await asyncio.gather(*(web.get("/v1/agents") for _ in range(60)))
+    assert {answer.status_code for answer in answers} == {200}
+
+
 async def test_a_rebound_name_reaches_nothing(url: str, web: httpx.AsyncClient) -> None:
     """A page of evil.example whose name now means this machine sends its own name as Host."""
     port = urlsplit(url).port

@@ -1,58 +1,17 @@
-"""What breaks while clients read: a gateway that is killed, a client that takes nothing, a NATS that forgets."""
+"""What breaks while clients read: a client that takes nothing, a NATS that forgets."""
 
 import asyncio
-import os
-import signal
 import socket
-from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from tests.e2e.gateway.test_streams import LONG, WORDS, begun, follow
-from tests.support.conditions import until
-from tests.support.gateway import Folded, client, gateway_process, serving, token_of
+from tests.support.gateway import Folded, client, serving, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
 from turnstile.schema.wire import subjects
 from turnstile.transport.streams import call_api
-
-
-@pytest.fixture
-async def process(here: Stack) -> AsyncIterator[tuple[int, str]]:
-    """`turnstile gateway` as a process: its id, and where it serves."""
-    async with gateway_process(here) as started:
-        yield started
-
-
-async def test_a_gateway_that_is_killed_is_followed_by_another(
-    process: tuple[int, str], url: str, tenant: Tenant
-) -> None:
-    await tenant.agent("player")
-    pid, first = process
-    token = await token_of(tenant.stack, tenant.project)
-    folded = Folded()
-    async with client(first, token) as web:
-        turn = await begun(web, LONG)
-        path = f"/v1/turns/{turn}/events"
-        killer = asyncio.create_task(_killed(pid, folded))
-        with pytest.raises(httpx.TransportError):
-            await follow(web, path, folded)
-    await killer
-    assert folded.outcome is None
-    async with client(url, token) as web:
-        assert await follow(web, path, folded)
-    assert (folded.lost, folded.doubled) == (0, 0)
-    assert folded.text[f"{turn}-s1"] == WORDS
-
-
-async def _killed(pid: int, folded: Folded) -> None:
-    async def told() -> bool:
-        return folded.chunks >= 5
-
-    await until(told, 20, "five chunks came")
-    os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_client_that_takes_nothing_is_cut_and_can_go_on(here: Stack, tenant: Tenant) -> None:

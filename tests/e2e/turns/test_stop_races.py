@@ -16,7 +16,6 @@ from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.workflows.options import turn_workflow_id
 
 log = logging.getLogger(__name__)
-RACERS = 24
 WAITS = "SELECT coalesce(array_agg(wait_status), '{}') AS states FROM state.turn_waiting_tools WHERE agent_turn_id = $1"
 LINES: dict[str, Any] = {
     "the end of the step": {"text": "done", "delay_seconds": 0.05},
@@ -42,6 +41,12 @@ async def by_web_ui(hand: Hand, turn: AgentTurnId) -> None:
 STOPS = {"the verb": by_verb, "the web ui": by_web_ui}
 
 
+@pytest.fixture(params=[12, pytest.param(48, marks=pytest.mark.long)])
+def racer_count(request: pytest.FixtureRequest) -> int:
+    """How many turns race at once, each at a moment of its own."""
+    return int(request.param)
+
+
 async def begun(hand: Hand, turn: AgentTurnId) -> None:
     """A worker has begun the turn."""
 
@@ -59,18 +64,18 @@ async def returned(tenant: Tenant, turn: AgentTurnId) -> None:
         assert error.status is RPCStatusCode.NOT_FOUND  # noqa: PT017 -- either way is right
 
 
-async def racers(tenant: Tenant, race: Callable[[Hand, float], Awaitable[Ended]]) -> list[Ended]:
+async def racers(tenant: Tenant, count: int, race: Callable[[Hand, float], Awaitable[Ended]]) -> list[Ended]:
     """Turns of as many agents at once, each with a delay of its own from 0 to 1."""
     async with hand_of(tenant) as hand:
-        agents: list[AgentId] = await tenant.agents("player", RACERS, allowed_tools=["search"])
+        agents: list[AgentId] = await tenant.agents("player", count, allowed_tools=["search"])
         hands = [Hand(tenant, agent, hand.commands) for agent in agents]
-        raced = await asyncio.gather(*(race(own, number / RACERS) for number, own in enumerate(hands)))
+        raced = await asyncio.gather(*(race(own, number / count) for number, own in enumerate(hands)))
     assert await tenant.task_events() == {ended.view.agent_turn_id: 1 for ended in raced}
     [counted] = await tenant.rows(
         "SELECT count(*) AS n, count(DISTINCT agent_turn_id) AS turns FROM state.turn_outcomes WHERE project_id = $1",
         tenant.project,
     )
-    assert counted == {"n": RACERS, "turns": RACERS}
+    assert counted == {"n": count, "turns": count}
     for ended in raced:
         assert ended.types().count("task.deliverable") == 1
         assert (ended.view.status, ended.view.error_code) in {("success", None), ("canceled", "stopped")}
@@ -82,7 +87,7 @@ async def racers(tenant: Tenant, race: Callable[[Hand, float], Awaitable[Ended]]
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("line", LINES)
-async def test_a_stop_that_races_has_one_outcome(tenant: Tenant, line: str, stop: str) -> None:
+async def test_a_stop_that_races_has_one_outcome(tenant: Tenant, racer_count: int, line: str, stop: str) -> None:
     async def race(hand: Hand, share: float) -> Ended:
         turn = await hand.start(LINES[line])
         if share > 0.3:  # the others may not have begun
@@ -91,7 +96,7 @@ async def test_a_stop_that_races_has_one_outcome(tenant: Tenant, line: str, stop
         await STOPS[stop](hand, turn)
         return await hand.ended(turn)
 
-    raced = await racers(tenant, race)
+    raced = await racers(tenant, racer_count, race)
     statuses = {ended.view.status for ended in raced}
     if line == "the commit of a suspend":
         assert statuses == {"canceled"}  # nobody answers: a stop always finds it in hand
@@ -100,7 +105,7 @@ async def test_a_stop_that_races_has_one_outcome(tenant: Tenant, line: str, stop
     assert "canceled" in statuses
 
 
-async def test_a_stop_that_races_the_last_report_has_one_outcome(tenant: Tenant) -> None:
+async def test_a_stop_that_races_the_last_report_has_one_outcome(tenant: Tenant, racer_count: int) -> None:
     async def race(hand: Hand, share: float) -> Ended:
         turn = await hand.start(calling("search", "search"))
         await hand.called(call_of(turn, 1))
@@ -118,7 +123,7 @@ async def test_a_stop_that_races_the_last_report_has_one_outcome(tenant: Tenant)
         assert len(ended.results()) == 2
         return ended
 
-    await racers(tenant, race)
+    await racers(tenant, racer_count, race)
 
 
 async def test_turns_queued_behind_stopped_ones_all_run(tenant: Tenant) -> None:

@@ -1,30 +1,43 @@
-"""Agents asked from Python: streamed, awaited, stopped and found again, on a stack of this module alone."""
+"""Agents asked from Python, over NATS and over HTTP: streamed, awaited, stopped and found again."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
 import turnstile
+from tests.sdk.turns.conftest import Way, free_port
+from tests.support.conditions import until
+from tests.support.delegation import CHIEF, fork, says, steps, task
+from tests.support.gateway import token_of
 from tests.support.tenants import ALICE, Tenant
-from turnstile import BadRequest, Client, Refused
+from turnstile import BadRequest, Client, Refused, ServerUnavailable
 from turnstile.embedded.endpoints import write_endpoints
 from turnstile.embedded.lock import DataLock
-from turnstile.schema.ids import ChannelId
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import AgentId, ChannelId, uuid7
+from turnstile.schema.states import ChunkType, TurnStatus
 from turnstile.sdk.nats_turns import NatsTurn
+from turnstile.sdk.turn import Turn
 
 WORDS = "The answer in some pieces, as a model writes it."
+ODD = "Lines\u2028of\u2029all\x85kinds\r\nand \x1c\x0b\x0c one: 🙂 \N{COMBINING ACUTE ACCENT}"
 SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 40, "delay_seconds": 0.05}]})
 STREAMED = json.dumps({"steps": [{"text": WORDS, "chunks": 8, "delay_seconds": 0.01}]})
+NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
 
 
-@pytest.fixture
-async def client(tenant: Tenant) -> AsyncIterator[Client]:
-    async with turnstile.connect(tenant.stack.endpoints.nats_url, project=tenant.project) as client:
-        yield client
+async def text_of(turn: Turn) -> str:
+    return "".join([piece async for piece in turn])
+
+
+async def code_of(asked: Awaitable[object]) -> str:
+    """The code of the refusal."""
+    with pytest.raises(Refused) as refused:
+        await asked
+    return refused.value.code
 
 
 async def test_a_turn_is_streamed_and_has_its_result(client: Client) -> None:
@@ -34,12 +47,32 @@ async def test_a_turn_is_streamed_and_has_its_result(client: Client) -> None:
     assert len(pieces) > 2
     assert "".join(pieces) == WORDS == result.value
     assert (result.ok, result.status, result.error_code, result.fields) == (True, TurnStatus.SUCCESS, None, {})
-    assert result.stats["steps"] == 1
+    assert (result.stats["steps"], result.partial) == (1, False)
     assert result.agent_turn_id == await turn.start()
+    view = await turn.describe()
+    assert (view.status, view.deliverable_card_id) == ("success", result.card_id)
+    assert turn.reply is not None
+    assert (turn.reply.agent_id, turn.reply.output_box_id, turn.reply.duplicate) == (ALICE, view.output_box_id, False)
 
 
 async def test_a_turn_is_iterated_where_it_is_asked_for(client: Client) -> None:
-    assert "".join([piece async for piece in client.ask(ALICE, STREAMED)]) == WORDS
+    assert await text_of(client.ask(ALICE, STREAMED)) == WORDS
+
+
+async def test_every_character_comes_as_it_was_written(client: Client) -> None:
+    turn = client.ask(ALICE, json.dumps({"steps": [{"text": ODD, "chunks": len(ODD), "delay_seconds": 0}]}))
+    assert await text_of(turn) == ODD == (await turn.result(10)).value
+
+
+async def test_all_that_a_model_writes_comes_by_step_and_attempt(client: Client) -> None:
+    call: JsonObject = {"name": "nothing", "arguments": {"a": 1}}
+    asked = steps({"text": "first", "tool_calls": [call]}, {"text": "second"})
+    async with client.ask(ALICE, asked).chunks() as chunks:
+        seen = [chunk async for chunk in chunks]
+    assert [chunk.content for chunk in seen if chunk.chunk_type is ChunkType.CONTENT] == ["first", "second"]
+    assert json.loads("".join(chunk.content for chunk in seen if chunk.chunk_type is ChunkType.TOOL_CALL)) == {"a": 1}
+    assert [chunk.index for chunk in seen if chunk.chunk_type is ChunkType.START] == [0, 0]
+    assert len({chunk.step_id for chunk in seen}) == 2
 
 
 async def test_the_fields_that_are_asked_for_are_delivered(client: Client) -> None:
@@ -57,7 +90,30 @@ async def test_a_stopped_turn_ends_as_canceled_and_keeps_what_it_has(client: Cli
     result = await turn.result(10)
     assert (result.ok, result.status, result.error_code) == (False, TurnStatus.CANCELED, "stopped")
     assert 2 <= len(pieces) < 40
-    assert not await turn.stop()
+    over = await turn.stop()
+    assert (bool(over), over.already_final) == (False, True)
+
+
+async def test_a_stop_reaches_the_tree_below(client: Client) -> None:
+    turn = client.ask(CHIEF, steps(fork([task(instruction=NEVER)] * 2)))
+    await turn.start()
+
+    async def forked() -> bool:
+        return [each.status for each in await turn.tree()].count("running") == 2
+
+    await until(forked, 20, "two children run")
+    chief, *children = await turn.tree()
+    assert (chief.agent_turn_id, chief.parent_turn_id) == (await turn.start(), None)
+    assert {each.parent_turn_id for each in children} == {chief.agent_turn_id}
+    stopped = await turn.stop("enough", cascade="all")
+    assert (bool(stopped), stopped.marked) == (True, 3)
+    assert (await turn.result(20)).status is TurnStatus.CANCELED
+    below = await client.turn(children[0].agent_turn_id)
+    assert (await below.result(20)).status is TurnStatus.CANCELED
+    assert [each.agent_turn_id for each in await below.tree()] == [
+        chief.agent_turn_id,
+        *(c.agent_turn_id for c in children),
+    ]
 
 
 async def test_leaving_the_stream_leaves_the_turn_running(client: Client) -> None:
@@ -74,51 +130,122 @@ async def test_a_result_that_takes_too_long_can_be_awaited_again(client: Client)
     assert (await turn.result(10)).ok
 
 
-async def test_a_lost_task_event_is_made_up_for(client: Client) -> None:
-    turn = await client.ask(ALICE, STREAMED).start()
-    deaf = NatsTurn(client.bridge.in_channel(ChannelId("elsewhere")), ALICE, turn)
-    async with asyncio.timeout(10):
-        assert [piece async for piece in deaf] == []
-    assert (await deaf.result(10)).value == WORDS
+async def test_a_conversation_goes_on(client: Client, way: Way) -> None:
+    name = f"c-{uuid7()}"
+    talk = client.conversation(name, profile_name="chatty")
+    first, second = talk.ask("one"), talk.ask("two")
+    assert (await first.result(10)).value == "You said: one (before that: nothing)"
+    assert (await second.result(10)).value == "You said: two (before that: one)"
+    assert first.reply is not None
+    assert first.reply.conversation_id == name
+    same = client.ask(first.reply.agent_id, "three", conversation=name)
+    assert await text_of(same) == "You said: three (before that: one; two)"
 
 
-async def test_the_same_correlation_is_the_same_turn(client: Client) -> None:
-    first, again = (client.ask(ALICE, STREAMED, correlation_id="order-17") for _ in range(2))
+async def test_the_same_correlation_is_the_same_turn(client: Client, way: Way) -> None:
+    name = f' "order {uuid7()}" '
+    first, again = (client.ask(ALICE, STREAMED, correlation_id=name, metadata={"a": [1]}) for _ in range(2))
     assert await first.start() == await again.start() != await client.ask(ALICE, STREAMED).start()
+    assert again.reply is not None
+    assert again.reply.duplicate
     assert (await again.result(10)).value == WORDS
-    with pytest.raises(Refused) as refused:
-        await client.ask(ALICE, "something else", correlation_id="order-17").start()
-    assert refused.value.code == "correlation_conflict"
+    assert (await first.describe()).correlation_id == name
+    changed = client.ask(ALICE, "something else", correlation_id=name)
+    assert await code_of(changed.start()) == "correlation_conflict"
+    if way.over_http:
+        with pytest.raises(BadRequest, match="ASCII"):
+            await client.ask(ALICE, STREAMED, correlation_id="größe").start()
 
 
-async def test_a_turn_is_found_again_by_its_id(client: Client, tenant: Tenant) -> None:
+async def test_the_same_request_is_the_same_turn_either_way(tenant: Tenant, gateway_url: str, token: str) -> None:
+    ways = Way(tenant.stack.endpoints.nats_url, tenant.project), Way(gateway_url, None, token)
+    name, made = f"both-{uuid7()}", set[str]()
+    for way in ways:
+        async with way.client() as client:
+            asked = client.ask("bob", "x", result_fields=["answer"], model="scripted/submits", correlation_id=name)
+            made.add(await asked.start())
+    assert len(made) == 1
+
+
+async def test_a_turn_is_found_again_by_its_id(client: Client, way: Way) -> None:
     asked = client.ask(ALICE, SLOW)
-    async with turnstile.connect(
-        tenant.stack.endpoints.nats_url, project=tenant.project, channel="elsewhere"
-    ) as another:
+    async with way.client(channel="elsewhere") as another:
         found = await another.turn(await asked.start())
-        pieces = [piece async for piece in found]
+        text = await text_of(found)
         result = await found.result(10)
-    assert "".join(pieces)[-5:] == WORDS[-5:]
+    assert found.reply is None
+    assert text[-5:] == WORDS[-5:]
     assert result == await asked.result(10)
-    with pytest.raises(Refused) as refused:
-        await client.turn("nothing")
-    assert refused.value.code == "unknown_turn"
+    for name in ("nothing", "no/where", "..", "a?b#c"):
+        assert await code_of(client.turn(name)) == "unknown_turn"
 
 
-async def test_what_is_wrong_is_said_before_or_by_the_bridge(client: Client) -> None:
+async def test_what_is_wrong_is_said_before_or_by_the_bridge(client: Client, way: Way) -> None:
     with pytest.raises(BadRequest, match="instruction"):
         client.ask(ALICE, "")
     with pytest.raises(BadRequest, match="box id must be a uuid"):
         client.ask(ALICE, context_box_id="no box")
     turn = client.ask("nobody", "hello")
-    for waiting in (turn.start(), turn.result(), anext(aiter(turn)), turn.stop()):
-        with pytest.raises(Refused) as refused:
-            await waiting
-        assert refused.value.code == "unknown_agent"
-    with pytest.raises(BadRequest, match="project"):
-        async with turnstile.connect(project="a.b"):
+    for waiting in (turn.start(), turn.result(), anext(aiter(turn)), turn.stop(), turn.tree(), turn.describe()):
+        assert await code_of(waiting) == "unknown_agent"
+    assert await code_of(client.ask(ALICE, "x", profile_name="none").start()) == "unknown_profile"
+    assert await code_of(client.ask(None, "x", profile_name="submits").start()) == "unknown_profile"
+    with pytest.raises(BadRequest, match="channel"):
+        async with way.client(channel="a.b"):
             pass
+    with pytest.raises(BadRequest, match="not connected"):
+        way.client().ask(ALICE, "x")
+
+
+async def test_what_belongs_to_others_is_not_there(client: Client, way: Way, tenant: Tenant) -> None:
+    other = tenant.named(f"p-{uuid7()}")
+    await other.agent("player", AgentId("carol"))
+    theirs = await other.enqueue(AgentId("carol"), STREAMED)
+    assert await code_of(client.turn(str(theirs.agent_turn_id))) == "unknown_turn"
+    assert await code_of(client.ask("carol", "x").start()) == "unknown_agent"
+    if way.over_http:
+        alien = Way(way.address, None, await token_of(tenant.stack, other.project))
+    else:
+        alien = Way(way.address, other.project)
+    mine = await client.ask(ALICE, STREAMED).start()
+    async with alien.client() as stranger:
+        assert await code_of(stranger.turn(mine)) == "unknown_turn"
+        assert await code_of(stranger.ask(ALICE, "x").start()) == "unknown_agent"
+
+
+async def test_a_closed_client_says_so(way: Way) -> None:
+    async with way.client() as client:
+        turn = client.ask(ALICE, SLOW)
+        await turn.start()
+        waiting = [asyncio.create_task(turn.result()), asyncio.create_task(text_of(turn))]
+        await asyncio.sleep(0.3)
+        await client.close()
+        for closed in (*waiting, turn.describe(), turn.result(), text_of(turn), turn.stop()):
+            with pytest.raises(ServerUnavailable, match="closed"):
+                await closed
+
+
+async def test_an_address_where_nobody_answers_is_named(way: Way) -> None:
+    port = free_port()
+    if way.over_http:
+        async with way.client(address=f"http://127.0.0.1:{port}") as client:
+            turn = client.ask(ALICE, "x")
+            for asked in (turn.start(), turn.result(5), anext(aiter(turn)), client.turn("x")):
+                with pytest.raises(ServerUnavailable, match=f"127.0.0.1:{port} does not answer"):
+                    await asked
+    else:  # it waits for NATS, and the log says for which
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3), way.client(address=f"nats://127.0.0.1:{port}"):
+                pass
+
+
+async def test_a_lost_task_event_is_made_up_for(tenant: Tenant) -> None:
+    async with Client(tenant.stack.endpoints.nats_url, project=tenant.project) as client:
+        turn = await client.ask(ALICE, STREAMED).start()
+        deaf = NatsTurn(client.bridge.in_channel(ChannelId("elsewhere")), ALICE, turn)
+        async with asyncio.timeout(10):
+            assert [piece async for piece in deaf] == []
+        assert (await deaf.result(10)).value == WORDS
 
 
 async def test_a_client_finds_the_running_up_of_its_directory(

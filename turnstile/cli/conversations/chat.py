@@ -5,31 +5,28 @@ goes on in the conversation that was used last.
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from turnstile.cli.conversations.conversation_report import said_in
 from turnstile.cli.conversations.input_lines import InputLines
 from turnstile.cli.errors import failure_of
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
-from turnstile.cli.turns.follow import follow_turn, look_at, printing_outages
+from turnstile.cli.turns.follow import follow_turn, look_into_ledger
 from turnstile.cli.turns.live import LiveView
 from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
-from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, TurnstileError
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId, ProjectId, token, uuid7
+from turnstile.schema.ids import AgentId, ChannelId, ConversationId, ProjectId, token, uuid7
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
-from turnstile.schema.states import TurnStatus
-from turnstile.schema.wire.inbox import EnqueueRequest, StopReply
+from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.roster_requests import ProfilePutReply, ProfilePutRequest
-from turnstile.sdk.client import BridgeClient
-from turnstile.sdk.nats_turns import describe, turn_in, turn_of
-from turnstile.transport.connection import NatsConnection
+from turnstile.sdk.turn import Turn
+from turnstile.sdk.turns import Client
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
@@ -97,13 +94,14 @@ class Chat:
             raise BadRequest("name an agent, or a profile with --profile, or a model with --model")
         given = None if conversation is None else ConversationId(token(conversation, "--conversation"))
         session = self._session
-        async with session.ledger_if_installed() as pool, session.nats() as conn:
+        if self._partner.of_model and session.gateway is not None:
+            raise BadRequest("--model alone makes a profile, which needs NATS: name an agent or a profile to a gateway")
+        async with session.ledger_beside_client() as pool, session.client() as client:
             await self._check_agent(pool)
             current = given or await self._last(pool)
-            client = BridgeClient(conn, session.project, session.channel)
             if self._partner.of_model and self._partner.model:
                 profile = profile_of_model(self._partner.model, session.settings.worker.worker_targets[0])
-                await client.request_as("profile.put", ProfilePutRequest(profile=profile), ProfilePutReply)
+                await client.bridge.request_as("profile.put", ProfilePutRequest(profile=profile), ProfilePutReply)
             session.out.remark(f"conversation {current} with {self._partner.name}: {STOP}, {NEW}, Ctrl-D ends it")
             async with self._reading():
                 while (line := await self._next()) is not None:
@@ -114,68 +112,66 @@ class Chat:
                             current = ConversationId(f"{CHAT}-{uuid7()[-12:]}")
                             session.out.remark(f"conversation {current}")
                         case text:
-                            await self._talk(pool, conn, client, text, current)
+                            await self._talk(pool, client, text, current)
 
     async def _next(self) -> str | None:
         if sys.stdin.isatty():
             self._session.out.stream("> ", style="bold")
         return await self._lines.get()
 
-    async def _talk(
-        self, pool: "Pool | None", conn: NatsConnection, client: BridgeClient, text: str, current: ConversationId
-    ) -> None:
+    async def _talk(self, pool: "Pool | None", client: Client, text: str, current: ConversationId) -> None:
         """One turn; what goes wrong with it is printed, and the chat goes on."""
         session = self._session
         self._answering = True
         session.on_interrupt = self._stop.set
         self._stop.clear()
         try:
-            await self._turn(pool, conn, client, self._partner.ask(text, current))
+            await self._turn(pool, client, self._partner.ask(text, current))
         except TurnstileError as error:
             session.out.failure(failure_of(error))
         finally:
             session.on_interrupt = None
             self._answering = False
 
-    async def _turn(
-        self, pool: "Pool | None", conn: NatsConnection, client: BridgeClient, request: EnqueueRequest
-    ) -> None:
+    async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest) -> None:
         session = self._session
-        async with client.watching(client.agent_of(request), include_chunks=True) as events:
-            turn = turn_of(await enqueue(session, client, request))
-            view = LiveView(session.out, turn, events=False)
-            stopping = asyncio.create_task(self._stop_when_asked(client, turn))
+        turn = client.ask_for(request)
+        async with turn.chunks() as chunks:
+            await enqueue(session, client, turn)
+            named = await turn.start()
+            view = LiveView(session.out, named, events=False)
+            stopping = asyncio.create_task(self._stop_when_asked(turn))
             try:
-                with printing_outages(session, conn):
-                    await follow_turn(session, look_at(session, pool, client, turn), events, view)
+                look = None if pool is None else look_into_ledger(session, pool, named)
+                await follow_turn(session, look, chunks, view.take_chunk)
             finally:
+                view.close()
                 stopping.cancel()
                 await asyncio.wait({stopping})
-        await self._print_end(client, turn, streamed=view.streamed)
+        await self._print_end(turn, streamed=view.streamed)
 
-    async def _stop_when_asked(self, client: BridgeClient, turn: AgentTurnId) -> None:
+    async def _stop_when_asked(self, turn: Turn) -> None:
         """Stop the turn once that is asked for; from then on Ctrl-C ends the chat."""
         await self._stop.wait()
         session = self._session
         session.on_interrupt = None
         session.out.remark("stopping")
         try:
-            asked: JsonObject = {"agent_turn_id": turn, "reason": "chat"}
-            await client.request_as("stop", asked, StopReply)
+            await turn.stop("chat")
         except TurnstileError as error:
             session.out.failure(failure_of(error))
 
-    async def _print_end(self, client: BridgeClient, turn: AgentTurnId, *, streamed: bool) -> None:
+    async def _print_end(self, turn: Turn, *, streamed: bool) -> None:
         """Print how the turn ended, and its deliverable unless its text was streamed."""
-        view = turn_in(await describe(client, {"agent_turn_id": turn}))
+        result = await turn.result()
         out = self._session.out
-        if view.status != TurnStatus.SUCCESS:
-            out.remark(f"{view.status}{f' ({view.error_code})' if view.error_code else ''}: turn {turn}")
-        if streamed:
-            return
-        card = (await describe(client, {"card_id": view.deliverable_card_id})).card
-        if card is not None and isinstance(card.content, dict) and view.status == TurnStatus.SUCCESS:
-            out.line(said_in(card.content))
+        if not result.ok:
+            out.remark(
+                f"{result.status}{f' ({result.error_code})' if result.error_code else ''}: turn {result.agent_turn_id}"
+            )
+        elif not streamed:
+            value = result.value
+            out.line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
     async def _check_agent(self, pool: "Pool | None") -> None:
         """Raise `Refused` (unknown_agent) if the project has no such agent."""

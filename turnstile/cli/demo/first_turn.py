@@ -75,12 +75,12 @@ async def _play(session: Session, model: str, *, keep: bool) -> None:
         if not out.as_json:
             out.line(f"agents guide and echo are in the project {session.project}, with a tool word_count", style="dim")
             out.line(f"\nenqueue guide {QUESTION!r}", style="bold")
-        first, _ = await ask_and_follow(session, pool, request_of(Question("guide", QUESTION)))
+        first = await ask_and_follow(session, pool, request_of(Question("guide", QUESTION)))
         output_box = (await read_report(pool, session, first)).turn.output_box_id
         if not out.as_json:
             out.line("\nenqueue echo, with guide's output box as its context", style="bold")
         question = Question("echo", "Thank you, guide.", context_box_id=output_box)
-        second, _ = await ask_and_follow(session, pool, request_of(question))
+        second = await ask_and_follow(session, pool, request_of(question))
         await _print_reports(session, pool, [first, second], keep=keep)
 
 

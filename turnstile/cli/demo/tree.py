@@ -9,7 +9,7 @@ from pathlib import Path
 from turnstile.cli.demo.demo_servers import add_demo_agent, run_with_own_servers
 from turnstile.cli.errors import REFUSED
 from turnstile.cli.session import Session
-from turnstile.cli.turns.asking import Question, enqueue, request_of, turn_of
+from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.turn_report import link_of, print_deliverable, read_report
 from turnstile.cli.turns.turn_tree import show_tree
 from turnstile.ledger.turns.roster import put_profile
@@ -54,13 +54,15 @@ async def run_demo_tree(session: Session, *, keep: bool) -> None:
 async def _play(session: Session, *, keep: bool) -> None:
     out = session.out
     first, *others = tree_profiles()
-    async with session.ledger() as pool, session.bridge() as client:
+    async with session.ledger() as pool, session.client() as client:
         for profile in others:
             await put_profile(pool, session.project, profile)
         await add_demo_agent(session, pool, first)
         if not out.as_json:
             out.line(f"\nenqueue {first.name} {QUESTION!r}", style="bold")
-        turn = turn_of(await enqueue(session, client, request_of(Question(first.name, QUESTION))))
+        asked = client.ask_for(request_of(Question(first.name, QUESTION)))
+        await enqueue(session, client, asked)
+        turn = await asked.start()
         await show_tree(session, turn, follow=True, interval=_INTERVAL_SECONDS)
         report = await read_report(pool, session, turn)
     if report.turn.status != "success":

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from turnstile.cli.session import HEADERS, Session
+from turnstile.cli.session import Session
 from turnstile.schema.wire.roster_requests import AgentRequest, AgentStatusReply
 from turnstile.sdk.requests import parse_request
 
@@ -18,5 +18,5 @@ async def set_status(session: Session, action: Literal["pause", "resume", "retir
     wanted = parse_request(AgentRequest, {"agent_id": agent})
     async with session.bridge() as client:
         await session.await_bridge(client)
-        done = await client.request_as(f"agent.{action}", wanted, AgentStatusReply, headers=HEADERS)
+        done = await client.request_as(f"agent.{action}", wanted, AgentStatusReply)
     session.out.result(done, f"agent {agent} {_DONE[action]}{', as before' if done.duplicate else ''}")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile.cli.errors import REFUSED, CommandFailed
-from turnstile.cli.session import HEADERS, Session
-from turnstile.cli.turns.follow import explaining_interrupt, printing_outages
+from turnstile.cli.session import Session
+from turnstile.cli.turns.follow import explaining_interrupt
 from turnstile.cli.turns.texts import given_text, read_text
 from turnstile.ledger.pump.thread_views import list_thread_replies
 from turnstile.schema.base import JsonObject
@@ -64,7 +64,7 @@ async def send_message(session: Session, options: MessageOptions, *, wait: bool,
     """
     arguments = options.request()
     async with session.nats() as conn:
-        client = BridgeClient(conn, session.project, session.channel)
+        client = session.bridge_on(conn)
         if not wait:
             sent = await _send(session, client, arguments)
             again = ", as before" if sent.duplicate else ""
@@ -76,7 +76,7 @@ async def send_message(session: Session, options: MessageOptions, *, wait: bool,
             interrupt = explaining_interrupt(
                 session, f"message {sent.message_id}", {f"thread show {sent.thread_id}": "shows it"}
             )
-            with printing_outages(session, conn), interrupt:
+            with session.printing_outages(conn), interrupt:
                 reply = await _wait_for_reply(session, inbox, sent, timeout)
     _print_result(session, reply)
 
@@ -85,7 +85,7 @@ async def _send(session: Session, client: BridgeClient, arguments: JsonObject) -
     """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
     await session.await_bridge(client)
     try:
-        answer = await client.request("send", arguments, headers=HEADERS)
+        answer = await client.request("send", arguments)
     except ServerUnavailable as error:
         raise ServerUnavailable(
             f"{error}; the message may have been accepted: see `turnstile thread list`. "

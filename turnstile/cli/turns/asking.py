@@ -1,29 +1,37 @@
-"""Enqueues a turn, over NATS or directly into the ledger, and with `--wait` follows it to its end.
+"""Enqueues a turn, by the client of Python programs or directly into the ledger, and with `--wait` follows it.
 
-It waits for a bridge before it sends the request, so that the request is sent once, and subscribes before that, so that
-it misses no event of the turn.
+Over NATS it waits for a bridge before it sends the request, so that the request is sent once, and subscribes before
+that, so that it misses no event of the turn.
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from turnstile.cli.errors import REFUSED, CommandFailed
-from turnstile.cli.session import HEADERS, SENDER, Session
-from turnstile.cli.turns.follow import explaining_interrupt, follow_turn, look_at, printing_outages, wait_turn, ways_of
+from turnstile.cli.session import SENDER, Session
+from turnstile.cli.turns.follow import explaining_interrupt, follow_turn, look_into_ledger, wait_turn, ways_of
 from turnstile.cli.turns.live import LiveView
-from turnstile.cli.turns.turn_report import document_of, link_of, print_deliverable, read_end
+from turnstile.cli.turns.turn_report import (
+    TurnEnd,
+    document_of,
+    link_of,
+    print_deliverable,
+    read_end,
+    read_report,
+)
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.states import TurnStatus
-from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
-from turnstile.sdk.client import BridgeClient, accepted
+from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.nats_turns import turn_of
 from turnstile.sdk.requests import parse_request
+from turnstile.sdk.turn import Cascade, Stopped, Turn
+from turnstile.sdk.turns import Client
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
@@ -49,7 +57,7 @@ class Question:
 
 async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
     """Enqueue it and print the reply; with `wait` follow the turn, raising `CommandFailed` if it does not succeed."""
-    request = request_of(question)
+    request = request_of(question, repeatable=session.gateway is not None)
     if direct:
         async with session.ledger() as pool:
             reply = await _enqueue_directly(session, pool, request)
@@ -58,72 +66,86 @@ async def ask(session: Session, question: Question, *, wait: bool, direct: bool)
                 turn = turn_of(reply)
                 with explaining_interrupt(session, f"turn {turn}", ways_of(turn)):
                     await wait_turn(session, pool, turn)
-                await print_end(session, pool, turn_of(reply))
+                print_end(session, await read_report(pool, session, turn))
     elif wait:
-        async with session.ledger_if_installed() as pool:
-            with _naming_direct():
-                turn, shown = await ask_and_follow(session, pool, request, goes_on=True)
-            await print_end(session, pool, turn, shown)
+        async with session.ledger_beside_client() as pool, AsyncExitStack() as stack:
+            with _naming_direct(session):
+                client = await stack.enter_async_context(session.client())
+                turn, shown = await follow(session, pool, client, request, goes_on=True)
+            end = await read_end(turn) if pool is None else await read_report(pool, session, await turn.start())
+            print_end(session, end, shown)
     else:
-        with _naming_direct():
-            async with session.bridge() as client:
-                _print_reply(session, await enqueue(session, client, request), wait=False)
+        with _naming_direct(session):
+            async with session.client() as client:
+                _print_reply(session, await enqueue(session, client, client.ask_for(request)), wait=False)
 
 
 @contextmanager
-def _naming_direct() -> Generator[None]:
+def _naming_direct(session: Session) -> Generator[None]:
     """Add to an error that `--direct` needs neither bridge nor NATS."""
     try:
         yield
     except ServerUnavailable as error:
-        error.add_note("`enqueue --direct` needs the database alone")
+        if session.gateway is None:
+            error.add_note("`enqueue --direct` needs the database alone")
         raise
 
 
-async def ask_and_follow(
-    session: Session, pool: "Pool | None", request: EnqueueRequest, *, goes_on: bool = False
-) -> tuple[AgentTurnId, str]:
-    """Enqueue over NATS and show the turn live until it has ended; returns its id and the text that was shown last.
+async def follow(
+    session: Session, pool: "Pool | None", client: Client, request: EnqueueRequest, *, goes_on: bool = False
+) -> tuple[Turn, str]:
+    """Enqueue a turn and show it live until it has ended; returns it and the text that was shown last.
 
     With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
     """
-    async with session.nats() as conn:
-        client = BridgeClient(conn, session.project, session.channel)
-        async with client.watching(client.agent_of(request), include_chunks=True) as events:
-            reply = await enqueue(session, client, request)
-            _print_reply(session, reply, wait=True)
-            turn = turn_of(reply)
-            # with --json one document is printed, so nothing is streamed
-            view = LiveView(session.out, turn, events=False, silent=session.out.as_json)
-            interrupt = explaining_interrupt(session, f"turn {turn}", ways_of(turn)) if goes_on else nullcontext()
-            with printing_outages(session, conn), interrupt:
-                await follow_turn(session, look_at(session, pool, client, turn), events, view)
-            return turn, view.last_text
+    turn = client.ask_for(request)
+    async with turn.chunks() as chunks:
+        _print_reply(session, await enqueue(session, client, turn), wait=True)
+        named = await turn.start()
+        # with --json one document is printed, so nothing is streamed
+        view = LiveView(session.out, named, events=False, silent=session.out.as_json)
+        interrupt = explaining_interrupt(session, f"turn {named}", ways_of(named)) if goes_on else nullcontext()
+        look = None if pool is None else look_into_ledger(session, pool, named)
+        with interrupt:
+            try:
+                await follow_turn(session, look, chunks, view.take_chunk)
+            finally:
+                view.close()
+    return turn, view.last_text
 
 
-async def enqueue(session: Session, client: BridgeClient, request: EnqueueRequest) -> EnqueueReply:
-    """The bridge's reply; raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
-    await session.await_bridge(client)
-    try:
-        answer = await client.request("enqueue", request, headers=HEADERS)
-    except ServerUnavailable as error:
-        raise ServerUnavailable(
-            f"{error}; it may have been accepted: look at `turnstile turn list`. "
-            "With a --correlation-id a request can be repeated safely"
-        ) from None
-    return accepted(EnqueueReply, answer)
+async def ask_and_follow(session: Session, pool: "Pool", request: EnqueueRequest) -> AgentTurnId:
+    """Enqueue a turn, show it live until it has ended, and return its id."""
+    async with session.client() as client:
+        turn, _ = await follow(session, pool, client, request)
+        return await turn.start()
 
 
-async def stop_turn(
-    session: Session, turn: str, reason: str, cascade: Literal["waited", "all"] = "waited"
-) -> StopReply:
-    """Ask the bridge to end the turn and what is below it; raises `Refused` with its code, or `NoBridge`."""
-    request: JsonObject = {"agent_turn_id": turn, "reason": reason, "cascade": cascade}
-    async with session.bridge() as client:
-        return accepted(StopReply, await session.patiently(lambda: client.request("stop", request)))
+async def enqueue(session: Session, client: Client, turn: Turn) -> EnqueueReply:
+    """Start the turn; returns the reply. Raises `Refused` with its code, `NoBridge`, or `ServerUnavailable`."""
+    if session.gateway is not None:  # the request has a correlation id, so it may be repeated
+        await session.patiently(turn.start)
+    else:
+        await session.await_bridge(client.bridge)
+        try:
+            await turn.start()
+        except ServerUnavailable as error:
+            raise ServerUnavailable(
+                f"{error}; it may have been accepted: look at `turnstile turn list`. "
+                "With a --correlation-id a request can be repeated safely"
+            ) from None
+    assert turn.reply is not None  # noqa: S101 -- it was started here
+    return turn.reply
 
 
-def told_of_stop(turn: str, reply: StopReply) -> str:
+async def stop_turn(session: Session, turn: str, reason: str, cascade: Cascade = "waited") -> Stopped:
+    """End the turn and what is below it; raises `Refused` with its code, `NoBridge` or `ServerUnavailable`."""
+    async with session.client() as client:
+        found = await session.patiently(lambda: client.turn(turn))
+        return await session.patiently(lambda: found.stop(reason, cascade=cascade))
+
+
+def told_of_stop(turn: str, reply: Stopped) -> str:
     """What a stop has done, in one line: the turn, those below it, and what may still arrive."""
     below = reply.marked - (0 if reply.already_final else 1)
     line = f"turn {turn} {'was over already' if reply.already_final else 'is being stopped'}"
@@ -134,13 +156,13 @@ def told_of_stop(turn: str, reply: StopReply) -> str:
     return line
 
 
-async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId, shown: str = "") -> None:
+def print_end(session: Session, report: TurnEnd, shown: str = "") -> None:
     """Print the deliverable of a turn that has ended, if it is not the text just `shown`.
 
     Raises `CommandFailed` unless the turn succeeded.
     """
-    report = await read_end(pool, session, turn)
     view = report.turn
+    turn = view.agent_turn_id
     if session.out.as_json:
         session.out.document(document_of(report, link_of(session, turn)))
         session.exit_code = 0 if view.status == TurnStatus.SUCCESS else REFUSED
@@ -151,8 +173,8 @@ async def print_end(session: Session, pool: "Pool | None", turn: AgentTurnId, sh
         raise CommandFailed(view.error_code or "turn_failed", f"turn {turn} ended as {view.status}{why}")
 
 
-def request_of(question: Question) -> EnqueueRequest:
-    """The request; raises `BadRequest` naming the option that is wrong."""
+def request_of(question: Question, *, repeatable: bool = False) -> EnqueueRequest:
+    """The request; a `repeatable` one has a correlation id. Raises `BadRequest` naming the option that is wrong."""
     config: dict[str, JsonValue] = {"model": question.model, "remember": question.remember or None}
     chosen: JsonObject = {name: value for name, value in config.items() if value is not None}
     named: dict[str, JsonValue] = {
@@ -166,8 +188,9 @@ def request_of(question: Question) -> EnqueueRequest:
         "runtime_config": chosen or None,
     }
     given: JsonObject = {name: value for name, value in named.items() if value is not None}
-    if question.agent is None and not (question.correlation_id or question.conversation):
-        given["correlation_id"] = uuid7()  # the instance that runs the turn has a known id
+    of_instance = question.agent is None and not question.conversation  # the instance then has a known id
+    if question.correlation_id is None and (repeatable or of_instance):
+        given["correlation_id"] = uuid7()
     if question.fields is not None:
         given["result_fields"] = [{"name": name.strip()} for name in question.fields.split(",") if name.strip()]
     return parse_request(EnqueueRequest, given)

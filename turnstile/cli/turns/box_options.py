@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from turnstile.cli.session import HEADERS, Session
+from turnstile.cli.session import Session
 from turnstile.cli.turns.texts import read_text
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, value_of
@@ -69,9 +69,9 @@ async def set_memory(session: Session, memory: Memory) -> None:
         box = memory.box
         if memory.fork:
             fork = parse_request(BoxForkRequest, {"box_id": box})
-            box = (await client.request_as("box_fork", fork, BoxForkReply, headers=HEADERS)).box_id
+            box = (await client.request_as("box_fork", fork, BoxForkReply)).box_id
         replace = parse_request(BoxReplaceRequest, {"agent_id": memory.agent, "memory_context_box_id": box})
-        now = await client.request_as("box_replace", replace, BoxReplaceReply, headers=HEADERS)
+        now = await client.request_as("box_replace", replace, BoxReplaceReply)
     if session.out.as_json:
         session.out.document(now)
     elif now.memory_context_box_id is None:
@@ -88,7 +88,7 @@ async def make_of_parts(session: Session, parts: list[str], correlation_id: str 
     async with session.bridge() as client:
         await session.await_bridge(client)
         wanted = parse_request(BoxMakeRequest, given)
-        made = await client.request_as("box_make", wanted, BoxMakeReply, headers=HEADERS)
+        made = await client.request_as("box_make", wanted, BoxMakeReply)
     before = ", made before" if made.duplicate else ""
     session.out.result(made, f"box {made.box_id} with {made.cards} {'card' if made.cards == 1 else 'cards'}{before}")
 

@@ -1,25 +1,22 @@
-"""Follows a turn to its end: prints its events, and queries the ledger once a second in case an event is lost."""
+"""Follows a turn to its end: shows what happens, and queries the ledger once a second in case an event is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
-from turnstile.cli.turns.live import LiveView
 from turnstile.cli.turns.lookup import require_turn
 from turnstile.cli.turns.missing import Missing
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.client import BridgeClient, WatchEvent
-from turnstile.sdk.nats_turns import describe, turn_in
-from turnstile.transport.connection import NatsConnection
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
 
+Piece = TypeVar("Piece")
 POLL_SECONDS = 1.0
 _LINGER_SECONDS = 0.1
 """How long to wait for the rest of a turn's text after its end: events of two subscriptions come in any order."""
@@ -41,21 +38,19 @@ def look_into_ledger(session: Session, pool: "Pool", turn: AgentTurnId, *, gives
     return look
 
 
-def look_at(session: Session, pool: "Pool | None", client: BridgeClient, turn: AgentTurnId) -> Look:
-    """Reads the turn from the ledger, or from the bridge if the ledger's driver is not installed."""
-    if pool is not None:
-        return look_into_ledger(session, pool, turn)
+async def follow_turn(
+    session: Session, look: Look | None, happening: AsyncIterator[Piece], take: Callable[[Piece], bool]
+) -> None:
+    """Show what happens until the turn has its outcome: each piece goes to `take`, which says whether it is the end.
 
-    async def look() -> TurnView:
-        return turn_in(await describe(client, {"agent_turn_id": turn}))
-
-    return look
-
-
-async def follow_turn(session: Session, look: Look, events: AsyncIterator[WatchEvent], view: LiveView) -> None:
-    """Print what happens until the turn has its outcome."""
+    With `look` the ledger is asked, too, and what is shown may break off. Without it the last piece is the end.
+    """
+    if look is None:
+        async for piece in happening:
+            take(piece)
+        return
     announced = asyncio.Event()
-    reading = asyncio.create_task(_print(session, events, view, announced))
+    reading = asyncio.create_task(_show(session, happening, take, announced))
     try:
         while not await _has_ended(session, look):
             announced.clear()
@@ -64,7 +59,6 @@ async def follow_turn(session: Session, look: Look, events: AsyncIterator[WatchE
     finally:
         reading.cancel()
         await asyncio.wait({reading})
-        view.close()
 
 
 async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
@@ -78,28 +72,14 @@ async def wait_turn(session: Session, pool: "Pool", turn: AgentTurnId) -> None:
 
 
 @contextmanager
-def printing_outages(session: Session, conn: NatsConnection) -> Generator[None]:
-    """Print a remark when the connection to NATS is lost, and when it is back."""
-
-    def changed() -> None:
-        state = "connected again" if conn.connected.is_set() else "gone; waiting for it"
-        session.out.remark(f"NATS at {conn.shown}: {state}")
-
-    forget = conn.listen(changed)
-    try:
-        yield
-    finally:
-        forget()
-
-
-@contextmanager
 def explaining_interrupt(session: Session, what: str, ways: Mapping[str, str]) -> Generator[None]:
     """If Ctrl-C ends the block, print that `what` goes on; `ways` maps each command to what it does with it."""
     try:
         yield
     except asyncio.CancelledError:
         own = session.options
-        named = (("--project", own.project), ("--data", own.data), ("--config", own.config))
+        named = (("--project", own.project), ("--data", own.data), ("--config", own.config), ("--url", own.url))
+        named += (("--token-file", own.token_file),)
         same = "".join(f" {option} {value}" for option, value in named if value)
         commands = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
         session.out.remark(f"{what} goes on: {commands}")
@@ -122,13 +102,16 @@ async def _has_ended(session: Session, look: Look) -> bool:
     return view.ended_at is not None
 
 
-async def _print(session: Session, events: AsyncIterator[WatchEvent], view: LiveView, announced: asyncio.Event) -> None:
+async def _show(
+    session: Session, happening: AsyncIterator[Piece], take: Callable[[Piece], bool], announced: asyncio.Event
+) -> None:
     try:
-        async for event in events:
-            if view.take(event):
+        async for piece in happening:
+            if take(piece):
                 announced.set()
     except ServerUnavailable as error:
         session.out.remark(f"{error}; querying the ledger instead")
+    announced.set()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

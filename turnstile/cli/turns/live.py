@@ -48,6 +48,16 @@ class LiveView:
             self._event(event)
         return event.suffix == "task"
 
+    def take_chunk(self, chunk: Chunk) -> bool:
+        """Print a chunk of a turn's client; it is never the end of the turn."""
+        if self._silent:
+            pass
+        elif self._out.as_json:
+            self._out.json_line({"event": "chunk", "payload": chunk.model_dump(mode="json", exclude_none=True)})
+        else:
+            self._print(chunk)
+        return False
+
     def close(self) -> None:
         """End a line that is open."""
         if self._kind is not None:
@@ -66,6 +76,9 @@ class LiveView:
             chunk = Chunk.model_validate(payload)
         except ValidationError:  # a stranger's; nothing depends on it
             return
+        self._print(chunk)
+
+    def _print(self, chunk: Chunk) -> None:
         advance = self._order.take(chunk)
         if advance is None:
             return

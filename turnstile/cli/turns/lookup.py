@@ -8,7 +8,8 @@ from turnstile.ledger.turns.views import describe_turn, find_turns
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.nats_turns import describe, turn_in
+from turnstile.sdk.turn import Turn
+from turnstile.sdk.turns import Client
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
@@ -54,25 +55,32 @@ async def require_turn(pool: "Pool", project: ProjectId, turn: str) -> TurnView:
     return view
 
 
-async def described_turn(session: Session, turn: str) -> TurnView | None:
-    """The turn with this full id, from the bridge; None if the id is shortened or unknown."""
+async def turn_of_client(session: Session, client: Client, turn: str) -> Turn | None:
+    """The turn with this whole id, without the ledger; None if the id is shortened or unknown."""
     if not _WHOLE.fullmatch(turn):
         return None
-    async with session.bridge() as client:
-        try:
-            return turn_in(await describe(client, {"agent_turn_id": turn}))
-        except Refused as error:
-            if error.code != "unknown_turn":
-                raise
-            return None
+    try:
+        return await session.patiently(lambda: client.turn(turn))
+    except Refused as error:
+        if error.code != "unknown_turn":
+            raise
+        return None
+
+
+async def require_of_client(session: Session, client: Client, turn: str) -> Turn:
+    """Like `turn_of_client`, but raises `Refused` (`unknown_turn`) if there is none."""
+    found = await turn_of_client(session, client, turn)
+    if found is None:
+        raise Refused("unknown_turn", f"there is no turn {turn!r}; over a gateway it is found by its whole id")
+    return found
 
 
 async def whole_id(session: Session, turn: str) -> str:
-    """The whole id of the turn, for requests to the bridge; only a shortened id needs the ledger.
+    """The whole id of the turn, for a client; only a shortened id needs the ledger.
 
     Raises as `require_turn` does.
     """
-    if _WHOLE.fullmatch(turn):
+    if _WHOLE.fullmatch(turn) or session.gateway is not None:
         return turn
     async with session.ledger() as pool:
         return (await require_turn(pool, session.project, turn)).agent_turn_id

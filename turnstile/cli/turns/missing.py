@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from turnstile.cli.errors import NoBridge
 from turnstile.cli.session import Session
-from turnstile.processes import addresses
 from turnstile.schema.errors import TurnstileError
 from turnstile.schema.states import HeadStatus
 from turnstile.schema.wire import subjects
@@ -74,7 +73,7 @@ class Missing:
     async def _bridge_answers(self) -> bool | None:
         """Whether a bridge answers; None if NATS cannot be reached."""
         try:
-            url = addresses.nats_url(self.session.settings, self.session.options.data)
+            url = self.session.nats_url()
             async with asyncio.timeout(_ANSWER_SECONDS):
                 conn = await connect(url, name="turnstile cli", on_wait=lambda _: None)
             try:

@@ -19,15 +19,27 @@ _BEGINNING = 18
 """From `_WIDE` columns on a list shows whole ids, else their first `_BEGINNING` characters, which identify a turn."""
 
 
-@command(app, "show", project=True)
+@command(app, "show", project=True, client=True)
 async def show(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
 ) -> None:
-    """Show a turn as a transcript: the request, each step with its calls, the deliverable, its Web UI page."""
-    from turnstile.cli.turns.turn_report import document_of, link_of, print_report, read_report
+    """Show a turn as a transcript: the request, each step with its calls, the deliverable, its Web UI page.
 
+    A gateway has where it stands and its deliverable, without the transcript.
+    """
+    from turnstile.cli.turns.lookup import require_of_client
+    from turnstile.cli.turns.turn_report import document_of, link_of, print_report, print_view, read_end, read_report
+
+    if session.gateway is not None:
+        async with session.client() as client:
+            end = await read_end(await require_of_client(session, client, turn))
+        if session.out.as_json:
+            session.out.document(document_of(end, None))
+        else:
+            print_view(session.out, end)
+        return
     async with session.ledger() as pool:
         report = await read_report(pool, session, turn)
     link = link_of(session, report.turn.agent_turn_id)
@@ -78,7 +90,7 @@ async def show_all(
         session.out.remark(f"turns that did not succeed, in Temporal: {link}")
 
 
-@command(app, "tree", project=True)
+@command(app, "tree", project=True, client=True)
 async def tree(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The id of a turn in the tree, or the beginning of it.")],
@@ -94,7 +106,7 @@ async def tree(
     await show_tree(session, turn, follow=follow, interval=interval)
 
 
-@command(app, "stop", project=True, channel=True)
+@command(app, "stop", project=True, channel=True, client=True)
 async def stop(
     session: "Session",
     turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],

@@ -1,4 +1,4 @@
-"""Reads a turn from the ledger and prints it: its transcript, its deliverable, and its page in the Web UI.
+"""Reads a turn from the ledger or by a client, and prints it: transcript, deliverable, and its page in the Web UI.
 
 Text of models and tools is indented below a line that names its source, so that it cannot be taken for Turnstile's.
 """
@@ -21,11 +21,11 @@ from turnstile.ledger.turns.cards import box_cards, get_card
 from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
 from turnstile.schema.cards import Card, value_of
-from turnstile.schema.ids import AgentTurnId, BoxId, workflow_id
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, workflow_id
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import Compaction
 from turnstile.schema.wire.descriptions import TurnView
-from turnstile.sdk.nats_turns import describe, turn_in
+from turnstile.sdk.turn import Turn
 
 if TYPE_CHECKING:
     from turnstile.ledger.pool import Pool
@@ -41,11 +41,20 @@ _VALUE = 400
 
 
 @dataclass(frozen=True, slots=True)
+class Deliverable:
+    """What a turn delivered."""
+
+    card_id: CardId
+    value: JsonValue
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """A turn from the ledger."""
+    """A turn, and what it delivered."""
 
     turn: TurnView
-    deliverable: Card | None
+    deliverable: Deliverable | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +65,14 @@ class TurnReport(TurnEnd):
     transcript: Transcript
 
 
-async def read_end(pool: "Pool | None", session: Session, turn: AgentTurnId) -> TurnEnd:
-    """The report from the ledger, or a shorter one from the bridge if the ledger's driver is not installed."""
-    if pool is not None:
-        return await read_report(pool, session, turn)
-    async with session.bridge() as client:
-        view = turn_in(await describe(client, {"agent_turn_id": turn}))
-        return TurnEnd(view, (await describe(client, {"card_id": view.deliverable_card_id})).card)
+async def read_end(turn: Turn) -> TurnEnd:
+    """Where the turn stands and what it delivered, from its client."""
+    view = await turn.describe()
+    if view.ended_at is None:
+        return TurnEnd(view, None)
+    result = await turn.result()
+    card_id = result.card_id
+    return TurnEnd(view, None if card_id is None else Deliverable(card_id, result.value, result.partial))
 
 
 async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
@@ -78,10 +88,10 @@ async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
     sent = await pool.run(lambda conn: list_calls(conn, project, own))
     context, output = await cards(view.context_box_id), await cards(view.output_box_id)
     card_id = view.deliverable_card_id
-    card = None
-    if card_id is not None:
-        card = await pool.run(lambda conn: get_card(conn, project, card_id))
-    return TurnReport(view, card, steps, transcript_of(steps, context, output, sent))
+    deliverable = None
+    if card_id is not None and (card := await pool.run(lambda conn: get_card(conn, project, card_id))) is not None:
+        deliverable = Deliverable(card.card_id, value_of(card), bool(card.metadata.partial))
+    return TurnReport(view, deliverable, steps, transcript_of(steps, context, output, sent))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
@@ -106,6 +116,8 @@ def list_of(session: Session, agent: str | None) -> str | None:
 
 def _web_ui(session: Session) -> tuple[str, str] | None:
     """The address of the Web UI and the namespace that it shows; None if the address is not known."""
+    if session.gateway is not None:
+        return None
     found = addresses.announced(session.options.data)
     web_ui = addresses.web_ui_url(session.settings, found)
     namespace = session.settings.temporal.namespace or (found.temporal_namespace if found else addresses.NAMESPACE)
@@ -116,13 +128,19 @@ def document_of(report: TurnEnd, link: str | None) -> dict[str, JsonValue]:
     """The report as one JSON object."""
     document: dict[str, JsonValue] = {
         **report.turn.model_dump(mode="json"),
-        "deliverable": None if report.deliverable is None else value_of(report.deliverable),
+        "deliverable": None if report.deliverable is None else report.deliverable.value,
         "web_ui_url": link,
     }
     if isinstance(report, TurnReport):
         document["transcript"] = report.transcript.model_dump(mode="json")
         document["step_list"] = [step.model_dump(mode="json") for step in report.steps]
     return document
+
+
+def print_view(out: Output, report: TurnEnd) -> None:
+    """Print where a turn stands and what it delivered, for people, where the ledger is not at hand."""
+    out.facts(f"turn {report.turn.agent_turn_id}", _facts(report.turn, None))
+    print_deliverable(out, report)
 
 
 def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bool = False) -> None:
@@ -147,34 +165,39 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
         out.line(f"Temporal: {link}", style="dim")
 
 
-def _facts(turn: TurnView, transcript: Transcript) -> dict[str, object]:
+def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
     waits = _QUEUED.get(turn.queued_because or "")
     if turn.waiting_tool_count:
         until = f", until {turn.resume_deadline.astimezone():%H:%M:%S}" if turn.resume_deadline else ""
         waits = f"{_count(turn.waiting_tool_count, 'call')}{until}"
-    late = sorted({call.tool for step in transcript.steps for call in step.calls if call.status == "timeout"})
-    cut = _truncated(turn)
-    notes = _joined(
-        f"{_count(transcript.calls_timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
-        f"{_count(transcript.failed_attempts, 'attempt')} at the model failed" if transcript.failed_attempts else "",
-        f"the last answer is cut off ({cut})" if cut else "",
-        between="; ",
-    )
     return {
         "status": turn.status,
-        "note": notes,
+        "note": _notes(turn, transcript),
         "error": " ".join(filter(None, (turn.error, turn.error_code and f"({turn.error_code})"))),
         "last error": turn.last_error,
         "waits for": waits,
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
-        "cost": _cost(transcript),
+        "cost": _count(turn.steps, "step") if transcript is None else _cost(transcript),
         "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
         "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
         "context box": turn.context_box_id,
         "output box": turn.output_box_id,
         "trace": turn.trace_id,
     }
+
+
+def _notes(turn: TurnView, transcript: Transcript | None) -> str:
+    calls = [call for step in transcript.steps for call in step.calls] if transcript else []
+    late = sorted({call.tool for call in calls if call.status == "timeout"})
+    timed_out, failed = (transcript.calls_timed_out, transcript.failed_attempts) if transcript else (0, 0)
+    cut = _truncated(turn)
+    return _joined(
+        f"{_count(timed_out, 'call')} timed out ({', '.join(late)})" if late else "",
+        f"{_count(failed, 'attempt')} at the model failed" if failed else "",
+        f"the last answer is cut off ({cut})" if cut else "",
+        between="; ",
+    )
 
 
 def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) -> None:
@@ -271,15 +294,14 @@ def print_timeline(out: Output, report: TurnReport) -> None:
 
 def print_deliverable(out: Output, report: TurnEnd, shown: str = "") -> None:
     """Print the deliverable with its card's id, or that there is none yet; not again the text that was just `shown`."""
-    card = report.deliverable
-    if card is None:
+    found = report.deliverable
+    if found is None:
         out.line("no deliverable yet", style="dim")
         return
-    cut = _truncated(report.turn)
-    partial = ", partial" if card.metadata.partial and not cut else ""
-    value = value_of(card)
+    cut, value = _truncated(report.turn), found.value
+    partial = ", partial" if found.partial and not cut else ""
     above = ": the text above" if shown and value == shown else ""
-    out.line(f"deliverable (card {card.card_id}{partial}){above}", style="bold")
+    out.line(f"deliverable (card {found.card_id}{partial}){above}", style="bold")
     if cut:
         out.line(f"! cut off ({cut})", style="yellow")
     if above:

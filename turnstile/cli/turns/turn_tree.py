@@ -6,10 +6,10 @@ A failing branch is marked down to the turn that failed: a turn that failed itse
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
@@ -17,13 +17,14 @@ from rich.tree import Tree
 
 from turnstile.cli.output import clean
 from turnstile.cli.session import Session
-from turnstile.cli.turns.lookup import require_turn
+from turnstile.cli.turns.lookup import require_of_client, require_turn
 from turnstile.cli.turns.turn_report import duration
 from turnstile.ledger.trees.tree_views import TreeNode, tree
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.wire.descriptions import TreeTurn
 
-if TYPE_CHECKING:
-    from turnstile.ledger.pool import Pool
+Node = TreeNode | TreeTurn
+"""A turn of a tree, of the ledger or of a client: they have the same fields."""
 
 _CHILDREN_OF_MANY = 8
 """Children of a turn that are shown live where the terminal has fewer lines than the tree has turns."""
@@ -43,7 +44,7 @@ class Rolled:
     failed: bool
 
 
-def roll_up(nodes: Sequence[TreeNode]) -> Mapping[AgentTurnId, Rolled]:
+def roll_up(nodes: Sequence[Node]) -> Mapping[AgentTurnId, Rolled]:
     """The sums of each turn and its subtree; parents come before children."""
     sums: dict[AgentTurnId, Rolled] = {}
     below: dict[AgentTurnId | None, list[Rolled]] = defaultdict(list)
@@ -61,11 +62,11 @@ def roll_up(nodes: Sequence[TreeNode]) -> Mapping[AgentTurnId, Rolled]:
     return sums
 
 
-def _failed(node: TreeNode) -> bool:
+def _failed(node: Node) -> bool:
     return node.status in {"failed", "timeout"}
 
 
-def picture(nodes: Sequence[TreeNode], now: datetime, most: int | None = None) -> Tree:
+def picture(nodes: Sequence[Node], now: datetime, most: int | None = None) -> Tree:
     """The tree as it is drawn; of each turn's children the first `most`, and a line that counts the others."""
     sums = roll_up(nodes)
     root = Tree(_label(nodes[0], sums, now), guide_style="dim")
@@ -87,11 +88,11 @@ def picture(nodes: Sequence[TreeNode], now: datetime, most: int | None = None) -
     return root
 
 
-def _status(node: TreeNode) -> str:
+def _status(node: Node) -> str:
     return "stopping" if node.stopping else node.status
 
 
-def _label(node: TreeNode, sums: Mapping[AgentTurnId, Rolled], now: datetime) -> Text:
+def _label(node: Node, sums: Mapping[AgentTurnId, Rolled], now: datetime) -> Text:
     rolled = sums[node.agent_turn_id]
     mark = "✗ " if _failed(node) else "! " if rolled.failed else ""
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -117,35 +118,47 @@ def _spent(tokens: int, cost: float | None) -> str:
     return f" {shown}" if shown else ""
 
 
+Read = Callable[[], Awaitable[Sequence[Node]]]
+"""Reads the tree anew."""
+
+
 async def show_tree(session: Session, turn: str, *, follow: bool, interval: float) -> None:
     """Print the tree, or redraw it until every turn is over; raises `Refused` (`unknown_turn`, `ambiguous_turn`)."""
-    async with session.ledger() as pool:
-        found = (await require_turn(pool, session.project, turn)).agent_turn_id
-        nodes = await _read(pool, session, found)
+    async with _reading(session, turn) as read:
+        nodes = await read()
         if not follow:
             _print(session, nodes)
         elif session.out.as_json:
-            await _lines(pool, session, found, nodes, interval)
+            await _lines(session, read, nodes, interval)
         else:
-            await _live(pool, session, found, nodes, interval)
+            await _live(session, read, nodes, interval)
 
 
-def _print(session: Session, nodes: Sequence[TreeNode]) -> None:
+@asynccontextmanager
+async def _reading(session: Session, turn: str) -> AsyncGenerator[Read]:
+    """Reads the tree of a turn from the ledger, or from a gateway."""
+    if session.gateway is not None:
+        async with session.client() as client:
+            found = await require_of_client(session, client, turn)
+            yield lambda: session.patiently(found.tree)
+        return
+    async with session.ledger() as pool:
+        named = (await require_turn(pool, session.project, turn)).agent_turn_id
+        yield lambda: pool.run(lambda conn: tree(conn, session.project, named))
+
+
+def _print(session: Session, nodes: Sequence[Node]) -> None:
     if session.out.as_json:
         session.out.document(nodes)
     else:
         session.out.show(picture(nodes, datetime.now(UTC)))
 
 
-async def _read(pool: "Pool", session: Session, turn: AgentTurnId) -> list[TreeNode]:
-    return await pool.run(lambda conn: tree(conn, session.project, turn))
-
-
-def _is_open(nodes: Sequence[TreeNode]) -> bool:
+def _is_open(nodes: Sequence[Node]) -> bool:
     return any(node.status in _OPEN for node in nodes)
 
 
-async def _live(pool: "Pool", session: Session, turn: AgentTurnId, nodes: list[TreeNode], interval: float) -> None:
+async def _live(session: Session, read: Read, nodes: Sequence[Node], interval: float) -> None:
     console = session.out.console
 
     def drawn() -> Tree:
@@ -156,12 +169,12 @@ async def _live(pool: "Pool", session: Session, turn: AgentTurnId, nodes: list[T
         live.refresh()
         while _is_open(nodes):
             await asyncio.sleep(interval)
-            nodes = await _read(pool, session, turn)
+            nodes = await read()
             live.update(drawn(), refresh=True)
 
 
-async def _lines(pool: "Pool", session: Session, turn: AgentTurnId, nodes: list[TreeNode], interval: float) -> None:
-    shown: dict[AgentTurnId, TreeNode] = {}
+async def _lines(session: Session, read: Read, nodes: Sequence[Node], interval: float) -> None:
+    shown: dict[AgentTurnId, Node] = {}
     while True:
         for node in nodes:
             if shown.get(node.agent_turn_id) != node:
@@ -170,4 +183,4 @@ async def _lines(pool: "Pool", session: Session, turn: AgentTurnId, nodes: list[
         if not _is_open(nodes):
             return
         await asyncio.sleep(interval)
-        nodes = await _read(pool, session, turn)
+        nodes = await read()

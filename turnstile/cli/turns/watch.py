@@ -16,20 +16,25 @@ async def watch(
         str, typer.Argument(help="An agent, until Ctrl-C, or a turn, until it ends.", metavar="AGENT|TURN")
     ],
 ) -> None:
-    """Print streamed text and events live. With --json every event is one line."""
-    from turnstile.cli.turns.lookup import described_turn, find_turn, has_agent, require_agent
-    from turnstile.cli.turns.watching import watch_agent, watch_turn
+    """Print streamed text and events live. With --json every event is one line.
+
+    A gateway streams turns, and their text alone; agents are watched over NATS.
+    """
+    from turnstile.cli.turns.lookup import find_turn, has_agent, require_agent, require_of_client, turn_of_client
+    from turnstile.cli.turns.watching import watch_agent, watch_by_client, watch_turn
     from turnstile.schema.ids import AgentId
 
     agent = AgentId(target)
-    async with session.ledger_if_installed() as pool:
+    async with session.ledger_beside_client() as pool:
         if pool is None:
-            turn = await described_turn(session, target)
-        elif await has_agent(pool, session.project, agent):
-            turn = None
-        elif (turn := await find_turn(pool, session.project, target)) is None:
+            async with session.client() as client:
+                find = turn_of_client if session.gateway is None else require_of_client
+                if (found := await find(session, client, target)) is not None:
+                    await watch_by_client(session, client, found)
+                    return
+        elif not await has_agent(pool, session.project, agent):
+            if (turn := await find_turn(pool, session.project, target)) is not None:
+                await watch_turn(session, pool, turn)
+                return
             await require_agent(pool, session.project, agent)
-        if turn is not None:
-            await watch_turn(session, pool, turn)
-            return
     await watch_agent(session, agent)

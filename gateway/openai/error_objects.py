@@ -8,6 +8,7 @@ from starlette.responses import Response
 from turnstile.gateway.http.problems import Problem, headers_of
 
 PREFIX = "/openai/"
+_PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 class ErrorObject(BaseModel):
@@ -34,9 +35,15 @@ def error_object(problem: Problem) -> ErrorObject:
     return ErrorObject(message=problem.detail, type=_type_of(problem.status), param=problem.param, code=problem.code)
 
 
-def error_response(problem: Problem) -> Response:
-    """The response for a problem, with the headers of the problem itself."""
+def error_response(problem: Problem, *, over: bool = False) -> Response:
+    """The response for a problem, with the headers of the problem itself.
+
+    OpenAI's clients repeat 409, 429 and 5xx unasked. They are told not to where that is of no use, and where the
+    request may have been done (`over`): a repeat could run an agent twice.
+    """
     headers = {**headers_of(problem), "content-type": "application/json"}
+    if over or problem.status not in _PASSING:
+        headers["x-should-retry"] = "false"
     return Response(ErrorAnswer(error=error_object(problem)).model_dump_json(), problem.status, headers)
 
 

@@ -1,0 +1,221 @@
+"""`/openai/v1/chat/completions`: a turn whose whole past is in the request (protocol §14.4).
+
+The turn reads the messages and nothing else, and goes into no conversation. Nobody can find it again, so it is stopped
+when its client goes away, unless an `Idempotency-Key` names it: then the same request finds it again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive
+
+from turnstile.gateway.events.frames import HEARTBEAT
+from turnstile.gateway.events.reading import Reader, reader_of
+from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.stream import EventStream, attend
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.http.problems import Problem, problem_of
+from turnstile.gateway.openai.chat_answer import (
+    AssistantMessage,
+    ChatCompletion,
+    Choice,
+    Frames,
+    error_frame,
+    reason_of,
+    text_of,
+    usage_of,
+)
+from turnstile.gateway.openai.chat_request import ChatCreate, said_in
+from turnstile.gateway.openai.chat_text import ToldText
+from turnstile.gateway.openai.error_objects import error_response
+from turnstile.gateway.openai.kernel import Kernel
+from turnstile.gateway.openai.messages import Composed, composed
+from turnstile.gateway.openai.targets import Target, find_target
+from turnstile.gateway.v1.resources import Turn, TurnStop
+from turnstile.gateway.v1.turn_handlers import key_in
+from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
+from turnstile.runtime.telemetry import Metric
+from turnstile.schema.access import Principal
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import ServerUnavailable, TurnstileError
+from turnstile.schema.ids import ChannelId
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.wire.descriptions import TurnView
+
+_DELIVERED = frozenset({TurnStatus.SUCCESS, TurnStatus.PARTIAL})
+_STATUS = {TurnStatus.TIMEOUT: HTTPStatus.GATEWAY_TIMEOUT, TurnStatus.CANCELED: HTTPStatus.CONFLICT}
+_NOBODY = 499
+"""The status in the log of a request whose client has gone."""
+
+
+class TurnFailed(TurnstileError):
+    """The turn ended without a deliverable of its own."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn.error or f"the turn ended: {turn.status}")
+        self.code = turn.error_code or turn.status
+        self.status = _STATUS.get(TurnStatus(turn.status), HTTPStatus.BAD_GATEWAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The handler."""
+
+    kernel: Kernel
+
+    async def create(self, call: Call[object, ChatCreate]) -> Answer:
+        """Run a turn on these messages; answer when it is over, or as it goes."""
+        kernel, body = self.kernel, call.body
+        with ExitStack() as stack:
+            stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
+            told, key = composed(said_in(body.messages)), key_in(call.headers)
+            target = await find_target(kernel.pool, call.principal.project_id, body.model)
+            fields = await self._fields(call, target, told, key)
+            try:
+                turn = await kernel.enqueue(call, self._channel(call), target, fields, key)
+                view = await kernel.turns.described(call.principal, turn)
+            except ServerUnavailable as error:  # nobody knows whether it was enqueued
+                return Answer(error_response(problem_of(error), over=key is None))
+            reader = reader_of(kernel.access, call.headers, kernel.heartbeat_seconds)
+            asked = _Asked(kernel, call.principal, view, target.model, reader, found_again=key is not None)
+            if body.stream:
+                tells_usage = body.stream_options is not None and body.stream_options.include_usage
+                return Answer(asked.streamed(stack.pop_all(), tells_usage=tells_usage))
+            return Answer(await asked.whole(call.request.receive))
+
+    def _channel(self, call: Call[object, ChatCreate]) -> ChannelId:
+        return self.kernel.turns.asking.channel(call.principal, None)
+
+    async def _fields(
+        self, call: Call[object, ChatCreate], target: Target, told: Composed, key: str | None
+    ) -> JsonObject:
+        """What the enqueue says."""
+        fields: JsonObject = {"runtime_config": call.body.runtime_config(told.instructions)}
+        if notes := call.body.notes():
+            fields["metadata"] = notes
+        if target.is_profile and len(told.parts) == 1:
+            return {**fields, "instruction": told.parts[0].text}
+        # A turn of an agent that names no box goes on in the conversation that its profile may keep.
+        return {**fields, "context_box_id": await self.kernel.make_box(call, self._channel(call), told.parts, key)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A turn that runs for a completion."""
+
+    kernel: Kernel
+    principal: Principal
+    view: TurnView
+    model: str
+    reader: Reader
+    found_again: bool
+    """Whether its client can find it again."""
+
+    async def whole(self, receive: Receive) -> Response:
+        """The completion when the turn is over, or an error; nothing is read if the client has gone."""
+        finding = asyncio.create_task(self._completion())
+        match await attend(finding, receive, self.kernel.streaming.closing):
+            case "done":
+                try:
+                    return JSONResponse(finding.result().model_dump(mode="json"))
+                except TurnstileError as failed:
+                    error = failed
+            case "gone":
+                await self.leave()
+                return Response(status_code=_NOBODY)
+            case "closing":
+                error = ServerUnavailable("the gateway stops")
+        return error_response(await self._problem(error), over=not self.found_again)
+
+    def streamed(self, counted: AbstractContextManager[object], *, tells_usage: bool) -> EventStream:
+        """The completion as chunks."""
+        streaming = self.kernel.streaming
+        streaming.meter.count(Metric.HTTP_STREAMS, resumed="no")
+        frames = Frames(self._id, self._created, self.model, tells_usage=tells_usage)
+        farewell = error_frame(problem_of(ServerUnavailable("the gateway stops")))
+        return EventStream(self._chunks(frames), streaming, counted, self.leave, self.leave, farewell)
+
+    async def leave(self) -> None:
+        """Stop the turn, unless its client can find it again."""
+        if self.found_again:
+            return
+        wanted = TurnStop(reason="its client went away")
+        with contextlib.suppress(TurnstileError):  # it is over, or the bridge is away: nobody is left to be told
+            await self.kernel.turns.stop_turn(self.principal, self.view, wanted, Headers())
+
+    @property
+    def _id(self) -> str:
+        return f"chatcmpl-{self.view.agent_turn_id}"
+
+    @property
+    def _created(self) -> int:
+        return int(self.view.created_at.timestamp())
+
+    async def _completion(self) -> ChatCompletion:
+        async with contextlib.aclosing(self._events()) as batches:
+            async for events in batches:
+                if (turn := _outcome(events)) is not None:
+                    choice = Choice(message=AssistantMessage(content=text_of(turn)), finish_reason=reason_of(turn))
+                    return ChatCompletion(
+                        id=self._id,
+                        created=self._created,
+                        model=self.model,
+                        choices=[choice],
+                        usage=usage_of(await self._usage()),
+                    )
+        raise ServerUnavailable("the turn cannot be followed")
+
+    async def _chunks(self, frames: Frames) -> AsyncGenerator[bytes]:
+        told = ToldText()
+        yield frames.begun()
+        try:
+            async with contextlib.aclosing(self._events()) as batches:
+                async for events in batches:
+                    if events is None:
+                        yield HEARTBEAT
+                        continue
+                    if text := told.take(events):
+                        yield frames.text(text)
+                    if (turn := _outcome(events)) is not None:
+                        if text := told.deliver(text_of(turn)):
+                            yield frames.text(text)
+                        yield frames.ended(reason_of(turn), await self._usage())
+                        return
+            raise ServerUnavailable("the turn cannot be followed")
+        except TurnstileError as error:
+            yield error_frame(await self._problem(error))
+
+    async def _events(self) -> AsyncGenerator[list[Event] | None]:
+        async with (
+            self.kernel.feeds.following(self.view) as feed,
+            contextlib.aclosing(self.reader.changes(feed)) as changes,
+        ):
+            async for events in changes:
+                yield events
+
+    async def _usage(self) -> TurnUsage:
+        view = self.view
+        return await self.kernel.pool.run(lambda conn: sum_turn_usage(conn, view.project_id, view.agent_turn_id))
+
+    async def _problem(self, error: TurnstileError) -> Problem:
+        """The problem that ends the completion; a turn that is not over is left."""
+        if isinstance(error, TurnFailed):
+            return problem_of(error, error.status)
+        await self.leave()
+        return problem_of(error)
+
+
+def _outcome(events: list[Event] | None) -> Turn | None:
+    """The turn if it is over; raises `TurnFailed`."""
+    turn = events[-1].data if events else None
+    if not isinstance(turn, Turn):
+        return None
+    if turn.status not in _DELIVERED:
+        raise TurnFailed(turn)
+    return turn

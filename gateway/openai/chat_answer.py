@@ -1,0 +1,160 @@
+"""What `/openai/v1/chat/completions` answers, in OpenAI's words, whole and as chunks. Pure."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from turnstile.gateway.http.problems import Problem
+from turnstile.gateway.openai.error_objects import ErrorAnswer, error_object
+from turnstile.gateway.v1.resources import Turn
+from turnstile.ledger.turns.usage import TurnUsage
+from turnstile.schema.states import TurnStatus
+
+FinishReason = Literal["stop", "length"]
+DONE = b"data: [DONE]\n\n"
+
+
+class PromptDetails(BaseModel):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(BaseModel):
+    """Of the completion's tokens."""
+
+    reasoning_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens of all models' answers in the turn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class AssistantMessage(BaseModel):
+    """What was delivered."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    """The one answer."""
+
+    index: Literal[0] = 0
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: None = None
+
+
+class ChatCompletion(BaseModel):
+    """A chat completion."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Delta(BaseModel):
+    """What is new."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    """What is new of the one answer."""
+
+    index: Literal[0] = 0
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: None = None
+
+
+class ChatChunk(BaseModel):
+    """A piece of a chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+class Frames:
+    """The chunks of one completion, as server-sent events."""
+
+    def __init__(self, completion_id: str, created: int, model: str, *, tells_usage: bool) -> None:
+        self._named = {"id": completion_id, "created": created, "model": model}
+        self._tells_usage = tells_usage
+
+    def begun(self) -> bytes:
+        """The first chunk."""
+        return self._choice(Delta(role="assistant", content=""))
+
+    def text(self, text: str) -> bytes:
+        """More text."""
+        return self._choice(Delta(content=text))
+
+    def ended(self, reason: FinishReason, usage: TurnUsage) -> bytes:
+        """The last ones, and the end of the stream."""
+        told = b""
+        if self._tells_usage:
+            chunk = ChatChunk.model_validate({**self._named, "choices": [], "usage": usage_of(usage)})
+            told = _data(chunk.model_dump_json())
+        return self._choice(Delta(), reason) + told + DONE
+
+    def _choice(self, delta: Delta, reason: FinishReason | None = None) -> bytes:
+        choice = ChunkChoice(delta=delta, finish_reason=reason)
+        chunk = ChatChunk.model_validate({**self._named, "choices": [choice]}).model_dump(exclude_none=True)
+        chunk["choices"][0] |= {"finish_reason": reason, "logprobs": None}
+        if self._tells_usage:
+            chunk["usage"] = None
+        return _data(to_json(chunk).decode())
+
+
+def error_frame(problem: Problem) -> bytes:
+    """The end of a stream that failed: OpenAI's clients raise it."""
+    return _data(ErrorAnswer(error=error_object(problem)).model_dump_json())
+
+
+def usage_of(usage: TurnUsage) -> Usage:
+    """The usage in OpenAI's words."""
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def text_of(turn: Turn) -> str:
+    """What a turn delivered, as text; JSON as its text, and nothing if its card is gone."""
+    output = turn.output
+    if output is None:
+        return ""
+    if output.text is not None:
+        return output.text
+    return "" if output.data is None else to_json(output.data).decode()
+
+
+def reason_of(turn: Turn) -> FinishReason:
+    """Why a turn that delivered ended: `length` if what it delivered was cut short."""
+    cut = turn.status == TurnStatus.PARTIAL or (turn.stats or {}).get("truncated") is not None
+    return "length" if cut else "stop"
+
+
+def _data(text: str) -> bytes:
+    return f"data: {text}\n\n".encode("utf-8", "replace")

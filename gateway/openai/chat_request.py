@@ -1,0 +1,124 @@
+"""What `/openai/v1/chat/completions` takes. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, Self, cast
+
+from pydantic import Field, JsonValue, model_validator
+
+from turnstile.gateway.http.problems import BadField
+from turnstile.gateway.openai.fields import OpenAiRequest, notes_of, unsupported
+from turnstile.gateway.openai.messages import Said, Speaker, text_in
+from turnstile.schema.base import JsonObject
+from turnstile.schema.wire.box_requests import CARD_LIMIT
+
+_SPEAKERS: Final[Mapping[str, Speaker]] = {
+    "system": "instructions",
+    "developer": "instructions",
+    "user": "user",
+    "assistant": "assistant",
+}
+_UNSUPPORTED_ROLES: Final = frozenset({"tool", "function"})
+_KINDS: Final = frozenset({"text"})
+
+
+class StreamOptions(OpenAiRequest):
+    """How to stream."""
+
+    harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {"include_obfuscation": (False,)}
+    within: ClassVar[str] = "stream_options."
+
+    include_usage: bool = False
+    """Whether a last chunk tells the usage."""
+
+
+class ChatCreate(OpenAiRequest):
+    """A chat completion to make."""
+
+    harmless: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
+        "frequency_penalty": (0, 0.0),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "modalities": (["text"],),
+        "n": (1,),
+        "parallel_tool_calls": (True, False),
+        "presence_penalty": (0, 0.0),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "stop": ([],),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_p": (1, 1.0),
+        "verbosity": ("medium",),
+    }
+
+    model: str = Field(min_length=1)
+    """An agent, or `profile:NAME`."""
+    messages: list[JsonValue] = Field(min_length=1, max_length=CARD_LIMIT)
+    """What was said; it is all that the turn knows."""
+    stream: bool = False
+    """Whether to send the text as it is written."""
+    stream_options: StreamOptions | None = None
+    """How to stream."""
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    """Instead of the profile's."""
+    max_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Of one answer of the model, instead of the profile's."""
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """The same by its later name."""
+    metadata: dict[str, str] | None = None
+    """Notes, which are recorded."""
+    user: str | None = Field(default=None, max_length=512)
+    """Recorded."""
+    safety_identifier: str | None = Field(default=None, max_length=512)
+    """Recorded."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        most, later = self.max_tokens, self.max_completion_tokens
+        if most is not None and later is not None and most != later:
+            raise BadField("max_tokens and max_completion_tokens are the same limit: give one", "max_tokens")
+        if self.stream_options is not None and not self.stream:
+            raise BadField("stream_options: only with stream", "stream_options")
+        return self
+
+    def runtime_config(self, instructions: str | None) -> JsonObject:
+        """The settings that the turn overrides or adds."""
+        most, later = self.max_tokens, self.max_completion_tokens
+        settings: JsonObject = {
+            "temperature": self.temperature,
+            "max_tokens": most if later is None else later,
+            "instructions": instructions,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def notes(self) -> JsonObject:
+        """The turn's metadata."""
+        return notes_of(self.metadata, user=self.user, safety_identifier=self.safety_identifier)
+
+
+def said_in(messages: Sequence[JsonValue]) -> list[Said]:
+    """What the messages say; raises `BadField`, or `Unsupported` for what no turn can read, such as images."""
+    said = [_said(message, f"messages.{place}") for place, message in enumerate(messages)]
+    if not any(each.speaker == "user" and each.text for each in said):
+        raise BadField("messages: a message of the user with a text is needed", "messages")
+    return said
+
+
+def _said(message: JsonValue, param: str) -> Said:
+    role = message.get("role") if isinstance(message, dict) else None
+    if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
+        raise unsupported(f"{param}.role", known=True)
+    if not isinstance(role, str) or role not in _SPEAKERS:
+        raise BadField(f"{param}.role: one of {', '.join(_SPEAKERS)}", f"{param}.role")
+    fields = cast("JsonObject", message)
+    for name, value in fields.items():
+        # a client sends back what it got, which has fields that tell nothing here
+        if name not in ("role", "content") and value not in (None, []):
+            raise unsupported(f"{param}.{name}")
+    content = fields.get("content")
+    if content is None and role == "assistant":
+        return Said("assistant", "")
+    return Said(_SPEAKERS[role], text_in(content, f"{param}.content", _KINDS))

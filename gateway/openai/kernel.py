@@ -1,0 +1,62 @@
+"""What the handlers of OpenAI's addresses work with: the parts of a gateway, and the verbs that they need."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnstile.gateway.events.feeds import Feeds
+from turnstile.gateway.events.stream import Streaming
+from turnstile.gateway.http.bearers import Access
+from turnstile.gateway.http.endpoints import Call
+from turnstile.gateway.openai.targets import Target, told_of_model
+from turnstile.gateway.v1.turn_handlers import Turns
+from turnstile.ledger.pool import Pool
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import AgentTurnId, BoxId, ChannelId
+from turnstile.schema.wire.box_requests import BoxMakeReply, BoxMakeRequest, Part
+from turnstile.schema.wire.inbox import EnqueueReply
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The parts of one gateway."""
+
+    pool: Pool
+    turns: Turns
+    feeds: Feeds
+    access: Access
+    streaming: Streaming
+    heartbeat_seconds: float
+
+    async def make_box(self, call: Call[Any, Any], channel: ChannelId, parts: Sequence[Part], key: str | None) -> BoxId:
+        """A new box of these parts, the same one for the same `Idempotency-Key`; raises as `Asking.ask` does."""
+        name = None if key is None else f"openai-{hashlib.sha256(key.encode()).hexdigest()}"
+        request = BoxMakeRequest(parts=list(parts), correlation_id=name)
+        payload = request.model_dump(mode="json", exclude_none=True)
+        reply = await self.turns.asking.ask(call.principal, channel, "box_make", payload, BoxMakeReply, call.headers)
+        if reply.box_id is None:
+            raise Refused("internal_error", "the bridge made a box and named none")
+        return reply.box_id
+
+    async def enqueue(
+        self, call: Call[Any, Any], channel: ChannelId, target: Target, fields: JsonObject, key: str | None
+    ) -> AgentTurnId:
+        """A turn for the target, the same one for the same `Idempotency-Key`.
+
+        Raises as `Asking.ask` does, and `UnknownModel` if the target has gone meanwhile.
+        """
+        payload: JsonObject = {**target.fields(), **fields}
+        if key is not None:
+            payload["correlation_id"] = key
+        asking = self.turns.asking
+        try:
+            reply = await asking.ask(
+                call.principal, channel, "enqueue", payload, EnqueueReply, call.headers, own_boxes=True
+            )
+        except Refused as error:
+            raise told_of_model(error, target.model) from None
+        if reply.agent_turn_id is None:
+            raise Refused("internal_error", "the bridge accepted the request and named no turn")
+        return reply.agent_turn_id

@@ -1,0 +1,75 @@
+"""Messages of OpenAI's clients as what a turn reads: parts of a box, and instructions (protocol §6). Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+from pydantic import JsonValue
+
+from turnstile.gateway.http.problems import BadField
+from turnstile.gateway.openai.fields import unsupported
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused
+from turnstile.schema.wire.box_requests import TextPart
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+
+Speaker = Literal["instructions", "user", "assistant"]
+
+
+class Said(NamedTuple):
+    """A text, and whose it is."""
+
+    speaker: Speaker
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What was said, as a turn takes it."""
+
+    instructions: str | None
+    """What follows the profile's prompt."""
+    parts: list[TextPart]
+    """Of a box: users' texts as instructions, the assistant's as deliverables."""
+
+
+def composed(said: Sequence[Said]) -> Composed:
+    """What a turn reads of these texts, in their order; empty ones are left out. Raises `Refused` (text_too_large)."""
+    told = [each for each in said if each.text]
+    if sum(len(each.text.encode()) for each in told) > TEXT_LIMIT_BYTES:
+        raise Refused("text_too_large", f"text in a request is limited to {TEXT_LIMIT_BYTES} bytes")
+    instructions = [each.text for each in told if each.speaker == "instructions"]
+    parts = [
+        TextPart(text=each.text, type="task.instruction" if each.speaker == "user" else "task.deliverable")
+        for each in told
+        if each.speaker != "instructions"
+    ]
+    return Composed("\n\n".join(instructions) or None, parts)
+
+
+def text_in(content: JsonValue, param: str, kinds: Collection[str]) -> str:
+    """The text of a message's content: a string, or parts of these kinds, joined.
+
+    Raises `BadField` for what is no content, and `Unsupported` for parts of other kinds; `param` names the content.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadField(f"{param}: a text, or a list of parts of type {' or '.join(sorted(kinds))}", param)
+    return "".join(_text_of(part, f"{param}.{place}", kinds) for place, part in enumerate(content))
+
+
+def _text_of(part: JsonValue, param: str, kinds: Collection[str]) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise BadField(f"{param}: a part is an object with a type", f"{param}.type")
+    if kind not in kinds:
+        raise unsupported(f"{param}.type", known=True)
+    fields = cast("JsonObject", part)
+    for name, value in fields.items():
+        # a client sends back what it got: annotations and logprobs of a text, which has none here
+        if name not in ("type", "text") and value not in (None, []):
+            raise unsupported(f"{param}.{name}")
+    if not isinstance(text := fields.get("text"), str):
+        raise BadField(f"{param}.text: a text is needed", f"{param}.text")
+    return text

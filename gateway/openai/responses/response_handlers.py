@@ -1,0 +1,248 @@
+"""`/openai/v1/responses`: turns as responses, made, read, streamed and stopped (protocol §14.4).
+
+A response is a turn, so it is kept, and any gateway answers for it. Without `background` its client waits for it, and
+the turn is stopped when that client goes away, unless an `Idempotency-Key` names it: then the same request finds it
+again. A stream that is cut by the gateway stops nothing; `starting_after` goes on with it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+
+from turnstile.gateway.events.frames import HEARTBEAT
+from turnstile.gateway.events.positions import BEGIN
+from turnstile.gateway.events.reading import Reader, reader_of
+from turnstile.gateway.events.step_log import Event
+from turnstile.gateway.events.stream import EventStream, attend
+from turnstile.gateway.http.endpoints import Answer, Call
+from turnstile.gateway.http.problems import BadField, problem_of
+from turnstile.gateway.openai.chat_answer import error_frame
+from turnstile.gateway.openai.error_objects import error_response
+from turnstile.gateway.openai.kernel import Kernel
+from turnstile.gateway.openai.messages import composed
+from turnstile.gateway.openai.responses.numbers import Mark, read_number
+from turnstile.gateway.openai.responses.objects import StreamEvent
+from turnstile.gateway.openai.responses.request import ResponseCreate, ResponseRetrieve
+from turnstile.gateway.openai.responses.response_reading import (
+    asked_with,
+    begun,
+    read_response,
+    turn_in,
+    unknown_response,
+)
+from turnstile.gateway.openai.responses.response_stream import ResponseStream
+from turnstile.gateway.openai.targets import find_target
+from turnstile.gateway.v1.resources import Turn, TurnStop
+from turnstile.gateway.v1.turn_handlers import key_in
+from turnstile.ledger.access.past import list_turn_past
+from turnstile.runtime.telemetry import Metric
+from turnstile.schema.access import Principal
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused, ServerUnavailable, TurnstileError
+from turnstile.schema.wire.box_requests import CARD_LIMIT, CardPart, Part, TextPart
+from turnstile.schema.wire.descriptions import TurnView
+
+_STOP_SECONDS: Final = 10.0
+"""How long a cancel waits for the end of its turn."""
+_FAREWELL: Final = b": the gateway stops; go on with starting_after\n\n"
+
+
+class PreviousResponse(BadField):
+    """The response to go on from is not there, or not over."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message, "previous_response_id")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """The handlers."""
+
+    kernel: Kernel
+
+    async def create(self, call: Call[Any, ResponseCreate]) -> Answer:
+        """Make a response: answer at once (`background`), when it is over, or with its stream."""
+        kernel, wanted = self.kernel, call.body
+        with ExitStack() as stack:
+            if wanted.stream or not wanted.background:
+                stack.enter_context(kernel.access.streaming(call.principal))  # refused before there is a turn
+            key = key_in(call.headers)
+            try:
+                view = await self._enqueued(call, key)
+            except ServerUnavailable as error:  # nobody knows whether it was enqueued
+                return Answer(error_response(problem_of(error), over=key is None))
+            lasts = wanted.background or key is not None
+            if wanted.stream:
+                return Answer(self._streamed(call, view, None, stack.pop_all(), lasts=lasts))
+            if not wanted.background:
+                return await self._awaited(call, view, lasts=lasts)
+            return Answer(await read_response(kernel.pool, view))
+
+    async def get(self, call: Call[ResponseRetrieve, object]) -> Answer:
+        """A response as it is now, or its stream, from its begin or after a sequence number."""
+        view = await self._view(call.principal, call.path["response_id"])
+        mark = None if call.query.starting_after is None else read_number(int(call.query.starting_after))
+        if call.query.stream == "true":
+            counted = self.kernel.access.streaming(call.principal)
+            return Answer(self._streamed(call, view, mark, counted, lasts=True))
+        if mark is not None:
+            raise BadField("starting_after: only a stream has a place to go on from", "starting_after")
+        return Answer(await read_response(self.kernel.pool, view))
+
+    async def cancel(self, call: Call[object, object]) -> Answer:
+        """Stop a response; one that is over stays as it is."""
+        view = await self._view(call.principal, call.path["response_id"])
+        if view.ended_at is None:
+            wanted = TurnStop(reason="cancelled")
+            await self.kernel.turns.stop_turn(call.principal, view, wanted, call.headers)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS), self.kernel.feeds.following(view) as feed:
+                    await feed.until_over()
+            view = await self.kernel.turns.described(call.principal, view.agent_turn_id)
+        return Answer(await read_response(self.kernel.pool, view))
+
+    async def _enqueued(self, call: Call[Any, Any], key: str | None) -> TurnView:
+        """The turn of a new response, or of the same request before."""
+        kernel, principal = self.kernel, call.principal
+        wanted: ResponseCreate = call.body
+        told, conversation = composed(wanted.said()), wanted.conversation_id()
+        notes, target = wanted.notes(), await find_target(kernel.pool, principal.project_id, wanted.model)
+        previous = await self._previous(principal, wanted.previous_response_id)
+        channel = kernel.turns.asking.channel(principal, None) if previous is None else previous.channel_id
+        fields: JsonObject = {"runtime_config": wanted.runtime_config(told.instructions), "metadata": notes}
+        parts: list[Part] = [] if previous is None else await self._past(previous)
+        parts += told.parts
+        if conversation is not None:
+            fields["conversation_id"] = conversation
+        last = parts[-1]
+        # A turn of an agent that names no box goes on in the conversation that its profile may keep: it gets one.
+        alone = target.is_profile or conversation is not None or len(parts) > 1
+        if alone and isinstance(last, TextPart) and last.type == "task.instruction":
+            parts.pop()
+            fields["instruction"] = last.text
+        if parts:
+            fields["context_box_id"] = await kernel.make_box(call, channel, parts, key)
+        turn = await kernel.enqueue(call, channel, target, fields, key)
+        return await kernel.turns.described(principal, turn)
+
+    async def _previous(self, principal: Principal, response: str | None) -> TurnView | None:
+        """The turn to go on from; raises `PreviousResponse` if it is not there or not over."""
+        if response is None:
+            return None
+        try:
+            view = await self._view(principal, response)
+        except Refused:
+            message = "previous_response_id: the project has no such response"
+            raise PreviousResponse(message, "previous_response_not_found") from None
+        if view.ended_at is None:
+            message = "previous_response_id: that response is not over; wait for it, or cancel it"
+            raise PreviousResponse(message, "previous_response_in_progress")
+        return view
+
+    async def _past(self, view: TurnView) -> list[Part]:
+        """What a turn had read and made when it ended."""
+        project, turn = view.project_id, view.agent_turn_id
+        cards = await self.kernel.pool.run(lambda conn: list_turn_past(conn, project, turn, row_limit=CARD_LIMIT))
+        if len(cards) == CARD_LIMIT:
+            raise PreviousResponse("previous_response_id: too much was said before it", "too_many_cards")
+        return [CardPart(card_id=card) for card in cards]
+
+    async def _view(self, principal: Principal, response: str) -> TurnView:
+        """The turn of a response that the token may see; raises `Refused` (unknown_response)."""
+        turn = turn_in(response)
+        try:
+            return await self.kernel.turns.described(principal, turn)
+        except Refused:
+            raise unknown_response() from None
+
+    async def _awaited(self, call: Call[Any, ResponseCreate], view: TurnView, *, lasts: bool) -> Answer:
+        """The response when it is over; unless it `lasts`, its turn is stopped if nobody waits for it any more."""
+        kernel = self.kernel
+        match await attend(asyncio.create_task(self._over(view)), call.request.receive, kernel.streaming.closing):
+            case "done":
+                view = await kernel.turns.described(call.principal, view.agent_turn_id)
+                if view.ended_at is not None:
+                    return Answer(await read_response(kernel.pool, view))
+                what: TurnstileError = ServerUnavailable("the turn cannot be followed")
+            case "gone":
+                what = ServerUnavailable("its client went away")
+            case "closing":
+                what = ServerUnavailable("the gateway stops")
+        if not lasts:
+            await self._leave(call.principal, view)
+        return Answer(error_response(problem_of(what), over=not lasts))
+
+    async def _over(self, view: TurnView) -> None:
+        """Returns when the turn is over, or cannot be followed."""
+        with contextlib.suppress(ServerUnavailable):
+            async with self.kernel.feeds.following(view) as feed:
+                await feed.until_over()
+
+    async def _leave(self, principal: Principal, view: TurnView) -> None:
+        """Stop a turn that nobody waits for."""
+        wanted = TurnStop(reason="its client went away")
+        with contextlib.suppress(TurnstileError):  # it is over, or the bridge is away: nobody is left to be told
+            await self.kernel.turns.stop_turn(principal, view, wanted, Headers())
+
+    def _streamed(
+        self,
+        call: Call[Any, Any],
+        view: TurnView,
+        mark: Mark | None,
+        counted: AbstractContextManager[object],
+        *,
+        lasts: bool,
+    ) -> EventStream:
+        """The response as a stream, from its begin or after a mark."""
+        kernel = self.kernel
+
+        async def gone() -> None:
+            await self._leave(call.principal, view)
+
+        kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if mark is None else "yes")
+        reader = reader_of(kernel.access, call.headers, kernel.heartbeat_seconds)
+        events = self._ending_well(self._events(view, mark, reader))
+        return EventStream(events, kernel.streaming, counted, None if lasts else gone, farewell=_FAREWELL)
+
+    async def _ending_well(self, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """The events; an error, which the response itself has not, is the last one."""
+        try:
+            async with contextlib.aclosing(events) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except TurnstileError as error:
+            yield error_frame(problem_of(error))
+
+    async def _events(self, view: TurnView, mark: Mark | None, reader: Reader) -> AsyncGenerator[bytes]:
+        kernel, request = self.kernel, await asked_with(self.kernel.pool, view)
+        stream = ResponseStream(view.agent_turn_id, lambda status: begun(view, request, status), mark)
+        if stream.over:
+            return
+        async with (
+            kernel.feeds.following(view) as feed,
+            contextlib.aclosing(reader.changes(feed, stream.cursor)) as changes,
+        ):
+            resumes = mark is not None
+            async for events in changes:
+                if events is None:
+                    yield HEARTBEAT
+                    continue
+                for told in stream.status("running" if events else feed.view.status):
+                    yield told.frame()
+                if events and resumes:
+                    stream.known(feed.after(BEGIN))
+                    resumes = False
+                for event in events:
+                    for told in await self._told(stream, event, feed.view):
+                        yield told.frame()
+
+    async def _told(self, stream: ResponseStream, event: Event, view: TurnView) -> list[StreamEvent]:
+        if not isinstance(event.data, Turn):
+            return list(stream.take(event))
+        return list(stream.end(event.data, await read_response(self.kernel.pool, view)))

@@ -1,0 +1,206 @@
+"""The events of one turn as the events of a response's stream, from its begin or after any of them. Pure.
+
+A client's place is its last `sequence_number` and nothing else (`numbers`). Text that becomes void, by another attempt
+of its step or because it was not what the step's cards say, closes its item as incomplete; the text then comes as a new
+item. So items that were added are never taken back, and their `output_index` counts them all; the response of the last
+event has those that hold. The id of an item of text ends with the number of items that were voided before it, if any.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from turnstile.gateway.events.positions import BEGIN, END, Part, Position
+from turnstile.gateway.events.step_log import Event, Piece
+from turnstile.gateway.openai.responses.items import Entry, ItemLog, message_id
+from turnstile.gateway.openai.responses.numbers import CREATED, IN_PROGRESS, QUEUED, Mark, Sub
+from turnstile.gateway.openai.responses.objects import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    OutputText,
+    Response,
+    Status,
+    StreamEvent,
+)
+from turnstile.gateway.v1.resources import CardAnswer, Turn
+from turnstile.schema.ids import AgentTurnId, step_card_id, step_id
+from turnstile.schema.states import ChunkType
+
+_ENDS: dict[Status, str] = {
+    "completed": "response.completed",
+    "failed": "response.failed",
+    "cancelled": "response.failed",
+    "incomplete": "response.incomplete",
+}
+_FAR = (1 << 31) - 1
+
+
+class _Open(NamedTuple):
+    """The item whose text is on its way."""
+
+    step: int
+    attempt: int
+    item_id: str
+
+
+class ResponseStream:
+    """What one client is told."""
+
+    def __init__(self, turn: AgentTurnId, shown: Callable[[Status], Response], mark: Mark | None) -> None:
+        self._turn = turn
+        self._shown = shown
+        """The response at its begin, with this status."""
+        self._seen: tuple[Position, int] = (BEGIN, -1) if mark is None else (mark.position, mark.sub)
+        self._voids = 0 if mark is None else mark.voids
+        self._log = ItemLog()
+        self._open: _Open | None = None
+        self._whole = True
+        """Whether all the text of the open item was told."""
+        if mark is not None and mark.is_open and mark.position.in_chunks:
+            self._open = self._opened(mark.position)
+            self._whole = mark.sub is Sub.DELTA
+
+    @property
+    def over(self) -> bool:
+        """Whether its client has had the last event."""
+        return self._seen == (END, Sub.RESPONSE)
+
+    @property
+    def cursor(self) -> Position:
+        """The place behind which the turn's events are needed: the last one again, if it was not told whole."""
+        position, sub = self._seen
+        if position.step == 0:
+            return BEGIN
+        if position == END:
+            return replace(END, b=END.b - 1)
+        if position.part != Part.CHUNKS:
+            return replace(position, a=position.a - 1, b=_FAR)
+        if sub == Sub.DELTA or not position.in_chunks:
+            return position
+        if position.b:
+            return replace(position, b=position.b - 1)
+        return replace(position, a=position.a - 1)
+
+    def known(self, events: list[Event]) -> None:
+        """Take the events that its client has had, of those that are known, so that items are counted from there."""
+        for event in events:
+            if event.position <= self.cursor and isinstance(event.data, CardAnswer):
+                self._log.take(event.position, event.data)
+
+    def status(self, status: str) -> Iterator[StreamEvent]:
+        """The events that tell where the turn stands before it does anything."""
+        if self._seen[0] != BEGIN:
+            return
+        queued = status == "queued"
+        response = self._shown("queued" if queued else "in_progress")
+        yield from self._told("response.created", Mark(BEGIN, CREATED), response=response)
+        if queued:
+            yield from self._told("response.queued", Mark(BEGIN, QUEUED), response=response)
+        else:
+            yield from self._told("response.in_progress", Mark(BEGIN, IN_PROGRESS), response=response)
+
+    def take(self, event: Event) -> Iterator[StreamEvent]:
+        """The events for one of the turn's; nothing for its outcome."""
+        match event.data:
+            case Piece(kind=kind, text=text):
+                if self._open is not None and (self._open.step, self._open.attempt) != (
+                    event.position.step,
+                    event.position.a,
+                ):
+                    yield from self._void(event.position)
+                if text and kind is ChunkType.CONTENT:
+                    yield from self._piece(event.position, text)
+            case CardAnswer() as card:
+                yield from self._entries(self._log.take(event.position, card))
+            case Turn():
+                pass
+            case _:
+                yield from self._void(event.position)
+
+    def end(self, turn: Turn, response: Response) -> Iterator[StreamEvent]:
+        """The events for the turn's outcome, with the whole response."""
+        yield from self._void(END)
+        yield from self._entries(self._log.end(turn))
+        yield from self._told(_ENDS[response.status], Mark(END, Sub.RESPONSE), response=response)
+
+    def _piece(self, position: Position, text: str) -> Iterator[StreamEvent]:
+        if Mark(position, Sub.DELTA).number is None:
+            self._whole = False  # its item ends here; the card has the text
+            return
+        index = len(self._log.items)
+        if self._open is None or not self._whole:
+            self._open, self._whole = self._opened(position), True
+            yield from self._begun(position, self._open.item_id, index)
+        yield from self._delta(position, self._open.item_id, index, text)
+
+    def _entries(self, entries: list[Entry]) -> Iterator[StreamEvent]:
+        first = len(self._log.items) - len(entries)
+        for index, (position, item) in enumerate(entries, first):
+            match item:
+                case Message():
+                    yield from self._message(position, item, index)
+                case FunctionCall(id=item_id, name=name, arguments=text):
+                    begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
+                    named = {"output_index": index + self._voids, "item_id": item_id}
+                    yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, begun)
+                    delta, told = (Mark(position, sub, self._voids) for sub in (Sub.DELTA, Sub.TOLD))
+                    yield from self._told("response.function_call_arguments.delta", delta, delta=text, **named)
+                    done = "response.function_call_arguments.done"
+                    yield from self._told(done, told, name=name, arguments=text, **named)
+                    yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
+                case FunctionCallOutput():
+                    yield from self._item("added", Mark(position, Sub.ADDED, self._voids), index, item)
+                    yield from self._item("done", Mark(position, Sub.DONE, self._voids), index, item)
+
+    def _message(self, position: Position, item: Message, index: int) -> Iterator[StreamEvent]:
+        if self._open is not None and not self._whole:
+            yield from self._void(position, index)
+        item_id = self._id(item.id) if self._open is None else self._open.item_id
+        if self._open is None:
+            yield from self._begun(position, item_id, index)
+            yield from self._delta(position, item_id, index, item.text)
+        self._open, self._whole = None, True
+        named = {"output_index": index + self._voids, "item_id": item_id, "content_index": 0}
+        told, part, done = (Mark(position, sub, self._voids, True) for sub in (Sub.TOLD, Sub.PART_DONE, Sub.DONE))
+        yield from self._told("response.output_text.done", told, text=item.text, logprobs=[], **named)
+        yield from self._told("response.content_part.done", part, part=item.content[0], **named)
+        yield from self._item("done", replace(done, is_open=False), index, item.model_copy(update={"id": item_id}))
+
+    def _begun(self, position: Position, item_id: str, index: int) -> Iterator[StreamEvent]:
+        begun = Message(id=item_id, status="in_progress", content=[])
+        yield from self._item("added", Mark(position, Sub.ADDED, self._voids, True), index, begun)
+        named = {"output_index": index + self._voids, "item_id": item_id, "content_index": 0}
+        mark = Mark(position, Sub.PART_ADDED, self._voids, True)
+        yield from self._told("response.content_part.added", mark, part=OutputText(), **named)
+
+    def _delta(self, position: Position, item_id: str, index: int, text: str) -> Iterator[StreamEvent]:
+        named = {"output_index": index + self._voids, "item_id": item_id, "content_index": 0}
+        mark = Mark(position, Sub.DELTA, self._voids, True)
+        yield from self._told("response.output_text.delta", mark, delta=text, logprobs=[], **named)
+
+    def _void(self, position: Position, index: int | None = None) -> Iterator[StreamEvent]:
+        """Close the open item, if there is one: its text is not what the agent said."""
+        if self._open is None:
+            return
+        item = Message(id=self._open.item_id, status="incomplete", content=[])
+        mark = Mark(position, Sub.VOIDED, self._voids + 1)
+        yield from self._item("done", mark, len(self._log.items) if index is None else index, item)
+        self._open, self._whole, self._voids = None, True, self._voids + 1
+
+    def _item(self, what: str, mark: Mark, index: int, item: Item) -> Iterator[StreamEvent]:
+        return self._told(f"response.output_item.{what}", mark, output_index=index + self._voids, item=item)
+
+    def _told(self, kind: str, mark: Mark, **fields: Any) -> Iterator[StreamEvent]:
+        number, place = mark.number, (mark.position, int(mark.sub))
+        if number is not None and place > self._seen:
+            self._seen = place
+            yield StreamEvent(type=kind, sequence_number=number, **fields)
+
+    def _opened(self, position: Position) -> _Open:
+        card = step_card_id(step_id(self._turn, position.step), "thought")
+        return _Open(position.step, position.a, self._id(message_id(card)))
+
+    def _id(self, item_id: str) -> str:
+        return f"{item_id}-{self._voids}" if self._voids else item_id

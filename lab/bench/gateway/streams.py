@@ -1,0 +1,75 @@
+"""Many clients of one gateway, each cut at random: what is lost, what comes twice, and what a stream costs."""
+
+import random
+from collections import Counter
+
+from lab.bench.agents import add_players, told_text
+from lab.bench.bars import Bars
+from lab.bench.figures import Figure, at_most, ratio
+from lab.bench.gateway.clients import Answer, Reader, Readers, split
+from lab.bench.gateway.process import GatewayProcess, read_all
+from lab.bench.plan import Plan
+from lab.bench.system import System
+
+SCRIPT = "bench_told"
+_SEED = 7
+_PROCESSES = 2
+_RAMP = 0.1
+"""The share of a turn within which its clients come."""
+
+
+async def measure_streams(system: System, gateway: GatewayProcess, bars: Bars) -> list[Figure]:
+    """Let the plan's clients read the plan's turns at once."""
+    plan, environment = system.environment.plan, system.environment
+    agents = await add_players(environment.pool, system.project, environment.target, SCRIPT, "told", plan.sse_turns)
+    began_mb, began_cpu = gateway.memory_mb(), gateway.cpu()
+    with bars.bar("gateway: streams", 1) as advance:
+        turns = [await system.load.enqueue(agent) for agent in agents]
+        drawn = random.Random(_SEED)  # noqa: S311 -- the same cuts in every run
+        readers = [_reader(plan, turns[n % len(turns)], drawn) for n in range(plan.sse_clients)]
+        text = told_text(plan)
+        shares = [
+            Readers(urls=(gateway.url,), token=gateway.token, readers=each, text=text)
+            for each in split(readers, _PROCESSES)
+        ]
+        found, peak = await read_all(gateway, "streams", shares)
+        for turn in turns:
+            await system.load.wait(turn)
+        advance(1)
+    answers, cpu = [answer for each in found for answer in each.answers], gateway.cpu() - began_cpu
+    return [*_exactness(answers), *_costs(plan, answers, cpu, peak - began_mb, peak)]
+
+
+def _reader(plan: Plan, turn: str, drawn: random.Random) -> Reader:
+    cuts = sorted(drawn.sample(range(1, plan.sse_chunks), min(plan.sse_cuts, plan.sse_chunks - 1)))
+    return Reader(turn=turn, cuts=tuple(cuts), delay_seconds=drawn.random() * plan.sse_seconds * _RAMP)
+
+
+def _exactness(answers: list[Answer]) -> list[Figure]:
+    refused = sum((Counter(each.refused) for each in answers), Counter[int]())
+    return [
+        Figure(name="chunks lost", value=sum(each.lost for each in answers), goal=at_most(0)),
+        Figure(name="chunks doubled", value=sum(each.doubled for each in answers), goal=at_most(0)),
+        Figure(name="clients whose text differs", value=sum(not each.exact for each in answers), goal=at_most(0)),
+        Figure(name="clients", value=len(answers)),
+        Figure(name="chunks to all clients", value=sum(each.chunks for each in answers)),
+        Figure(name="resumes", value=sum(each.resumes for each in answers)),
+        Figure(name="connections that broke by themselves", value=sum(each.broken for each in answers)),
+        *(Figure(name=f"requests answered {status}", value=count) for status, count in sorted(refused.items())),
+        Figure(name="resets", value=sum(each.resets for each in answers)),
+    ]
+
+
+def _costs(plan: Plan, answers: list[Answer], cpu: float, grown_mb: float, peak_mb: float) -> list[Figure]:
+    chunks = sum(each.chunks for each in answers)
+    return [
+        Figure(name="gateway's memory a stream", value=grown_mb * 1000 / len(answers), unit="kB"),
+        Figure(name="gateway's memory, most", value=peak_mb, unit="MB"),
+        Figure(name="gateway's CPU a stream, whole turn", value=cpu * 1000 / len(answers), unit="ms"),
+        Figure(
+            name="gateway's CPU for a second of one stream",
+            value=cpu * 1000 / len(answers) / plan.sse_seconds,
+            unit="ms",
+        ),
+        Figure(name="gateway's CPU a chunk and client", value=ratio(cpu * 1_000_000, chunks), unit="µs"),
+    ]

@@ -1,0 +1,31 @@
+"""Whom a request from outside may name: agents that take turns, and profiles that have instances. Reads only."""
+
+from datetime import datetime
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import Tolerant
+from turnstile.schema.ids import ProjectId
+
+
+class Addressee(Tolerant):
+    """An agent or a profile."""
+
+    name: str
+    is_profile: bool
+    since: datetime
+    """When the agent was made, or the profile put."""
+
+
+async def list_addressees(conn: Connection, project: ProjectId, *, row_limit: int) -> list[Addressee]:
+    """At most so many agents by id, then at most so many profiles by name; instances are none."""
+    return await query("list_addressees").all_as(conn, Addressee, project_id=project, row_limit=row_limit)
+
+
+async def find_agent(conn: Connection, project: ProjectId, name: str) -> Addressee | None:
+    """The agent of this id, if it takes turns and is no instance."""
+    return await query("find_addressed_agent").opt_as(conn, Addressee, project_id=project, name=name)
+
+
+async def find_profile(conn: Connection, project: ProjectId, name: str) -> Addressee | None:
+    """The profile of this name, in any case, if it has instances."""
+    return await query("find_addressed_profile").opt_as(conn, Addressee, project_id=project, name=name)

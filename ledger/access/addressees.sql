@@ -1,0 +1,23 @@
+-- Whom a request from outside may name (protocol §14): agents that take turns, and profiles that have instances.
+
+-- name: find_addressed_agent :opt
+-- An agent that an enqueue would take, and that is no instance of a profile.
+SELECT a.agent_id AS name, false AS is_profile, a.created_at AS since FROM resource.project_agents a
+WHERE a.agent_id = :name AND a.project_id = :project_id AND a.status IN ('active', 'paused') AND NOT a.metadata ? 'instance_of';
+
+-- name: find_addressed_profile :opt
+-- A profile that an enqueue without an agent would take. Settings of an earlier box are not the profile's.
+SELECT p.name, true AS is_profile, p.updated_at AS since FROM resource.profiles p
+WHERE lower(p.name) = lower(:name) AND p.project_id = :project_id
+  AND p.settings ->> 'profile_box_id' = p.profile_box_id AND p.settings -> 'instances' = 'true';
+
+-- name: list_addressees :many
+-- Both kinds, at most so many of each: agents by id, then profiles by name.
+(SELECT a.agent_id AS name, false AS is_profile, a.created_at AS since FROM resource.project_agents a
+ WHERE a.project_id COLLATE "C" = :project_id AND a.status IN ('active', 'paused') AND NOT a.metadata ? 'instance_of'
+ ORDER BY a.agent_id LIMIT :row_limit::int)
+UNION ALL
+(SELECT p.name, true, p.updated_at FROM resource.profiles p
+ WHERE p.project_id = :project_id AND p.settings ->> 'profile_box_id' = p.profile_box_id AND p.settings -> 'instances' = 'true'
+ ORDER BY lower(p.name) LIMIT :row_limit::int)
+ORDER BY is_profile, name;

@@ -1,0 +1,30 @@
+"""What a turn was asked with, and what it had read and made when it ended, for the next that goes on from there."""
+
+from pydantic import Json
+
+from turnstile.ledger.queries import Connection, query
+from turnstile.schema.base import JsonObject, Tolerant
+from turnstile.schema.ids import AgentTurnId, CardId, ProjectId
+
+
+class TurnRequest(Tolerant):
+    """What a turn was enqueued with."""
+
+    runtime_config: Json[JsonObject]
+    """The settings that it overrides."""
+    metadata: Json[JsonObject]
+    """The caller's notes; empty if retention has removed them."""
+
+
+async def get_turn_request(conn: Connection, project: ProjectId, turn: AgentTurnId) -> TurnRequest | None:
+    """What a turn of the project was enqueued with."""
+    return await query("get_turn_request").opt_as(conn, TurnRequest, project_id=project, agent_turn_id=turn)
+
+
+async def list_turn_past(conn: Connection, project: ProjectId, turn: AgentTurnId, *, row_limit: int) -> list[CardId]:
+    """The cards that a turn had read and made when it ended, in the order in which its model read them.
+
+    What later turns wrote into its box is not among them, and of what was cut off its memory only the summary.
+    """
+    rows = await query("list_turn_past").many(conn, project_id=project, agent_turn_id=turn, row_limit=row_limit)
+    return [CardId(row["card_id"]) for row in rows]

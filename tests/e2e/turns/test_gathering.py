@@ -1,0 +1,36 @@
+"""Streamed text goes out piece by piece where the worker's settings ask for it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.processes.stack import QUICK, Stack
+from tests.support.processes.stacks import Stacks
+from tests.support.tenants import Tenant, turn_of
+from turnstile.schema.base import JsonObject
+
+PIECES = 40
+PLAY = json.dumps({"steps": [{"text": "word " * PIECES, "chunks": PIECES, "delay_seconds": 0.01}]})
+
+
+@pytest.fixture(scope="module")
+async def stack(stacks: Stacks) -> AsyncIterator[Stack]:
+    """Gathers nothing: by default these pieces would be some ten chunks."""
+    async with stacks.open({**QUICK, "worker": {**QUICK["worker"], "stream_gather_ms": 0}}) as opened:
+        yield opened
+
+
+async def test_nothing_is_gathered(tenant: Tenant) -> None:
+    agent = await tenant.agent("player")
+    chunks: list[JsonObject] = []
+    async with tenant.client.watching(agent, include_chunks=True) as events, asyncio.timeout(20):
+        turn = turn_of(await tenant.ask({"agent_id": agent, "instruction": PLAY}))
+        async for event in events:
+            if event.suffix == "chunk":
+                chunks.append(event.payload)
+                if event.payload["chunk_type"] == "end":
+                    break
+    assert [chunk["content"] for chunk in chunks if chunk["chunk_type"] == "content"] == ["word "] * PIECES
+    await tenant.ended(turn)

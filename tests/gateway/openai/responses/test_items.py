@@ -1,0 +1,59 @@
+"""Cards as items."""
+
+from typing import Any
+
+from turnstile.gateway.events.positions import Position
+from turnstile.gateway.openai.responses.items import ItemLog
+from turnstile.gateway.openai.responses.objects import Message
+from turnstile.gateway.v1.resources import CardAnswer
+from turnstile.schema.base import JsonObject
+
+
+def card(kind: str, name: str, content: Any, **fields: Any) -> CardAnswer:
+    return CardAnswer.model_validate({"card_id": name, "type": kind, "content": content, **fields})
+
+
+def texts(*cards: CardAnswer) -> list[str]:
+    log = ItemLog()
+    for place, each in enumerate(cards, 1):
+        log.take(Position(1, 1, place, 0), each)
+    return [item.text if isinstance(item, Message) else item.type for item in log.items]
+
+
+def text(said: str) -> dict[str, str]:
+    return {"__type__": "TextContent", "text": said}
+
+
+def data(value: object) -> dict[str, object]:
+    return {"__type__": "JsonContent", "data": value}
+
+
+def test_a_deliverable_that_repeats_is_no_item() -> None:
+    thought, deliverable = card("agent.thought", "t", text("so")), card("task.deliverable", "d", text("so"))
+    assert texts(thought, deliverable) == ["so"]
+    assert texts(thought, card("task.deliverable", "d", text("else"))) == ["so", "else"]
+    assert texts(thought, card("agent.thought", "u", text("so"))) == ["so", "so"]
+    assert texts(card("task.deliverable", "d", data({"fields": [{"name": "a", "value": 1}]}))) == [
+        '{"fields":[{"name":"a","value":1}]}'
+    ]
+
+
+def test_the_kernels_account_is_no_item() -> None:
+    fallback: JsonObject = {"reason": "r", "last_thought": None, "tool_results": [], "terminal_status": "failed"}
+    assert texts(card("task.deliverable", "d", data(fallback))) == []
+
+
+def test_calls_and_results_are_items_in_their_order() -> None:
+    calls = [{"tool_call_id": f"c{n}", "tool_name": "search", "arguments": "{"} for n in range(2)]
+    result = {"__type__": "ToolResultContent", "status": "failed", "error": {"code": "x", "message": "no"}}
+    made = texts(
+        card("agent.thought", "t", text(""), tool_calls=calls), card("tool.result", "r", result, tool_call_id="c1")
+    )
+    assert made == ["function_call", "function_call", "function_call_output"]
+
+
+def test_cards_that_cannot_be_read_are_no_items() -> None:
+    contents: list[Any] = [None, 3, "text", [], {}, {"__type__": "TextContent"}, {"__type__": 3}]
+    for content in contents:
+        for kind in ("agent.thought", "tool.result", "task.deliverable", "tool.call", "made.up"):
+            assert texts(card(kind, "c", content, tool_call_id="c1")) == []

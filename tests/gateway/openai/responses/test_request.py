@@ -1,0 +1,129 @@
+"""What of a request is read, and what is refused by its name."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from turnstile.gateway.http.problems import BadField, Unsupported
+from turnstile.gateway.openai.messages import Said
+from turnstile.gateway.openai.responses.request import MutuallyExclusive, ResponseCreate
+from turnstile.gateway.openai.responses.response_reading import turn_in
+from turnstile.schema.errors import Refused
+
+
+def request(**fields: Any) -> ResponseCreate:
+    return ResponseCreate.model_validate({"model": "a", "input": "hello", **fields})
+
+
+def test_texts_are_read_in_their_order() -> None:
+    items: list[Any] = [
+        {"role": "system", "content": "be kind"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "phase": "final_answer",
+            "content": [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}],
+        },
+        {"role": "user", "content": "and?"},
+    ]
+    assert request(input=items, instructions="be brief").said() == [
+        Said("instructions", "be brief"),
+        Said("instructions", "be kind"),
+        Said("user", "hi"),
+        Said("assistant", "hello"),
+        Said("user", "and?"),
+    ]
+
+
+NOTHING_SAID: list[Any] = [None, 3, "", [], {}, [{"role": "system", "content": "only"}]]
+BAD_INPUTS: list[tuple[str, Any]] = [
+    *(("input", value) for value in NOTHING_SAID),
+    ("input.0", ["text"]),
+    ("input.0.role", [{"role": "tool", "content": "x"}]),
+    ("input.0.role", [{"role": ["user"], "content": "x"}]),
+    ("input.0.content", [{"role": "user"}]),
+    ("input.0.content.0.type", [{"role": "user", "content": [{"type": 3}]}]),
+    ("input.0.content.0.text", [{"role": "user", "content": [{"type": "input_text", "text": None}]}]),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), BAD_INPUTS)
+def test_a_bad_input_is_named(param: str, value: object) -> None:
+    with pytest.raises(BadField) as refused:
+        request(input=value).said()
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("param", "item"),
+    [
+        ("input.0.type", {"type": "function_call_output", "call_id": "c", "output": "o"}),
+        ("input.0.type", {"type": "item_reference", "id": "msg_1"}),
+        ("input.0.name", {"role": "user", "content": "x", "name": "ada"}),
+        ("input.0.content.0.type", {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
+        ("input.0.content.0.type", {"role": "user", "content": [{"type": "output_text", "text": "x"}]}),
+    ],
+)
+def test_other_items_are_unsupported_by_name(param: str, item: object) -> None:
+    with pytest.raises(Unsupported) as refused:
+        request(input=[item]).said()
+    assert refused.value.param == param
+
+
+def test_defaults_pass_and_everything_else_is_refused_by_name() -> None:
+    harmless = {name: value for name, values in ResponseCreate.harmless.items() for value in values}
+    assert request(**harmless, prompt=None, moderation=None) == request()
+    for name in (*harmless, "prompt", "moderation", "max_tool_calls", "made_up"):
+        with pytest.raises(Unsupported) as refused:
+            request(**{name: "other"})
+        assert refused.value.param == name
+
+
+def test_one_past_at_a_time() -> None:
+    with pytest.raises(MutuallyExclusive):
+        request(conversation="c", previous_response_id="resp_1")
+    assert request(conversation={"id": "c"}).conversation_id() == "c"
+    ids: list[Any] = ["", "a.b", "x" * 129, 3, {"id": 3}, {"id": "c", "more": 1}, []]
+    for bad in ids:
+        with pytest.raises(BadField):
+            request(conversation=bad).conversation_id()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream": "true"},
+        {"background": 1},
+        {"temperature": 3},
+        {"max_output_tokens": 0},
+        {"user": "x" * 600},
+        {"model": 3},
+    ],
+)
+def test_values_are_checked(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        request(**fields)
+
+
+def test_notes_have_what_is_given_back() -> None:
+    notes = request(background=True, user="ada", metadata={"a": "b"}, previous_response_id="resp_1").notes()
+    assert notes == {
+        "openai": {
+            "model": "a",
+            "user": "ada",
+            "metadata": {"a": "b"},
+            "previous_response_id": "resp_1",
+            "background": True,
+        }
+    }
+
+
+@pytest.mark.parametrize("name", ["", "resp_", "resp_a.b", "msg_1", "resp_" + "x" * 129, "resp_\n"])
+def test_an_id_that_is_none_is_unknown(name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        turn_in(name)
+    assert refused.value.code == "unknown_response"

@@ -1,0 +1,134 @@
+"""What a gateway reads for a request stays within the page that is asked for, however much the project has.
+
+Planned as in `test_plans`, while the tables are empty. What a page is narrowed to (an agent, a channel, a conversation)
+is filtered on the way: where it is rare, a page reads on until it is full, which no test here bounds.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.ledger.plans.test_plans import BUFFERS, Explained, Explaining, nodes
+from tests.ledger.plans.test_plans import FILL as TURNS
+from tests.support.databases import Databases
+from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, add_agents, begin, finish, lease
+from turnstile.ledger.access import pages
+from turnstile.ledger.access.tokens import add_token, authenticate
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.views import describe_turn, find_conversations
+from turnstile.schema.access import GatewayRole, Secret, new_secret
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, ChannelId, ConversationId, StepId
+
+PAST = 20_000
+PAGE = 50
+ROWS = 4 * PAGE
+"""Rows that one node of a plan may see: those of a page, and of the same moment."""
+THEN = datetime.now(UTC) - timedelta(hours=12)
+TALK = BoxId(str(UUID(hashlib.md5(b"b7").hexdigest())))  # noqa: S324 -- as PostgreSQL below
+"""The box of 20 turns."""
+FILL = [
+    TURNS[0],
+    *(each for each in TURNS[1:-1] if "agent_inbox" not in each),
+    """INSERT INTO state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, agent_turn_id,
+    turn_epoch, status, context_headers, payload, next_retry_at, created_at, archived_at, channel_id)
+    SELECT 'i' || n, 'p1', (ARRAY['alice', 'bob'])[n % 2 + 1], 'turn', 'o' || n, 't' || n, n, 'consumed', '{}',
+    jsonb_build_object('output_box_id', md5('b' || n / 20)::uuid, 'conversation_id', 'talk-' || n / 20),
+    now(), now() - make_interval(secs => n * 4), now(), 'public' FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.conversations (project_id, channel_id, agent_id, conversation_id, output_box_id, turn_count,
+    created_at, updated_at)
+    SELECT 'p1', 'public', 'alice', 'talk-' || n, md5('b' || n)::uuid, 20, now() - make_interval(secs => n * 4),
+    now() - make_interval(secs => n % 977) FROM generate_series(1, $1::int) n""",
+    """INSERT INTO state.gateway_tokens (token_id, project_id, role, secret_hash)
+    SELECT 'k' || n, 'p1', 'client', decode(md5('a' || n) || md5('b' || n), 'hex')
+    FROM generate_series(1, $1::int) n""",
+    TURNS[-1],
+]
+
+
+def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection], Awaitable[object]]]:
+    """Every statement of a request that reads."""
+    place, box_place = pages.Place(THEN, "t5"), pages.Place(THEN, TALK)
+    nothing = {"channel": None, "agent": None}
+
+    def turns(
+        before: pages.Place | None, channel: ChannelId | None = None, agent: AgentId | None = None
+    ) -> Callable[[Connection], Awaitable[object]]:
+        return lambda conn: pages.page_turns(
+            conn, PROJECT, channel=channel, agent=agent, conversation=None, before=before, row_limit=PAGE
+        )
+
+    return {
+        "find_token": lambda conn: authenticate(conn, secret),
+        "describe_turn": lambda conn: describe_turn(conn, PROJECT, turn),
+        "list_turn_progress": lambda conn: pages.list_turn_progress(conn, PROJECT, turn),
+        "list_turn_progress of a step": lambda conn: pages.list_turn_progress(
+            conn, PROJECT, turn, known_steps=[StepId(f"{turn}-s1")]
+        ),
+        "page_turns": turns(None),
+        "page_turns after a place": turns(place),
+        "page_turns of an agent": turns(place, agent=ALICE),
+        "page_turns of a channel": turns(place, channel=CHANNEL),
+        "page_conversations": lambda conn: pages.page_conversations(
+            conn, PROJECT, before=None, row_limit=PAGE, **nothing
+        ),
+        "page_conversations after a place": lambda conn: pages.page_conversations(
+            conn, PROJECT, before=box_place, row_limit=PAGE, **nothing
+        ),
+        "page_conversations of an agent": lambda conn: pages.page_conversations(
+            conn, PROJECT, before=box_place, row_limit=PAGE, channel=None, agent=ALICE
+        ),
+        "find_conversations": lambda conn: find_conversations(
+            conn, PROJECT, ConversationId("talk-7"), None, None, row_limit=2
+        ),
+        "list_turns_in_box": lambda conn: pages.list_turns_in_box(conn, PROJECT, TALK, row_limit=PAGE),
+        "list_turns_in_box since": lambda conn: pages.list_turns_in_box(
+            conn, PROJECT, TALK, since=THEN, row_limit=PAGE
+        ),
+    }
+
+
+READS = list(reads(AgentTurnId(""), new_secret()))
+
+
+@pytest.fixture(scope="module")
+async def grown(
+    databases: Databases, migrated: str
+) -> AsyncIterator[tuple[Explaining, dict[str, Callable[[Connection], Awaitable[object]]]]]:
+    """A session that has known its database since it was empty, and what it reads."""
+    name = await databases.create(migrated)
+    pool = Pool(databases.url(name), size=3)
+    await add_agents(pool, ALICE)
+    secret, _ = await pool.run(lambda conn: add_token(conn, PROJECT, GatewayRole.CLIENT))
+    ended = await lease(pool, ALICE)
+    await begin(pool, ended)
+    await finish(pool, ended)
+    async with pool.connection() as conn:
+        session, found = Explaining(conn), reads(ended.agent_turn_id, secret)
+        for read in found.values():
+            await read(session)
+        async with pool.connection() as filling:
+            for fill in FILL:
+                await filling.fetch(fill, *([PAST] if "$1" in fill else []))
+        session.explains = True
+        yield session, found
+    await pool.close()
+    await databases.drop(name)
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_a_request_reads_a_page(
+    grown: tuple[Explaining, dict[str, Callable[[Connection], Awaitable[object]]]], name: str
+) -> None:
+    session, found = grown
+    with pytest.raises(Explained):
+        await found[name](session)
+    for node in nodes(session.plan):
+        seen = node["Actual Rows"] + sum(node.get(f"Rows Removed by {how}", 0) for how in ("Filter", "Index Recheck"))
+        where = (node["Node Type"], node.get("Relation Name"), node.get("Index Name"), seen, node["Actual Loops"])
+        assert node["Node Type"] != "Seq Scan", where
+        assert seen * node["Actual Loops"] <= ROWS, where
+    assert session.plan["Shared Hit Blocks"] + session.plan["Shared Read Blocks"] <= 4 * BUFFERS
