@@ -52,7 +52,9 @@ class Kernel:
             payload["correlation_id"] = key
         asking = self.turns.asking
         try:
-            reply = await asking.ask(call.principal, channel, "enqueue", payload, EnqueueReply, call.headers)
+            reply = await asking.ask(
+                call.principal, channel, "enqueue", payload, EnqueueReply, call.headers, own_boxes=True
+            )
         except Refused as error:
             raise told_of_model(error, target.model) from None
         if reply.agent_turn_id is None:
