@@ -61,22 +61,23 @@ class Asking:
         *,
         own_boxes: bool = False,
     ) -> Answer:
-        """Request a verb and return its accepted reply; `own_boxes`: the gateway chose the boxes, not its client.
+        """Request a verb and return its accepted reply; `own_boxes`: the boxes that it names were made for it here.
 
         Raises `BadRequest`, `Refused` or `Overloaded` with the bridge's code, and `ServerUnavailable`.
         """
         client = BridgeClient(self._conn, principal.project_id, channel)
-        if verb == "enqueue" and principal.channel_id is not None:
-            payload = await self._within(principal.project_id, principal.channel_id, payload, own_boxes=own_boxes)
+        if principal.channel_id is not None:
+            payload = payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else payload
+            if verb == "enqueue" and not own_boxes:
+                payload = await self._with_own_boxes(principal.project_id, principal.channel_id, payload)
+            payload = _with_own_key(principal.channel_id, payload)
         answer = await client.request(verb, payload, headers={**_passed(given), names.SENDER: principal.sender})
         return accepted(reply, answer)
 
-    async def _within(
-        self, project: ProjectId, channel: ChannelId, payload: BaseModel | JsonObject, *, own_boxes: bool
-    ) -> JsonObject:
-        """An enqueue whose ids are those of one channel."""
-        given = payload.model_dump(mode="json", exclude_unset=True) if isinstance(payload, BaseModel) else {**payload}
-        for name in () if own_boxes else _BOXES:
+    async def _with_own_boxes(self, project: ProjectId, channel: ChannelId, payload: JsonObject) -> JsonObject:
+        """An enqueue whose boxes are those of one channel; what is not is replaced by what nobody has."""
+        given = {**payload}
+        for name in _BOXES:
             match given.get(name):
                 case str() as box if not await self._pool.run(
                     lambda conn, box=box: is_box_of_channel(conn, project, channel, BoxId(box))
@@ -84,12 +85,16 @@ class Asking:
                     given[name] = new_box_id()
                 case _:
                     pass
-        match given.get("correlation_id"):
-            case str() as key:
-                given["correlation_id"] = f"{channel}/{key}"
-            case _:
-                pass
         return given
+
+
+def _with_own_key(channel: ChannelId, payload: JsonObject) -> JsonObject:
+    """A request whose correlation, if it has one, is the channel's own."""
+    match payload.get("correlation_id"):
+        case str() as key:
+            return {**payload, "correlation_id": f"{channel}/{key}"}
+        case _:
+            return payload
 
 
 def accepted(reply: type[Answer], answer: JsonObject) -> Answer:

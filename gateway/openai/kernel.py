@@ -32,7 +32,7 @@ class Kernel:
 
     async def make_box(self, call: Call[Any, Any], channel: ChannelId, parts: Sequence[Part], key: str | None) -> BoxId:
         """A new box of these parts, the same one for the same `Idempotency-Key`; raises as `Asking.ask` does."""
-        name = None if key is None else f"openai-{hashlib.sha256(f'{channel}/{key}'.encode()).hexdigest()}"
+        name = None if key is None else f"openai-{hashlib.sha256(key.encode()).hexdigest()}"
         request = BoxMakeRequest(parts=list(parts), correlation_id=name)
         payload = request.model_dump(mode="json", exclude_none=True)
         reply = await self.turns.asking.ask(call.principal, channel, "box_make", payload, BoxMakeReply, call.headers)

@@ -31,7 +31,7 @@ class GatewayPart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sizes of a run; the defaults take less than 12 minutes on two quiet cores."""
+    """The sizes of a run; the defaults take less than 18 minutes on two quiet cores."""
 
     rounds: int = 3
     """Rounds in which turns and yardsticks alternate; the medians count."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.databases import Databases
+from tests.support.gateway import serving
 from tests.support.ledger.agents import rows
 from tests.support.processes.stack import Run, Stack, open_stack, running_here
 from turnstile.doctor.checks import Check
@@ -87,6 +88,17 @@ async def test_a_healthy_stack_can_run_turns(stack: Stack) -> None:
     assert found[f"target {target}"].says == "1 worker serves it"
     assert found["tool count_words of demo"].says == "somebody listens"
     assert found["turns"].says == "can run here"
+
+
+async def test_whether_a_gateway_answers_is_told(stack: Stack) -> None:
+    async with serving(stack) as url:
+        named = stack.settings.gateway.model_copy(update={"url": url})
+        settings = stack.settings.model_copy(update={"gateway": named})
+        found = (await told(stack, settings))["gateway"]
+        assert (found.status, found.says) == ("ok", f"serves HTTP at {url}")
+    found = (await told(stack, settings))["gateway"]
+    assert (found.status, found.says) == ("warn", f"{url}/health does not answer (URLError)")
+    assert "gateway" not in await told(stack)
 
 
 @pytest.mark.parametrize(

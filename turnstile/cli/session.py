@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SENDER = "turnstile.cli"
 """What the ledger records as the sender of what a command asks for."""
-_GATEWAY = ("http://", "https://")
 
 
 class Session:
@@ -71,8 +70,11 @@ class Session:
     @property
     def gateway(self) -> str | None:
         """The gateway to ask, if that is one; None for NATS."""
-        url = self.url
-        return url if url is not None and url.lower().startswith(_GATEWAY) else None
+        if (url := self.url) is None:
+            return None
+        from turnstile.sdk.turns import is_gateway  # noqa: PLC0415 -- as in `nats`
+
+        return url if is_gateway(url) else None
 
     def nats_url(self) -> str:
         """The address of NATS; raises `ConfigError` if it is not known."""

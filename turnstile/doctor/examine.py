@@ -10,9 +10,12 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 
@@ -83,8 +86,16 @@ class _Doctor:
         ]
         if self.settings.worker.deployment_name:
             looks.append(looked("worker version", lambda: _version(self.settings, endpoints)))
+        if url := self._gateway():
+            looks.append(looked("gateway", lambda: _gateway(url), at=url))
         looks.append(check_serving(self.settings, endpoints, self._log("nats", endpoints)))
         return [check for found in await asyncio.gather(*looks) for check in found]
+
+    def _gateway(self) -> str | None:
+        """Where the gateway of the settings, or of a `turnstile up` here, serves; None if there is none."""
+        data = find_data(self.data)
+        found = read_endpoints(data) if data is not None else None
+        return self.settings.gateway.url or (found.gateway_url if found is not None else None)
 
     def _log(self, name: ServerName, endpoints: Endpoints) -> Path | None:
         """The log of this server of a `turnstile up` here, if that is the one in use."""
@@ -285,6 +296,24 @@ async def _nats(url: str) -> list[Check]:
     finally:
         await conn.close()
     return [Check(name="NATS", status="ok", says=f"{conn.shown}, JetStream with {account.streams} streams")]
+
+
+async def _gateway(url: str) -> list[Check]:
+    """Whether HTTP is served; turns can run without, so it is no failure."""
+
+    def asked() -> str:
+        try:
+            with urlopen(f"{url.rstrip('/')}/health", timeout=SECONDS / 2) as answer:  # noqa: S310 -- the operator's own address
+                return "" if answer.status == HTTPStatus.OK else f"answers {answer.status}"
+        except HTTPError as error:
+            return f"answers {error.code}"
+        except (OSError, ValueError) as error:
+            return f"does not answer ({type(error).__name__})"
+
+    if not (wrong := await asyncio.to_thread(asked)):
+        return [Check(name="gateway", status="ok", says=f"serves HTTP at {url}")]
+    hint = "see that `turnstile gateway` runs, what stands before it, and `[gateway].allowed_hosts`"
+    return [Check(name="gateway", status="warn", says=f"{url}/health {wrong}", hint=hint)]
 
 
 async def _temporal(settings: Settings, endpoints: Endpoints) -> list[Check]:

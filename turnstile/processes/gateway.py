@@ -190,7 +190,8 @@ async def own_token(data: Path, database_url: str, project: ProjectId) -> None:
         held = read_secret(path.read_bytes().decode(errors="replace").strip()) if path.exists() else None
         if held is not None:
             found = await pool.run(lambda conn: authenticate(conn, held))
-            if found is not None and (found.project_id, found.role) == (project, GatewayRole.OPERATOR):
+            kept = project, None, GatewayRole.OPERATOR
+            if found is not None and (found.project_id, found.channel_id, found.role) == kept:
                 path.chmod(0o600)
                 return
         secret, _ = await pool.run(lambda conn: add_token(conn, project, GatewayRole.OPERATOR, label="turnstile up"))

@@ -233,14 +233,14 @@ class Responses:
                 if events is None:
                     yield HEARTBEAT
                     continue
-                for told in stream.status("running" if events else feed.view.status):
-                    yield told.frame()
                 if events and resumes:
                     stream.known(feed.after(BEGIN))
                     resumes = False
+                frames = [told.frame() for told in stream.status("running" if events else feed.view.status)]
                 for event in events:
-                    for told in await self._told(stream, event, feed.view):
-                        yield told.frame()
+                    frames += [told.frame() for told in await self._told(stream, event, feed.view)]
+                if frames:
+                    yield b"".join(frames)
 
     async def _told(self, stream: ResponseStream, event: Event, view: TurnView) -> list[StreamEvent]:
         if not isinstance(event.data, Turn):

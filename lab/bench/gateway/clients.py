@@ -280,7 +280,9 @@ def request(turn: str, host: str, token: str, last: str) -> bytes:
 
 
 def main() -> None:
-    """Read, and print what came of it."""
+    """Say that it is ready, read, and print what came of it."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     shared = Readers.model_validate_json(sys.stdin.readline())
     answers = asyncio.run(read_turns(shared))
     sys.stdout.write(Answers(answers=answers, cpu_seconds=time.process_time()).model_dump_json() + "\n")

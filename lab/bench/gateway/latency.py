@@ -10,7 +10,7 @@ from lab.bench.agents import add_players
 from lab.bench.bars import Bars
 from lab.bench.figures import Figure, at_most, spread
 from lab.bench.gateway.clients import Answer, Reader, Readers
-from lab.bench.gateway.process import GatewayProcess, read_all
+from lab.bench.gateway.process import GatewayProcess, open_clients, read_all
 from lab.bench.load_client import CHANNEL
 from lab.bench.system import System
 from turnstile.gateway.events.positions import Part, Position
@@ -34,14 +34,15 @@ async def measure_latency(system: System, gateway: GatewayProcess, bars: Bars, l
     filters = [subjects.agent_chunk(system.project, CHANNEL, agent) for agent in agents]
     subscriptions = [await environment.conn.hear(each, on_chunk) for each in filters]
     cpu = gateway.cpu()
-    with bars.bar("gateway: latency", 1) as advance:
-        turns = [await system.load.enqueue(agent) for agent in agents]
-        readers = tuple(Reader(turn=turn) for turn in turns)
-        share = Readers(urls=(gateway.url,), token=gateway.token, readers=readers, timed=True)
-        [found], _ = await read_all(gateway, "latency", [share])
-        for turn in turns:
-            await system.load.wait(turn)
-        advance(1)
+    async with open_clients(gateway, label) as clients:
+        with bars.bar("gateway: latency", 1) as advance:
+            turns = [await system.load.enqueue(agent) for agent in agents]
+            readers = tuple(Reader(turn=turn) for turn in turns)
+            share = Readers(urls=(gateway.url,), token=gateway.token, readers=readers, timed=True)
+            [found], _ = await read_all(gateway, clients, [share])
+            for turn in turns:
+                await system.load.wait(turn)
+            advance(1)
     cpu = gateway.cpu() - cpu
     for each in subscriptions:
         await environment.conn.unsubscribe(each)

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from lab.bench.children import TURNSTILE, BenchError, Child, child
@@ -59,12 +59,26 @@ def allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-async def read_all(gateway: GatewayProcess, name: str, shares: Sequence[Readers]) -> tuple[list[Answers], float]:
-    """Let each of these shares be read by a process of its own; returns their answers, and the gateway's peak memory.
+@asynccontextmanager
+async def open_clients(gateway: GatewayProcess, name: str, processes: int = 1) -> AsyncGenerator[list[Child]]:
+    """Start processes for clients; they are ready when it yields."""
+    async with AsyncExitStack() as stack:
+        started: list[Child] = []
+        for number in range(processes):
+            label = f"{name}-clients-{number}"
+            log = gateway.environment.directory / f"{label}.log"
+            words = ("-m", "lab.bench.gateway.clients")
+            started.append(await stack.enter_async_context(child(label, words, log, piped=True)))
+        for each in started:
+            await _line(each)
+        yield started
 
-    Raises `BenchError` if one of them fails.
-    """
-    reading = asyncio.gather(*(_read(gateway, f"{name}-clients-{n}", share) for n, share in enumerate(shares)))
+
+async def read_all(
+    gateway: GatewayProcess, processes: Sequence[Child], shares: Sequence[Readers]
+) -> tuple[list[Answers], float]:
+    """Let each process read a share; returns the answers and the gateway's peak memory; raises `BenchError`."""
+    reading = asyncio.gather(*(_read(each, share) for each, share in zip(processes, shares, strict=False)))
     peak = gateway.memory_mb()
     while not reading.done():
         await asyncio.wait([reading], timeout=_POLL_SECONDS)
@@ -72,16 +86,18 @@ async def read_all(gateway: GatewayProcess, name: str, shares: Sequence[Readers]
     return await reading, peak
 
 
-async def _read(gateway: GatewayProcess, name: str, share: Readers) -> Answers:
-    log = gateway.environment.directory / f"{name}.log"
-    async with child(name, ("-m", "lab.bench.gateway.clients"), log, piped=True) as started:
-        stdin, stdout = started.process.stdin, started.process.stdout
-        if stdin is None or stdout is None:
-            raise BenchError(f"{name} has no pipes")
-        stdin.write(share.model_dump_json().encode() + b"\n")
-        await stdin.drain()
-        line = await stdout.readline()
-        if not line:
-            await started.process.wait()
-            started.check()
-        return Answers.model_validate_json(line)
+async def _read(clients: Child, share: Readers) -> Answers:
+    if clients.process.stdin is None:
+        raise BenchError(f"{clients.name} has no pipes")
+    clients.process.stdin.write(share.model_dump_json().encode() + b"\n")
+    await clients.process.stdin.drain()
+    return Answers.model_validate_json(await _line(clients))
+
+
+async def _line(clients: Child) -> bytes:
+    """What it prints next; raises `BenchError` if it has ended."""
+    line = b"" if clients.process.stdout is None else await clients.process.stdout.readline()
+    if not line:
+        await clients.process.wait()
+        clients.check()
+    return line

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.support.conditions import until
 from tests.support.delegation import CHIEF, answer, chief_says, fork, result, says, staff, steps, task
-from tests.support.tenants import Ended, Tenant, turn_of
+from tests.support.tenants import CHANNEL, Ended, Tenant, turn_of
 from tests.support.tools import call_of, calling
 from tests.turnstile.support import turnstile
 from turnstile.cli.turns.turn_tree import picture
@@ -19,7 +19,7 @@ from turnstile.ledger.trees.tree_views import TreeNode, tree
 from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.definitions import kernel_tools
-from turnstile.schema.ids import AgentId
+from turnstile.schema.ids import AgentId, ChannelId
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.tools import ToolDefinition
 from turnstile.schema.wire import headers
@@ -230,6 +230,14 @@ async def test_a_tree_is_described_and_shown(tenant: Tenant) -> None:
     leaf = told.tree[2].agent_turn_id
     found = await tenant.pool.run(lambda conn: tree(conn, tenant.project, leaf))
     assert [each.agent_turn_id for each in found] == [each.agent_turn_id for each in told.tree]
+    paged: list[TreeNode] = []
+    while len(paged) < len(found):
+        after = paged[-1].agent_turn_id if paged else None
+        paged += await tenant.pool.run(
+            lambda conn, after=after: tree(conn, tenant.project, turn, channel=CHANNEL, after=after, row_limit=1)
+        )
+    assert paged == found
+    assert await tenant.pool.run(lambda conn: tree(conn, tenant.project, turn, channel=ChannelId("u_x"))) == []
     lines = drawn(found)
     assert lines[0].startswith("! chief success")
     assert "with all 4 turns" in lines[0]

@@ -6,12 +6,16 @@ import time
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
+import httpx
+
 from tests.e2e.gateway.test_access import code
 from tests.e2e.gateway.test_streams import LONG, begun
 from tests.support.gateway import client, serving, token_of
 from tests.support.guarded import CONNECTIONS, Guarded, ended
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant
+from tests.support.tools import definition
+from turnstile.ledger.turns.roster import put_tool
 
 
 async def test_a_body_of_a_hundred_megabytes_is_refused_and_its_client_told_why(url: str, tenant: Tenant) -> None:
@@ -124,6 +128,22 @@ async def test_clients_that_vanish_leave_nothing(guarded: Guarded, tenant: Tenan
         await web.post(f"/v1/turns/{turn}/stop", json={})
     await guarded.quiet()
     assert (await tenant.ended(turn)).view.error_code == "stopped"
+
+
+async def test_an_answer_that_would_be_too_large_is_refused(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 900_000}}}
+    for number in range(20):
+        await put_tool(tenant.pool, tenant.project, definition(f"tool_{number:02}", parameters=schema))
+    assert code(await web.get("/v1/tools", params={"limit": "500"})) == (413, "result_too_large")
+    names: list[str] = []
+    query = {"limit": "7"}
+    while True:
+        page = (await web.get("/v1/tools", params=query)).json()
+        names += [tool["tool_name"] for tool in page["tools"]]
+        if page["next"] is None:
+            break
+        query = {"limit": "7", "cursor": page["next"]}
+    assert names == [f"tool_{number:02}" for number in range(20)]
 
 
 async def test_waits_count_as_streams_and_end_when_the_gateway_does(here: Stack, tenant: Tenant) -> None:

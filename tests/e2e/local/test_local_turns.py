@@ -25,6 +25,7 @@ from turnstile.processes.run import run_both
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
 from turnstile.schema.states import TurnStatus
+from turnstile.sdk.nats_turns import NatsBackend
 from turnstile.sdk.turns import Client
 from turnstile.settings import LocalSettings
 
@@ -95,7 +96,11 @@ async def test_the_first_turn_starts_the_server(tenant: Tenant, local: LocalServ
 
 async def test_pieces_come_as_the_model_writes_them(tenant: Tenant) -> None:
     agent = await tenant.agent("x", llm={**LONG, "max_tokens": 40})
-    turn, pieces, arrived = Client(tenant.client).ask(agent, STORY), list[str](), list[float]()
+    turn, pieces, arrived = (
+        Client.over(NatsBackend(tenant.stack.conn, tenant.client)).ask(agent, STORY),
+        list[str](),
+        list[float](),
+    )
     async for piece in turn:
         pieces.append(piece)
         arrived.append(time.monotonic())
@@ -109,7 +114,7 @@ async def test_pieces_come_as_the_model_writes_them(tenant: Tenant) -> None:
 
 async def test_a_stop_in_the_middle_frees_the_slot(tenant: Tenant, local: LocalServers) -> None:
     agent = await tenant.agent("x", llm=LONG)
-    turn = Client(tenant.client).ask(agent, STORY)
+    turn = Client.over(NatsBackend(tenant.stack.conn, tenant.client)).ask(agent, STORY)
     async with aclosing(aiter(turn)) as pieces:
         await anext(pieces)
         assert await busy_slots(local) == 1
@@ -198,7 +203,7 @@ async def test_result_fields_come_by_a_grammar(tenant: Tenant) -> None:
 async def test_a_server_killed_in_the_middle_is_started_again(tenant: Tenant, local: LocalServers) -> None:
     agent = await tenant.agent("x", llm={**LONG, "max_tokens": 40})
     before = local.pid(SMOLLM2.name)
-    turn = Client(tenant.client).ask(agent, STORY)
+    turn = Client.over(NatsBackend(tenant.stack.conn, tenant.client)).ask(agent, STORY)
     async with aclosing(aiter(turn)) as pieces:
         await anext(pieces)
         os.kill(before, signal.SIGKILL)

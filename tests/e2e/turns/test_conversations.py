@@ -10,6 +10,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import CardType
 from turnstile.schema.ids import AgentTurnId, ChannelId
 from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.nats_turns import NatsBackend
 from turnstile.sdk.turns import Client
 
 CHAT = {"conversation_id": "c1"}
@@ -54,13 +55,13 @@ async def test_a_profile_keeps_a_conversation_of_its_channel(tenant: Tenant) -> 
     await tenant.turn(agent, "one")
     assert (await tenant.turn(agent, "two")).deliverable() == "You said: two (before that: one)"
     elsewhere = BridgeClient(tenant.stack.conn, tenant.project, ChannelId("u_eve"))
-    answer = await Client(elsewhere).ask(agent, "three").result()
+    answer = await Client.over(NatsBackend(tenant.stack.conn, elsewhere)).ask(agent, "three").result()
     assert answer.value == "You said: three (before that: nothing)"
 
 
 async def test_python_asks_in_a_conversation(tenant: Tenant) -> None:
     await crew(tenant)
-    client = Client(tenant.client)
+    client = Client.over(NatsBackend(tenant.stack.conn, tenant.client))
     said: list[str] = []
     for text in ("one", "two"):
         turn = client.ask(None, text, profile_name="crew", conversation="c1")

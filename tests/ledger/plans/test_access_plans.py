@@ -85,9 +85,13 @@ def reads(turn: AgentTurnId, secret: Secret) -> dict[str, Callable[[Connection],
             conn, PROJECT, ConversationId("talk-7"), None, None, row_limit=2
         ),
         "list_turns_in_box": lambda conn: pages.list_turns_in_box(conn, PROJECT, TALK, row_limit=PAGE),
-        "list_turns_in_box since": lambda conn: pages.list_turns_in_box(
-            conn, PROJECT, TALK, since=THEN, row_limit=PAGE
+        "list_turns_in_box_from a moment": lambda conn: pages.list_turns_in_box_from(
+            conn, PROJECT, TALK, THEN, row_limit=PAGE
         ),
+        "list_turns_in_box_from a turn": lambda conn: pages.list_turns_in_box_from(
+            conn, PROJECT, TALK, AgentTurnId("t145"), row_limit=PAGE
+        ),
+        "is_box_of_channel": lambda conn: pages.is_box_of_channel(conn, PROJECT, CHANNEL, TALK),
     }
 
 

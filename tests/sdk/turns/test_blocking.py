@@ -80,9 +80,11 @@ async def test_a_conversation_goes_on(way: Way) -> None:
 
 async def test_threads_share_a_client(way: Way) -> None:
     def work(client: SyncClient) -> None:
+        def text(instruction: str) -> str:
+            return "".join(client.ask(ALICE, instruction))
+
         with ThreadPoolExecutor(4) as threads:
-            texts = list(threads.map(lambda _: "".join(client.ask(ALICE, STREAMED)), range(4)))
-        assert texts == [WORDS] * 4
+            assert list(threads.map(text, [STREAMED] * 4)) == [WORDS] * 4
 
     await in_thread(way, work)
 

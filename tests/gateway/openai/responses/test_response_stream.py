@@ -143,9 +143,8 @@ class Client:
     def take(self, number: int, kind: str, event: dict[str, Any]) -> None:
         assert self.last is None or number > self.last
         self.last = number
-        item = dict[str, Any]()
-        if "output_index" in event and "added" not in kind:
-            item = self.items[event["output_index"]]
+        is_known = "output_index" in event and "added" not in kind
+        item: dict[str, Any] = self.items[int(event["output_index"])] if is_known else {}
         if kind == "response.output_item.added":
             assert event["output_index"] == len(self.items)
             assert event["item"]["id"] not in [each["id"] for each in self.items]
