@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ async def gateway_process(stack: Stack) -> AsyncGenerator[tuple[int, str]]:
 async def composed(stack: Stack, **limits: Any) -> AsyncGenerator[Gateway]:
     """A gateway without a server, for `asking`: what it holds and the statements that it sends can be counted."""
     pool = Pool(stack.endpoints.database_url, size=2, name="composed", read_only=True)
-    chosen = GatewayLimits(**{"rate": 0.0, "heartbeat_seconds": 0.2, **limits})
+    chosen = replace(GatewayLimits(rate=0.0, heartbeat_seconds=0.2), **limits)
     doors = Doors(frozenset({"here"}), frozenset())
     made = Gateway(pool, stack.conn, chosen, doors, default_channel=ChannelId("public"), abort=lambda _: None)
     try:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -35,7 +35,7 @@ class Guarded:
         return "".join(f"{line}\r\n" for line in lines).encode()
 
     @contextlib.asynccontextmanager
-    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def connected(self) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """A bare connection."""
         reader, writer = await asyncio.open_connection(*self.place)
         try:

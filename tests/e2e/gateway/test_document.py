@@ -82,10 +82,11 @@ def _try(document: dict[str, Any], url: str, token: str, cases: int) -> int:
             def answered(case: Any) -> None:
                 nonlocal tried
                 tried += 1
-                response = case.call(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=20)
+                response: Any = case.call(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=20)
                 # The check of bad requests does not know 413, which it is if such a one is too large besides, and
                 # takes a parameter for sent that is an empty list, of which nothing is left in the address.
-                sent = {name for name, _ in parse_qsl(urlsplit(response.request.url).query, keep_blank_values=True)}
+                asked = urlsplit(str(response.request.url)).query
+                sent = {name for name, _ in parse_qsl(asked, keep_blank_values=True)}
                 excused = response.status_code == 413 or not set(case.query or ()) <= sent
                 case.validate_response(response, excluded_checks=[unsaid, *([rejection] if excused else [])])
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
@@ -172,18 +173,19 @@ async def test_requests_of_any_kind_are_answered(
             dice = Dice.of(number)
             endpoint = dice.pick.choice(gateway.endpoints)
             path = re.sub(r"\{\w+\}", lambda _: quote(_line(dice.pick.choice([*IDS, *TEXTS]))), endpoint.path)
-            given = dice.valid(endpoint.query)
+            given: Any = dice.valid(endpoint.query)
             given = dice.bent(given) if dice.chance(0.6) else given
-            query = {_line(name): _text(each) for name, each in given.items()} if isinstance(given, dict) else {}
+            fields = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+            query = {_line(name): _text(each) for name, each in fields.items()}
             chosen = dice.pick.sample(HEADERS, 2)
             headers = {name: _line(dice.pick.choice([*VALUES, *TEXTS])[:2000]) for name in chosen}
             body = None if endpoint.body is None else dice.payload(endpoint.body)
             async with slots, asyncio.timeout(30):
                 answer = await web.request(
                     *(endpoint.method, path),
-                    params=query,
+                    params=cast("dict[str, Any]", query),
                     content=body,
-                    headers={"content-type": "application/json", **headers},
+                    headers=cast("dict[str, str]", {"content-type": "application/json", **headers}),
                 )
             assert answer.status_code < 500, (number, endpoint.name, answer.text)
             if answer.status_code >= 400:
