@@ -108,7 +108,7 @@ class _Routes:
             await self._router(scope, receive, send)
         except HTTPException as error:
             if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-                raise Refused("not_found", "there is no such address; /v1/openapi.json has all") from None
+                raise Refused("not_found", "there is no such address; /v1/openapi.json has those of /v1") from None
             problem = problem_of(Refused("method_not_allowed", "that is not done with this method"))
             refused = _told(scope["path"], problem)
             refused.headers["allow"] = ", ".join(sorted(self._methods(scope)))

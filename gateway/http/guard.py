@@ -32,7 +32,7 @@ _SAFE: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 _ALLOWED_METHODS = "GET, POST, PUT, DELETE"
-_ALLOWED_HEADERS = "authorization, content-type, idempotency-key, last-event-id, prefer, traceparent, tracestate"
+_ALLOWED_HEADERS = "authorization, *"
 _EXPOSED_HEADERS = "location, preference-applied, retry-after"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _DRAINED_BYTES = 256 << 20

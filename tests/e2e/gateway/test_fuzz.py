@@ -173,7 +173,7 @@ async def test_requests_of_any_kind_are_answered(
             dice = Dice.of(number)
             endpoint = dice.pick.choice(gateway.endpoints)
             path = re.sub(r"\{\w+\}", lambda _: quote(_line(dice.pick.choice([*IDS, *TEXTS]))), endpoint.path)
-            given = dice.valid(endpoint.query)
+            given: Any = dice.valid(endpoint.query)
             given = dice.bent(given) if dice.chance(0.6) else given
             asked = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
             query = urlencode({_line(name): _text(each) for name, each in asked.items()})

@@ -63,6 +63,12 @@ Make = Callable[[Ids, Ids], Asked]
 """Of one's own ids and the foreign ones."""
 
 
+SAID = [
+    {"role": "user", "content": "hello"},
+    {"role": "user", "content": json.dumps({"steps": [{"text": "done"}]})},
+]
+
+
 def create(own: Ids, headers: Mapping[str, str] | None = None, **fields: str) -> Asked:
     """A turn that would be accepted."""
     body = {"agent_id": own.agent, "instruction": json.dumps({"steps": [{"text": "done"}]}), **fields}
@@ -127,6 +133,26 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events", headers=last_id(its.turn)),
         lambda own, its: Asked(f"/v1/conversations/{own.conversation}/events", headers=last_id(its.turn)),
     ],
+    "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],
+    "openai_get_model": [
+        lambda _, its: Asked(f"/openai/v1/models/{its.agent}"),
+        lambda _, its: Asked(f"/openai/v1/models/{its.profile}"),
+    ],
+    "openai_create_chat_completion": [
+        lambda _, its: Asked("/openai/v1/chat/completions", body={"model": its.profile, "messages": SAID}),
+    ],
+    "openai_create_response": [
+        lambda _, its: Asked("/openai/v1/responses", body={"model": its.profile, "input": "x"}),
+        lambda own, its: Asked(
+            "/openai/v1/responses",
+            body={"model": own.agent, "input": "x", "previous_response_id": f"resp_{its.turn}"},
+        ),
+    ],
+    "openai_get_response": [
+        lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}"),
+        lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}", {"stream": "true"}),
+    ],
+    "openai_cancel_response": [lambda _, its: Asked(f"/openai/v1/responses/resp_{its.turn}/cancel", body={})],
     "list_agents": [lambda _, __: Asked("/v1/agents")],
     "list_profiles": [lambda _, __: Asked("/v1/profiles")],
     "list_tools": [lambda _, __: Asked("/v1/tools")],
@@ -219,7 +245,7 @@ async def answer_of(sides: Sides, asked: Asked, method: str, used: Ids) -> tuple
 
 
 async def test_what_is_anothers_is_answered_like_what_is_not_there(sides: Sides) -> None:
-    methods = {each.name: each.method for each in sides.gateway.endpoints}
+    methods = {each.name: each.method for each in (*sides.gateway.endpoints, *sides.gateway.openai)}
     same_project = sides.asks.agent == sides.its.agent
     agent, profile = (sides.its.agent, sides.its.profile) if same_project else (f"a-{uuid7()}", f"p-{uuid7()}")
     await answer_of(sides, Asked("/v1/agents"), "GET", sides.its)
@@ -247,6 +273,19 @@ async def test_a_channel_sees_its_own_figures_and_turns_only(sides: Sides) -> No
             assert agent["active_agent_turn_id"] is None
 
 
+async def test_both_sides_may_say_several_things_under_one_key(sides: Sides) -> None:
+    """A box is made of what was said: that of the one is not that of the other."""
+    found: set[str] = set()
+    for token, ids in ((sides.token, sides.asks), (sides.its_token, sides.its)):
+        async with asking(sides.gateway, token) as web:
+            body = {"model": ids.agent, "input": SAID, "background": True, "user": ids.channel}
+            answer = await web.post("/openai/v1/responses", json=body, headers={"idempotency-key": "the-same"})
+            assert answer.status_code == 200, answer.text
+            found.add(answer.json()["id"])
+            assert (await web.post(f"/openai/v1/responses/{answer.json()['id']}/cancel", json={})).status_code == 200
+    assert len(found) == 2
+
+
 async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
     """Else the matrix would prove nothing."""
     its = sides.its
@@ -268,7 +307,7 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
 
 async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gateway) -> None:
     ids = nobodys("a", "p", Ids(*("x",) * 11))
-    assert {each.name for each in gateway.endpoints} == MATRIX.keys()
+    assert {each.name for each in (*gateway.endpoints, *gateway.openai)} == MATRIX.keys()
     for endpoint in gateway.endpoints:
         made = [make(ids, ids) for make in MATRIX[endpoint.name]]
         assert all(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), each.path) for each in made), endpoint.name

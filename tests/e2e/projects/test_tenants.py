@@ -67,6 +67,7 @@ EMPTY = {
     "state.identity_edges",
     "state.rejections",
     "state.memory_cuts",
+    "state.gateway_tokens",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
