@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
+import gc
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,13 +109,18 @@ async def gateway(session: "Session") -> None:
     from turnstile.processes.gateway import run_gateway
     from turnstile.telemetry.health_file import serving_health
 
+    def ready(url: str) -> None:
+        gc.collect()  # the collector need not look through what is loaded by now: that held up all streams for 0.1 s
+        gc.freeze()
+        session.out.remark(f"gateway serves {url}")
+
     data = session.options.data
     async with serving_health(find_data(data), "gateway") as health:
         await run_gateway(
             session.settings,
             *(addresses.database_url(session.settings, data), addresses.nats_url(session.settings, data)),
             session.stop,
-            ready=lambda url: session.out.remark(f"gateway serves {url}"),
+            ready=ready,
             health=health,
         )
 
