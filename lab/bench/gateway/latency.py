@@ -1,10 +1,12 @@
 """What a gateway adds to a chunk's way: from a subscriber of NATS that hears it to a client of the gateway that has it.
 
 Both read one clock. Chunks that were published before a client's stream began came from the stream of text, and do not
-count. The kernel's own gathering (`[worker].stream_gather_ms`) lies before both, so it is not in the figure.
+count; those of the time in which all streams open at once are a figure of their own. The kernel's own gathering
+(`[worker].stream_gather_ms`) lies before both, so it is not in the figure.
 """
 
 import time
+from math import inf
 
 from lab.bench.agents import add_players
 from lab.bench.bars import Bars
@@ -18,8 +20,8 @@ from turnstile.schema.wire import subjects
 from turnstile.schema.wire.events import Chunk
 
 SCRIPT = "bench_stream"
-_SETTLED = 0.05
-"""The share of a turn that a client has followed it before chunks count."""
+_OPENED = 0.1
+"""The share of a turn after which the last stream that began has long been open."""
 
 
 async def measure_latency(system: System, gateway: GatewayProcess, bars: Bars, label: str = "paced") -> list[Figure]:
@@ -46,13 +48,16 @@ async def measure_latency(system: System, gateway: GatewayProcess, bars: Bars, l
     cpu = gateway.cpu() - cpu
     for each in subscriptions:
         await environment.conn.unsubscribe(each)
-    added = _added(found.answers, heard, plan.stream_seconds * _SETTLED)
+    open_at = max(answer.began for answer in found.answers) + plan.stream_seconds * _OPENED
+    added = _added(found.answers, heard, open_at)
+    while_opening = _added(found.answers, heard, 0.0, open_at)
     p50, p95, p99 = spread(f"chunk from NATS to client, {plan.sse_paced} streams", added)
     return [
         p50,
         p95,
         p99.model_copy(update={"goal": at_most(25)}),
         Figure(name="chunks timed", value=len(added)),
+        *spread("the same while they open, all at once", while_opening),
         Figure(name="chunks a second, all streams", value=len(heard) / plan.stream_seconds),
         Figure(
             name="gateway's CPU for a second of one paced stream",
@@ -62,14 +67,14 @@ async def measure_latency(system: System, gateway: GatewayProcess, bars: Bars, l
     ]
 
 
-def _added(answers: list[Answer], heard: list[tuple[float, bytes]], settled: float) -> list[float]:
-    """Milliseconds from the subscriber to the client, of chunks published `settled` seconds after its begin."""
+def _added(answers: list[Answer], heard: list[tuple[float, bytes]], since: float, until: float = inf) -> list[float]:
+    """Milliseconds from the subscriber to the client, of chunks published since then and until then."""
     published = {_event_id(Chunk.model_validate_json(data)): at for at, data in heard}
     return [
         (at - published[event_id]) * 1000
         for answer in answers
         for event_id, at in answer.times
-        if event_id in published and published[event_id] > answer.began + settled
+        if event_id in published and max(since, answer.began) < published[event_id] <= until
     ]
 
 

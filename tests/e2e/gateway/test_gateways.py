@@ -17,7 +17,7 @@ from tests.support.tenants import Tenant
 
 TEXT = "".join(f"word-{number} " for number in range(150))
 PLAY = json.dumps({"steps": [{"text": TEXT, "chunks": 150, "delay_seconds": 0.06}]})
-CLIENTS, MANY = 50, 300
+CLIENTS, MANY = 20, 300
 
 
 async def ended_in_the_middle(
