@@ -55,7 +55,7 @@ async def test_no_content_is_logged_and_every_request_is_counted(
         await web.get("/health")
     text = "\n".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
     assert MARKER not in text
-    assert token.rpartition("_")[2] not in text
+    assert token.split("_", 2)[2] not in text
     lines = [record.getMessage() for record in caplog.records if record.name == "turnstile.gateway.access"]
     assert len(lines) == 12
     assert re.fullmatch(r"POST create_turn 201 \d+ ms", lines[0])
