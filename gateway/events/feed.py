@@ -86,13 +86,6 @@ class TurnFeed:
         """The events that a client at this place has not had, in order."""
         return self._log.after(cursor)
 
-    async def until_over(self) -> None:
-        """Returns once the turn is over, and its outcome here; raises `ServerUnavailable` if the feed has failed."""
-        while not self.over:
-            if self.failed:
-                raise ServerUnavailable("the turn cannot be followed")
-            await self._changed.wait()
-
     async def run(self) -> None:
         """Follow the turn until it is over."""
         try:

@@ -122,7 +122,7 @@ async def attend(
     A task that `finishes` is done soon after the gateway stops, and waited for. The body of the request must have been
     read.
     """
-    leaving, closed = asyncio.create_task(gone(receive)), asyncio.create_task(closing.wait())
+    leaving, closed = asyncio.create_task(_gone(receive)), asyncio.create_task(closing.wait())
     tasks: set[asyncio.Task[Any]] = {working, leaving, closed}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ async def attend(
         await asyncio.wait(tasks)
 
 
-async def gone(receive: Receive) -> None:
+async def _gone(receive: Receive) -> None:
     """Returns when the client has gone away; the rest of its request is thrown away."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
@@ -37,7 +36,7 @@ from turnstile.gateway.openai.error_objects import error_response
 from turnstile.gateway.openai.kernel import Kernel
 from turnstile.gateway.openai.messages import Composed, composed
 from turnstile.gateway.openai.targets import Target, find_target
-from turnstile.gateway.v1.resources import Turn, TurnStop
+from turnstile.gateway.v1.resources import Turn
 from turnstile.gateway.v1.turn_handlers import key_in
 from turnstile.ledger.turns.usage import TurnUsage, sum_turn_usage
 from turnstile.runtime.telemetry import Metric
@@ -145,9 +144,7 @@ class _Asked:
         """Stop the turn, unless its client can find it again."""
         if self.found_again:
             return
-        wanted = TurnStop(reason="its client went away")
-        with contextlib.suppress(TurnstileError):  # it is over, or the bridge is away: nobody is left to be told
-            await self.kernel.turns.stop_turn(self.principal, self.view, wanted, Headers())
+        await self.kernel.turns.abandon(self.principal, self.view)
 
     @property
     def _id(self) -> str:

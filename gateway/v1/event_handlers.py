@@ -18,13 +18,13 @@ from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.http.problems import Forbidden
 from turnstile.gateway.v1.conversation_handlers import Conversations
-from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery, TurnStop
+from turnstile.gateway.v1.resources import ConversationEventsQuery, EventsQuery
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.ledger.access.pages import TurnAt, list_turns_in_box, list_turns_in_box_from
 from turnstile.ledger.turns.views import ConversationLine
 from turnstile.runtime.telemetry import Metric
 from turnstile.schema.access import Principal, Right
-from turnstile.schema.errors import BadRequest, Refused, TurnstileError
+from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import subjects
 from turnstile.schema.wire.descriptions import TurnView
@@ -68,9 +68,7 @@ class Events:
                     yield piece
 
         async def stop() -> None:
-            wanted = TurnStop(reason="its client went away")
-            with contextlib.suppress(TurnstileError):  # it is over, or the bridge is away: nobody is left to be told
-                await self.turns.stop_turn(principal, view, wanted, Headers())
+            await self.turns.abandon(principal, view)
 
         counted = self.access.streaming(principal)
         return Answer(EventStream(events(), self.streaming, counted, stop if cancels else None))

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import Receive
 
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.events.feeds import Feeds
-from turnstile.gateway.events.stream import gone
+from turnstile.gateway.events.stream import attend
 from turnstile.gateway.http.bearers import Access
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.outputs import output_of
@@ -39,7 +38,7 @@ from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
+from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
@@ -130,6 +129,11 @@ class Turns:
             payload["cascade"] = wanted.cascade
         return await self.asking.ask(principal, view.channel_id, "stop", payload, StopReply, given)
 
+    async def abandon(self, principal: Principal, view: TurnView) -> None:
+        """Stop a turn whose client went away, if it can be stopped: nobody is left to be told."""
+        with contextlib.suppress(TurnstileError):
+            await self.stop_turn(principal, view, TurnStop(reason="its client went away"), Headers())
+
     async def tree(self, call: Call[TreeQuery, object]) -> Answer:
         """The tree that a turn is in, as far as the token may see it."""
         principal, wanted = call.principal, call.query
@@ -165,26 +169,18 @@ class Turns:
             return view, seconds > 0
         try:
             with self.access.streaming(call.principal):
-                await self._until_over(view, seconds, call.request.receive)
+                waiting = asyncio.create_task(self._over(view, seconds))
+                await attend(waiting, call.request.receive, self.closing)
         except Limited:
             return view, False
-        return await self.described(call.principal, view.agent_turn_id), True
+        over = None if waiting.cancelled() else waiting.result()
+        return over or await self.described(call.principal, view.agent_turn_id), True
 
-    async def _until_over(self, view: TurnView, seconds: float, receive: Receive) -> None:
-        async def over() -> None:
-            with contextlib.suppress(ServerUnavailable):
-                await self.feeds.until_over(view)
-
-        waits = [asyncio.create_task(each) for each in (over(), gone(receive), self._closed())]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.wait(waits)
-
-    async def _closed(self) -> None:
-        await self.closing.wait()
+    async def _over(self, view: TurnView, seconds: float) -> TurnView | None:
+        """The turn once it is over; None if that takes longer, or cannot be told now."""
+        with contextlib.suppress(TimeoutError, ServerUnavailable):
+            async with asyncio.timeout(seconds):
+                return await self.feeds.until_over(view)
 
     async def _output(self, view: TurnView) -> Output | None:
         card_id = view.deliverable_card_id

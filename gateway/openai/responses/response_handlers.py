@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.datastructures import Headers
-
 from turnstile.gateway.events.frames import HEARTBEAT
 from turnstile.gateway.events.positions import BEGIN
 from turnstile.gateway.events.reading import Reader, reader_of
@@ -102,9 +100,10 @@ class Responses:
             wanted = TurnStop(reason="cancelled")
             await self.kernel.turns.stop_turn(call.principal, view, wanted, call.headers)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_SECONDS), self.kernel.feeds.following(view) as feed:
-                    await feed.until_over()
-            view = await self.kernel.turns.described(call.principal, view.agent_turn_id)
+                async with asyncio.timeout(_STOP_SECONDS):
+                    view = await self.kernel.feeds.until_over(view)
+            if view.ended_at is None:
+                view = await self.kernel.turns.described(call.principal, view.agent_turn_id)
         return Answer(await read_response(self.kernel.pool, view))
 
     async def _enqueued(self, call: Call[Any, Any], key: str | None) -> TurnView:
@@ -164,31 +163,20 @@ class Responses:
     async def _awaited(self, call: Call[Any, ResponseCreate], view: TurnView, *, lasts: bool) -> Answer:
         """The response when it is over; unless it `lasts`, its turn is stopped if nobody waits for it any more."""
         kernel = self.kernel
-        match await attend(asyncio.create_task(self._over(view)), call.request.receive, kernel.streaming.closing):
+        waiting = asyncio.create_task(kernel.feeds.until_over(view))
+        match await attend(waiting, call.request.receive, kernel.streaming.closing):
             case "done":
-                view = await kernel.turns.described(call.principal, view.agent_turn_id)
-                if view.ended_at is not None:
-                    return Answer(await read_response(kernel.pool, view))
-                what: TurnstileError = ServerUnavailable("the turn cannot be followed")
+                try:
+                    return Answer(await read_response(kernel.pool, waiting.result()))
+                except ServerUnavailable as error:
+                    what = error
             case "gone":
                 what = ServerUnavailable("its client went away")
             case "closing":
                 what = ServerUnavailable("the gateway stops")
         if not lasts:
-            await self._leave(call.principal, view)
+            await kernel.turns.abandon(call.principal, view)
         return Answer(error_response(problem_of(what), over=not lasts))
-
-    async def _over(self, view: TurnView) -> None:
-        """Returns when the turn is over, or cannot be followed."""
-        with contextlib.suppress(ServerUnavailable):
-            async with self.kernel.feeds.following(view) as feed:
-                await feed.until_over()
-
-    async def _leave(self, principal: Principal, view: TurnView) -> None:
-        """Stop a turn that nobody waits for."""
-        wanted = TurnStop(reason="its client went away")
-        with contextlib.suppress(TurnstileError):  # it is over, or the bridge is away: nobody is left to be told
-            await self.kernel.turns.stop_turn(principal, view, wanted, Headers())
 
     def _streamed(
         self,
@@ -203,7 +191,7 @@ class Responses:
         kernel = self.kernel
 
         async def gone() -> None:
-            await self._leave(call.principal, view)
+            await kernel.turns.abandon(call.principal, view)
 
         kernel.streaming.meter.count(Metric.HTTP_STREAMS, resumed="no" if mark is None else "yes")
         reader = reader_of(kernel.access, call.headers, kernel.heartbeat_seconds)
