@@ -15,7 +15,11 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
            FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id) END AS queued_because,
        h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
        o.ended_at, o.announced_at, o.deliverable_card_id, o.tool_result_card_id, o.error_code, o.error, o.stats,
-       (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps
+       (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps,
+       i.payload -> 'rerun' ->> 'of' AS rerun_of, state.as_count(i.payload -> 'rerun' ->> 'from_step') AS from_step,
+       ARRAY(SELECT r.agent_turn_id FROM state.agent_inbox r
+             WHERE r.payload -> 'rerun' ->> 'of' = i.agent_turn_id AND r.payload ? 'rerun' AND r.project_id = i.project_id
+             ORDER BY r.created_at LIMIT 100) AS reruns
 FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id

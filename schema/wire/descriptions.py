@@ -98,6 +98,12 @@ class TurnView(Tolerant):
     """Figures, as in its `task` event."""
     steps: int
     """The number of committed steps."""
+    rerun_of: AgentTurnId | None = None
+    """The turn that it runs again; null if it does not."""
+    from_step: int | None = None
+    """The step of that turn from which on it does."""
+    reruns: tuple[AgentTurnId, ...] = ()
+    """The turns that run it again, oldest first; at most 100."""
 
 
 class CallView(Tolerant):

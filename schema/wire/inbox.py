@@ -151,6 +151,17 @@ class DescribeRequest(Strict):
     """With a turn: whether to answer its whole tree, too."""
 
 
+class RerunOf(Tolerant):
+    """Which turn another one runs again (protocol §13.7)."""
+
+    of: AgentTurnId
+    """The turn that is run again."""
+    from_step: int
+    """From which of its steps on."""
+    line: tuple[AgentTurnId, ...] = ()
+    """It, the turn that it had run again itself, and so on: their cards in the output box are read as the turn's own."""
+
+
 class TurnPayload(Tolerant):
     """`payload` of an inbox row of type `turn`."""
 
@@ -164,6 +175,8 @@ class TurnPayload(Tolerant):
     """The settings of the enqueue."""
     conversation_id: ConversationId | None = None
     """The conversation that the turn is in, if it is in one."""
+    rerun: RerunOf | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The turn that it runs again, if it does."""
 
 
 class ReportPayload(Tolerant):
