@@ -7,6 +7,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
+from turnstile.bridge.people.reruns import rerun_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
@@ -24,6 +25,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
+from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import (
@@ -71,6 +73,7 @@ class Verbs:
             "box_fork": self.box_fork,
             "box_make": self.box_make,
             "box_replace": self.box_replace,
+            "rerun": self.rerun,
         }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
@@ -152,6 +155,15 @@ class Verbs:
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
         return await stop_turn(self.pool, self.publisher, request.project_id, wanted, self.telemetry)
+
+    async def rerun(self, request: VerbRequest) -> RerunReply:
+        """Run a turn again from one of its steps."""
+        limit = self._counts.limit_for(request.project_id)
+        admission = replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit)
+        done = await rerun_turn(self.pool, self.publisher, request, depth_limit=self.depth_limit, admission=admission)
+        if limit:
+            self._counts.found(request.project_id)
+        return done
 
     async def box_fork(self, request: VerbRequest) -> BoxForkReply:
         """Copy a box; a command that is delivered twice makes one copy."""

@@ -86,7 +86,7 @@ async def rerun(
         channel_id=channel,
         request=request,
         caller=caller,
-        context_headers=headers.context_headers(carried),
+        context_headers={**headers.context_headers(carried), headers.SENDER: caller.name},
         depth_limit=depth_limit,
         agent_turn_id=AgentTurnId(uuid7()),
         inbox_id=InboxId(uuid7()),

@@ -11,7 +11,9 @@ known AS MATERIALIZED (
     WHERE i.correlation_id = :correlation_id AND i.project_id = :project_id AND i.message_type IN {turn_types} LIMIT 1
 ),
 turn AS MATERIALIZED (
-    SELECT i.agent_id, i.message_type, i.context_headers ->> 'CG-Sender' AS requester, i.payload, o.agent_turn_id IS NOT NULL AS is_over,
+    SELECT i.agent_id, i.message_type, i.payload, coalesce(i.context_headers ->> 'CG-Sender', (
+               SELECT c.metadata ->> 'author_id' FROM public.cards c WHERE c.card_id = :agent_turn_id || '-instruction' AND c.tenant_id = :project_id)) AS requester,
+           o.agent_turn_id IS NOT NULL AS is_over,
            o.status, o.tool_result_card_id, o.started_at, o.ended_at, state.as_uuid(i.payload ->> 'context_box_id') AS context_box_id,
            state.as_uuid(i.payload ->> 'output_box_id') AS output_box_id
     FROM state.agent_inbox i
@@ -42,14 +44,13 @@ held AS MATERIALIZED (  -- as in fork_box
     ORDER BY b.box_id FOR KEY SHARE
 ),
 boundary AS MATERIALIZED (  -- always one row: the first card of the step, or of the turn's end, where it ended before the step was committed
-    SELECT min(b.position) AS position FROM turn CROSS JOIN asked
+    SELECT min(b.position) AS position FROM turn CROSS JOIN ended CROSS JOIN asked
     JOIN public.box_cards b ON b.box_id = turn.output_box_id
     CROSS JOIN LATERAL (
-        SELECT c.card_id, c.metadata ->> 'type' AS type, c.metadata ->> 'step_id' AS step_id FROM public.cards c
+        SELECT c.metadata ->> 'type' AS type, c.metadata ->> 'step_id' AS step_id FROM public.cards c
         WHERE c.card_id = b.card_id AND c.metadata ->> 'agent_turn_id' = :agent_turn_id OFFSET 0) c
-    LEFT JOIN steps s ON s.number = asked.step
-    WHERE asked.step = 1 OR CASE WHEN s.number IS NULL THEN c.type = 'task.deliverable'
-                                 ELSE s.metadata -> 'new_card_ids' ? c.card_id END
+    WHERE asked.step = 1 OR c.step_id = :agent_turn_id || '-s' || asked.step
+       OR (asked.step = ended.number AND c.type = 'task.deliverable')
 ),
 ranges AS MATERIALIZED (  -- the context box of a turn that had pinned nothing has no card that was made later
     SELECT turn.output_box_id AS box_id, :output_copy_id::text::uuid AS copy_id, boundary.position - 1 AS upto FROM turn CROSS JOIN boundary
@@ -111,7 +112,8 @@ SELECT plan.verdict, coalesce((SELECT known.agent_id FROM known), turn.agent_id)
        coalesce((SELECT known.from_step FROM known), asked.step, 1) AS from_step,
        ended.number AS last_step, coalesce(turn.payload -> 'runtime_config', '{}') AS runtime_config,
        coalesce(turn.payload -> 'rerun' -> 'line', '[]') AS line,
-       coalesce((SELECT p.name FROM resource.profiles p WHERE p.profile_box_id = turn.payload ->> 'profile_box_id' AND p.project_id = :project_id),
-                (SELECT p.name FROM steps s JOIN resource.profiles p ON lower(p.name) = lower(s.metadata -> 'turn_config' ->> 'profile_name')
-                 WHERE s.number = 1 AND p.project_id = :project_id)) AS profile_name
+       (SELECT p.name FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
+        JOIN resource.profiles p ON lower(p.name) = lower(c.content -> 'data' ->> 'name') AND p.project_id = :project_id
+        WHERE b.box_id = state.as_uuid(turn.payload ->> 'profile_box_id') AND c.tenant_id = :project_id AND c.metadata ->> 'type' = 'sys.profile'
+        ORDER BY b.position DESC LIMIT 1) AS profile_name
 FROM plan LEFT JOIN turn ON true LEFT JOIN ended ON true LEFT JOIN asked ON true;
