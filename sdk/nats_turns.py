@@ -12,6 +12,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import value_of
 from turnstile.schema.errors import Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
+from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
@@ -30,7 +31,9 @@ _LINGER_SECONDS = 0.1
 class NatsTurn(Turn):
     """A turn over NATS."""
 
-    def __init__(self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | AgentTurnId) -> None:
+    def __init__(
+        self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | RerunRequest | AgentTurnId
+    ) -> None:
         self._bridge = bridge
         self._agent = agent_id
         self._asked = asked
@@ -38,6 +41,9 @@ class NatsTurn(Turn):
     async def start(self) -> AgentTurnId:
         if isinstance(self._asked, EnqueueRequest):
             self.reply = await self._bridge.request_as("enqueue", self._asked, EnqueueReply)
+            self._asked = turn_of(self.reply)
+        elif isinstance(self._asked, RerunRequest):
+            self.reply = await self._bridge.request_as("rerun", self._asked, RerunReply)
             self._asked = turn_of(self.reply)
         return self._asked
 
@@ -70,6 +76,9 @@ class NatsTurn(Turn):
         if cascade != "waited":
             asked["cascade"] = cascade
         return await self._bridge.request_as("stop", asked, Stopped)
+
+    def again(self, request: RerunRequest) -> Turn:
+        return NatsTurn(self._bridge, self._agent, request)
 
     async def tree(self) -> Sequence[TreeTurn]:
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []

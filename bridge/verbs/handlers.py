@@ -7,7 +7,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
-from turnstile.bridge.people.reruns import rerun_turn
+from turnstile.bridge.people.rerun_verb import rerun_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest

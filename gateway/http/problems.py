@@ -18,6 +18,7 @@ _STATUS: Mapping[str, int] = {
     "unauthenticated": 401,
     "forbidden": 403,
     "origin_not_allowed": 403,
+    "not_yours": 403,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,

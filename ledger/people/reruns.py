@@ -1,4 +1,4 @@
-"""A turn that is run again from one of its steps (protocol §13.7): copies of its boxes, and the enqueue of a new turn.
+"""A turn that is run again from one of its steps (protocol §6, rerun): copies of its boxes, and a new turn in them.
 
 Guarantees: both happen in one transaction, or neither. A request that is refused changes nothing, and a repeat finds
 the first one's turn. The old turn and its boxes stay as they are. Costs two statements. Never publishes: the caller
@@ -32,7 +32,9 @@ _REFUSALS = {
 }
 
 
-class _Copied(Tolerant):
+class CopiedBoxes(Tolerant):
+    """The verdict on a rerun, and what the new turn has of the old one."""
+
     verdict: str
     agent_id: AgentId | None
     from_step: int
@@ -102,7 +104,7 @@ async def rerun_on(conn: Connection, command: Rerun) -> tuple[Enqueued, RerunOf]
     request = command.request
     copied = await query("copy_boxes_of_turn").one_as(
         conn,
-        _Copied,
+        CopiedBoxes,
         project_id=command.project_id,
         channel_id=command.channel_id,
         agent_turn_id=request.agent_turn_id,
@@ -130,7 +132,7 @@ async def rerun_on(conn: Connection, command: Rerun) -> tuple[Enqueued, RerunOf]
     return done, of
 
 
-def _enqueue(command: Rerun, copied: _Copied, of: RerunOf) -> Enqueue:
+def _enqueue(command: Rerun, copied: CopiedBoxes, of: RerunOf) -> Enqueue:
     """The new turn: the old one's agent, profile and settings, in the copies."""
     settings = _settings(command.request, copied.runtime_config)
     asked = EnqueueRequest(

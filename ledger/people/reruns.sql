@@ -1,4 +1,4 @@
--- A turn that is run again from one of its steps (protocol §13.7): the copies of its boxes. The new turn is then an enqueue.
+-- A turn that is run again from one of its steps (protocol §6, rerun): the copies of its boxes. The new turn is then an enqueue.
 
 -- name: copy_boxes_of_turn :one
 -- Makes copies of the boxes of a turn that is over, as they were before one of its steps; without a step, before the step that failed,

@@ -98,7 +98,7 @@ VERBS = (
     Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
-    Verb("rerun", "Run a turn again from one of its steps.", "13", RerunRequest, RerunReply, _CLIENT, durable=False),
+    Verb("rerun", "Run a turn again from one of its steps.", "6", RerunRequest, RerunReply, _CLIENT, durable=False),
     Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
     Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
     Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),

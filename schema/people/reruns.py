@@ -1,4 +1,4 @@
-"""The request to run a turn again from one of its steps, and the reply (protocol §13.7)."""
+"""The request to run a turn again from one of its steps, and the reply (protocol §6, rerun)."""
 
 import hashlib
 from typing import Self
@@ -11,7 +11,7 @@ from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.wire.inbox import EnqueueReply
 
 LINE_LIMIT = 100
-"""How many turns a rerun may have before it: the turn that it runs again, the one that this had run again, and so on."""
+"""How many turns a rerun may have before it: the one that it runs again, the one that this had run again, and so on."""
 
 
 class RerunRequest(Strict):
@@ -20,7 +20,7 @@ class RerunRequest(Strict):
     agent_turn_id: AgentTurnId = Field(min_length=1, max_length=128)
     """The turn to run again. It must be over."""
     from_step: int | None = Field(default=None, ge=1, le=100_000)
-    """The step, from 1, from which on it is run again; by default of a failed turn the step that failed, else the first."""
+    """The step, from 1, from which on it is run again; by default the one that failed, if it failed, else the first."""
     model: str | None = Field(default=None, min_length=1, max_length=256)
     """`provider/model` for the new turn: the same as `runtime_config.model`."""
     runtime_config: RuntimeConfig = RuntimeConfig()

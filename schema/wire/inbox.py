@@ -152,14 +152,14 @@ class DescribeRequest(Strict):
 
 
 class RerunOf(Tolerant):
-    """Which turn another one runs again (protocol §13.7)."""
+    """Which turn another one runs again (protocol §6, rerun)."""
 
     of: AgentTurnId
     """The turn that is run again."""
     from_step: int
     """From which of its steps on."""
     line: tuple[AgentTurnId, ...] = ()
-    """It, the turn that it had run again itself, and so on: their cards in the output box are read as the turn's own."""
+    """That turn, the one that it had run again, and so on: what they wrote into the output box is read as its own."""
 
 
 class TurnPayload(Tolerant):

@@ -1,4 +1,6 @@
-"""What a turn that is run again asks its model: what the turn had asked at that step (protocol §13.7)."""
+"""What a turn that is run again asks its model: what the turn had asked at that step (protocol §6, rerun)."""
+
+from typing import Any
 
 from tests.activities.test_compaction import DROPS
 from tests.support.ledger.agents import ALICE, PROJECT, ask
@@ -11,7 +13,7 @@ from turnstile.runtime.ports import ModelRequest
 from turnstile.schema.ids import AgentTurnId
 
 
-async def rerun(talk: Talk, turn: AgentTurnId, **fields: int) -> tuple[Said, list[ModelRequest]]:
+async def rerun(talk: Talk, turn: AgentTurnId, **fields: Any) -> tuple[Said, list[ModelRequest]]:
     """Run a turn of the talk again to its end; returns it and what its model was asked."""
     before = len(talk.cast.asked)
     await again(talk.pool, turn, **fields)
@@ -26,7 +28,7 @@ async def test_a_rerun_asks_what_the_turn_had_asked(pool: Pool) -> None:
     second = said[1]
     first_step, second_step = talk.cast.asked[2:4]
     again_from_first, asked = await rerun(talk, second.turn, from_step=1)
-    assert [each.messages for each in asked][0] == first_step.messages
+    assert asked[0].messages == first_step.messages
     assert told(asked[1]) == told(second_step) == [1, 2]
     # the scripted model calls its tool in step 1 of each turn
     from_second, asked = await rerun(talk, second.turn, from_step=2)

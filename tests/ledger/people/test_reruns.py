@@ -1,4 +1,4 @@
-"""A turn that is run again: a new turn in copies of its boxes, as they were before one of its steps (protocol §13.7)."""
+"""A turn that is run again, in copies of its boxes as they were before one of its steps (protocol §6, rerun)."""
 
 import asyncio
 from typing import Any
@@ -182,8 +182,8 @@ async def test_the_settings_of_the_turn_are_kept_but_those_that_are_given(agents
     old = await play(agents)
     await again(agents, old, model="scripted/other", runtime_config={"temperature": 0.5, "max_steps": None})
     new = await play(agents)
-    stored = "SELECT payload -> 'runtime_config' AS config FROM state.agent_inbox WHERE agent_turn_id = $1"
-    assert await value(agents, f"SELECT x.config::text FROM ({stored}) x", new.agent_turn_id) == (
+    stored = "SELECT (payload -> 'runtime_config')::text FROM state.agent_inbox WHERE agent_turn_id = $1"
+    assert await value(agents, stored, new.agent_turn_id) == (
         '{"model": "scripted/other", "remember": true, "temperature": 0.5, "instructions": "be brief"}'
     )
     with pytest.raises(ValueError, match="different models"):
@@ -215,10 +215,8 @@ async def test_it_has_no_parent_and_begins_at_no_depth(agents: Pool) -> None:
     await ask(agents, incoming=lineage)
     old = await play(agents)
     made = await again(agents, old, incoming=lineage)
-    headers = "SELECT context_headers FROM state.agent_inbox WHERE agent_turn_id = $1"
-    kept = await value(
-        agents, f"SELECT (x.context_headers - 'traceparent')::text FROM ({headers}) x", made.reply.agent_turn_id
-    )
+    headers = "SELECT (context_headers - 'traceparent')::text FROM state.agent_inbox WHERE agent_turn_id = $1"
+    kept = await value(agents, headers, made.reply.agent_turn_id)
     assert kept == '{"CG-Sender": "user.test", "CG-Recursion-Depth": "0"}'
     await play(agents)
 
@@ -226,7 +224,7 @@ async def test_it_has_no_parent_and_begins_at_no_depth(agents: Pool) -> None:
 async def test_what_is_refused_changes_nothing(agents: Pool) -> None:
     old, live = await called(agents), await lease(agents)
     before = await untouched(agents)
-    for code, turn, fields in (
+    cases: list[tuple[str, TurnRef | AgentTurnId, dict[str, Any]]] = [
         ("unknown_turn", AgentTurnId("nobody"), {}),
         ("unknown_turn", old, {"project": ProjectId("other")}),
         ("unknown_turn", old, {"channel": ChannelId("other")}),
@@ -235,7 +233,8 @@ async def test_what_is_refused_changes_nothing(agents: Pool) -> None:
         ("turn_not_over", live, {"caller": OPERATOR, "from_step": 1}),
         ("unknown_step", old, {"from_step": 3}),
         ("text_too_large", old, {"runtime_config": {"instructions": "é" * 300_000}}),
-    ):
+    ]
+    for code, turn, fields in cases:
         with refused(code):
             await again(agents, turn, **fields)
     assert await untouched(agents) == before
@@ -296,7 +295,8 @@ async def test_a_repeat_finds_the_first_ones_turn(agents: Pool) -> None:
     repeat = await again(agents, old, correlation_id="k")
     assert repeat.reply.duplicate
     assert repeat.reply.model_copy(update={"duplicate": False}) == first.reply
-    for fields in ({"from_step": 2}, {"model": "a/b"}, {"caller": OPERATOR}):
+    others: list[dict[str, Any]] = [{"from_step": 2}, {"model": "a/b"}, {"caller": OPERATOR}]
+    for fields in others:
         with refused("correlation_conflict"):
             await again(agents, old, correlation_id="k", **fields)
     with refused("correlation_conflict"):

@@ -6,7 +6,8 @@ earlier one was stopped while it slept. Carol is idle after a child of Alice's t
 turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
-Judy's turn sleeps while its tool has asked another agent, which has answered. A box was made of the cards of Alice's
+Judy's turn sleeps while its tool has asked another agent, which has answered. Kate has
+run a turn again from its second step. A box was made of the cards of Alice's
 plain turn.
 """
 
@@ -33,6 +34,7 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.reruns import again
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
@@ -50,12 +52,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
+HEIDI, IVAN, JUDY, KATE = (AgentId(name) for name in ("heidi", "ivan", "judy", "kate"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KATE)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -69,6 +71,9 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["talked"] = await play(pool, GRACE)
     turns |= await _cut(pool)
     turns |= await _forked(pool)
+    turns["once"] = await _called(pool, KATE, "once", "twice")
+    await again(pool, turns["once"], from_step=2)
+    turns["again"] = await play(pool, KATE)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -128,10 +133,10 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
     return turns
 
 
-async def _called(pool: Pool) -> TurnRef:
+async def _called(pool: Pool, agent: AgentId = ALICE, answered: str = "answered", late: str = "late") -> TurnRef:
     """A turn with two calls, of which one was answered."""
-    turn = await sleeper(pool, "answered", "late", wait_seconds=0)
-    reported = await told(pool, "answered")
+    turn = await sleeper(pool, answered, late, agent=agent, wait_seconds=0)
+    reported = await told(pool, answered)
     rings = await expire(pool, turn)
     await settle(pool, turn, reported, *(ring.inbox_id for ring in rings))
     await begin(pool, turn, 2)

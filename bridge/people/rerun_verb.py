@@ -1,4 +1,4 @@
-"""The verb `rerun`: a turn that is over is run again from one of its steps, by a new turn (protocol §13.7)."""
+"""The verb `rerun`: a turn that is over is run again from one of its steps, by a new turn (protocol §6, rerun)."""
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbRequest
