@@ -332,7 +332,7 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 
 NAMES_NOTHING = {
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
-    *("instruction", "result_fields", "runtime_config", "metadata"),
+    *("instruction", "result_fields", "runtime_config", "metadata", "model"),
     "cursor",  # where it is an id or a name of the project's own list; else it is tried
 }
 """Parameters and fields that name nothing of a project or channel."""
