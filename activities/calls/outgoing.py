@@ -6,6 +6,7 @@ from turnstile.activities.calls.arguments import ready
 from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId, StepId, ToolCallId
+from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.tools import ToolCommand, ToolRow, expand_subject
 from turnstile.schema.turns import TurnRef
 
@@ -22,11 +23,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A call that may be sent."""
+    """A call that may be sent; with `hold`, once a person lets it."""
 
     card: Card
     command: ToolCommand
     wait_seconds: float
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)

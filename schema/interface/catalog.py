@@ -18,6 +18,7 @@ from turnstile.schema import cards
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
+from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
@@ -216,6 +217,13 @@ _SUBJECTS = (
         summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
         payload=events.InboxProgress,
         headers=envelopes.AgentHeaders,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.interrupt",
+        summary="A turn asks a person. Without arguments or question; best effort: the list of interrupts has all.",
+        section="13",
+        payload=InterruptEvent,
+        headers=envelopes.InterruptHeaders,
     ),
     Entry(
         subject="cmd.sys.ui.action",

@@ -1,1 +1,1 @@
-"""People in the loop (protocol §13): approvals as policy, digests of actions, interrupts and their decisions."""
+"""People in the loop (protocol §13): what turns ask people, and what people answer."""

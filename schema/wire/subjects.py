@@ -24,7 +24,7 @@ TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
 
 _PROBE = "_probe"
 
-AgentEvent = Literal["state", "step", "task", "inbox_progress"]
+AgentEvent = Literal["state", "step", "task", "inbox_progress", "interrupt"]
 """The last token of an agent's events."""
 
 
