@@ -73,7 +73,8 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.gateway_tokens'), ('state.migrations')
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.gateway_tokens'), ('state.migrations'),
+    ('state.interrupts')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL
