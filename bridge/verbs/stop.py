@@ -45,7 +45,8 @@ async def stop_turn(
     if len(tree.turns) > 1 or (tree.turns and tree.turns[0] != turn_id):
         rings = await pool.run(lambda conn: rings_of(conn, [turn_id]))
         await publish_best_effort(publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))
-    return reply.model_copy(update={"marked": len(tree.turns), "on_their_way": tree.on_their_way})
+    ended_itself = reply.already_final and turn_id in tree.turns  # after its mark: its last step was on its way
+    return reply.model_copy(update={"marked": len(tree.turns) - ended_itself, "on_their_way": tree.on_their_way})
 
 
 async def _stop_one(
