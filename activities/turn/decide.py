@@ -152,7 +152,7 @@ def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
     if row is None:
         return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
     place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.suspend_seconds)
-    found = outgoing(place, call.id, row, call.answered.arguments_text)
+    found = outgoing(place, call.id, row, call.answered.arguments_text, asked.config.interrupt_on.get(row.tool_name))
     return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
 
 
