@@ -18,7 +18,7 @@ from turnstile.schema import cards
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
-from turnstile.schema.people.interrupts import InterruptEvent
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
@@ -108,6 +108,15 @@ VERBS = (
         request=DelegateRequest,
         reply=DelegateReply,
         callers=_TOOL,
+        durable=False,
+    ),
+    Verb(
+        name="decide",
+        summary="Decide about a call that waits for a person.",
+        section="13",
+        request=DecideRequest,
+        reply=DecideReply,
+        callers=_CLIENT,
         durable=False,
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),

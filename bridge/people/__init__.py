@@ -1,0 +1,1 @@
+"""What people ask of turns that wait for them (protocol §13)."""

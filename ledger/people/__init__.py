@@ -1,0 +1,1 @@
+"""What turns ask people, and what people decide (protocol §13)."""
