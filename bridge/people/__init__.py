@@ -1,1 +1,1 @@
-"""Verbs for the people that turns ask (protocol §13)."""
+"""What people ask of turns that wait for them (protocol §13)."""

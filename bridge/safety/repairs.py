@@ -22,6 +22,7 @@ SENTENCES: Mapping[str, str] = {
     "command": "{tool} has not answered for {silent:g} s; sent again (call {call}, turn {turn} of {agent})",
     "batch": "{tool} did not make all of its turns; sent again (call {call}, turn {turn} of {agent})",
     "batch_due": "{batch} was decided: its deadline had passed, or its turn was over",
+    "interrupts": "agent {agent}: nobody decided about {interrupt} in time; its call is answered so",
     "marked_queued": "turn {turn} of {agent} waited in a queue although its tree was stopped; ended",
     "marked": "turn {turn} of {agent} did not end with its tree in {times.stop_grace:g} s; ended without its worker",
     "stranded": "agent {agent}: it was idle with a turn in its queue; the turn was leased",

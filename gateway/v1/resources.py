@@ -278,7 +278,7 @@ class InterruptPage(Tolerant):
 
     interrupts: list[Interrupt]
     """The questions."""
-    next: InterruptId | None = None
+    next: str | None = None
     """`cursor` of the next page; null if there is none."""
 
 

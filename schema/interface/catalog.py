@@ -24,7 +24,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptReply,
     InterruptRequest,
 )
-from turnstile.schema.people.interrupts import InterruptEvent
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
 from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
@@ -124,6 +124,15 @@ VERBS = (
             ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
             ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
         )
+    ),
+    Verb(
+        name="decide",
+        summary="Decide about a call that waits for a person.",
+        section="13",
+        request=DecideRequest,
+        reply=DecideReply,
+        callers=_CLIENT,
+        durable=False,
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
