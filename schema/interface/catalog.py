@@ -18,6 +18,12 @@ from turnstile.schema import cards
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
+from turnstile.schema.people.interrupt_requests import (
+    InterruptListReply,
+    InterruptListRequest,
+    InterruptReply,
+    InterruptRequest,
+)
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
@@ -118,6 +124,13 @@ VERBS = (
         reply=DecideReply,
         callers=_CLIENT,
         durable=False,
+    ),
+    *(
+        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
+        for name, summary, request, reply in (
+            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
+            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
+        )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
