@@ -51,7 +51,8 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER seen AFTER UPDATE ON state.interrupts FOR EACH ROW
-    WHEN (NEW.status <> OLD.status OR NEW.decided_by IS DISTINCT FROM OLD.decided_by) EXECUTE FUNCTION state.see_closing();
+    WHEN (NEW.status <> OLD.status OR NEW.decided_by IS DISTINCT FROM OLD.decided_by)
+    EXECUTE FUNCTION state.see_closing();
 """
 """Notes each closing: a second one would leave no other trace."""
 WRONG = {
@@ -65,15 +66,16 @@ WRONG = {
     "a call that timed out without a decision": """
         SELECT i.inbox_id FROM state.agent_inbox i JOIN state.interrupts q ON q.tool_call_id = i.correlation_id
         WHERE i.message_type = 'timeout' AND (q.status <> 'resolved' OR q.decision NOT IN ('approve', 'edit'))""",
-    "a call that its tool answered without a decision": """
+    "a call that its tool answered without a decision, while its turn was there": """
         SELECT i.inbox_id FROM state.agent_inbox i JOIN state.interrupts q ON q.tool_call_id = i.correlation_id
-        WHERE i.message_type = 'tool_result' AND i.inbox_id NOT LIKE 'decide-%'
+        WHERE i.message_type = 'tool_result' AND i.inbox_id NOT LIKE 'decide-%' AND q.status <> 'withdrawn'
           AND (q.status <> 'resolved' OR q.decision NOT IN ('approve', 'edit'))""",
     "a call with two results": """
-        SELECT correlation_id FROM state.agent_inbox WHERE message_type IN ('tool_result', 'timeout') AND last_error IS NULL
-        AND status = 'consumed' GROUP BY 1 HAVING count(*) > 1""",
+        SELECT correlation_id FROM state.agent_inbox WHERE message_type IN ('tool_result', 'timeout')
+        AND last_error IS NULL AND status = 'consumed' GROUP BY 1 HAVING count(*) > 1""",
     "an open question of a turn that is over": """
-        SELECT q.interrupt_id FROM state.interrupts q JOIN state.turn_outcomes o USING (agent_turn_id) WHERE q.status = 'open'""",
+        SELECT q.interrupt_id FROM state.interrupts q JOIN state.turn_outcomes o USING (agent_turn_id)
+        WHERE q.status = 'open'""",
     "a deadline of a call that was let go, and its head has none": """
         SELECT w.tool_call_id FROM state.turn_waiting_tools w
         JOIN state.agent_state_head h ON h.active_agent_turn_id = w.agent_turn_id
@@ -221,19 +223,19 @@ class Storms:
         while self.on:
             for each in await run(lambda conn: list_expired(conn, known, older_seconds=0, row_limit=9)):
                 self.count["expired by the net"] += await expire_interrupt(self.pool, each.interrupt_id)
-            self.count["sent by the net"] += await run(self.send)
+            self.count["sent by the net"] += await self.send()
             for turn in await run(lambda conn: sweep.list_overdue(conn, known, older_seconds=-0.01, row_limit=9)):
                 late = await run(lambda conn, turn=turn: inject_timeouts(conn, turn))
                 self.count["timed out"] += sum(ring.message_type == "timeout" for ring in late)
             await self.reap()
             await asyncio.sleep(0.01)
 
-    async def send(self, conn: Any) -> int:
+    async def send(self) -> int:
         """What rule `command` sends, noted with who holds it at that moment."""
-        async with conn.transaction():
+        async with self.pool.connection() as conn, conn.transaction():
             found = await sweep.retry_commands(conn, [TARGET], older_seconds=-1, row_limit=20)
             calls = [each.tool_call_id for each in found]
-            await conn.execute(
+            await conn.fetch(
                 "INSERT INTO state.seen_sendings SELECT tool_call_id, held_by FROM state.turn_waiting_tools"
                 " WHERE tool_call_id = ANY ($1::text[])",
                 calls,
@@ -258,9 +260,10 @@ async def counting(database_url: str) -> AsyncIterator[Counting]:
     await add_agents(pool, *AGENTS)
     async with pool.connection() as conn:
         await conn.execute(WATCH)
-        await conn.execute(
+        await conn.fetch(
             "INSERT INTO state.workers (worker_target, instance, started_at, last_seen_at)"
-            f" VALUES ('{TARGET}', 'w', now() - interval '1 day', now() + interval '1 day')"
+            " VALUES ($1, 'w', now() - interval '1 day', now() + interval '1 day')",
+            TARGET,
         )
     yield pool
     await pool.close()
