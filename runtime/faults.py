@@ -33,6 +33,8 @@ class Fault(StrEnum):
     TIMEOUTS_INJECTED = "timeouts.injected"
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
+    STEER_COMMITTED = "steer.committed"
+    STEER_PUBLISHED = "steer.published"
     TREE_MARKED = "tree.marked"
     BATCH_OPENED = "batch.opened"
     CHILDREN_ENQUEUED = "children.enqueued"

@@ -6,7 +6,7 @@ publishes it again under the same message id (protocol §8). Worker, bridge and 
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,11 +19,11 @@ from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, tu
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, step_id
-from turnstile.schema.states import Activity, HeadStatus, StepPhase
+from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent, steer_events
 
 log = logging.getLogger(__name__)
 SENDER = "turnstile.worker"
@@ -82,6 +82,10 @@ class TurnEvents:
             list(recorded.new_card_ids),
         )
 
+    def steers(self, steers: Iterable[str], status: SteerStatus, step: StepId) -> list[Message]:
+        """`steer` events of this turn."""
+        return steer_events(self.address, self.turn.agent_turn_id, steers, status, step)
+
     def waiting(self, tools: Sequence[str], updated_at: datetime) -> Message:
         """The `state` event of a suspended turn; `tools` has the tool of each call that it waits for."""
         return self.state(
@@ -120,10 +124,10 @@ class TurnEvents:
         except ServerUnavailable as error:
             log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
 
-    async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
+    async def finished(self, pool: Pool, done: FinishedTurn, *before: Message) -> None:
         """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
         hit(Fault.TURN_FINISHED)
-        announced = await self.ended(pool, done, *([] if step is None else [step]))
+        announced = await self.ended(pool, done, *before)
         if announced:
             hit(Fault.TURN_ANNOUNCED)
         if done.is_new:

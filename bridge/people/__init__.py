@@ -1,0 +1,1 @@
+"""What people ask of turns that are under way (protocol §13)."""
