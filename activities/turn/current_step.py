@@ -24,6 +24,7 @@ from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import CardId, StepId, step_id
 from turnstile.schema.message_types import asks_model
+from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.states import SteerStatus, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
@@ -127,6 +128,7 @@ class CurrentStep:
         metadata: StepMetadata,
         status: StepStatus,
         call_waits: Sequence[float] = (),
+        holds: Sequence[Hold | None] = (),
         first_kept: CardId | None = None,
         *,
         steered: bool = False,
@@ -150,6 +152,7 @@ class CurrentStep:
             self.started,
             status,
             call_waits=call_waits,
+            holds=holds,
             kept=kept,
             steers=[card.card_id for card in cards if card.card_id in said],
             steered=steered,

@@ -1,1 +1,1 @@
-"""People in the loop (protocol §13): what they say to a turn while it runs."""
+"""People in the loop (protocol §13): questions to people, and what they say to turns."""

@@ -18,6 +18,13 @@ from turnstile.schema import cards
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
+from turnstile.schema.people.interrupt_requests import (
+    InterruptListReply,
+    InterruptListRequest,
+    InterruptReply,
+    InterruptRequest,
+)
+from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.people.steers import SteerEvent, SteerReply, SteerRequest
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
@@ -118,6 +125,13 @@ VERBS = (
         reply=DelegateReply,
         callers=_TOOL,
         durable=False,
+    ),
+    *(
+        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
+        for name, summary, request, reply in (
+            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
+            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
+        )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
@@ -234,6 +248,13 @@ _SUBJECTS = (
         summary="Where a steer of a turn stands: it waits, a step takes it, it is applied, or skipped. Best effort.",
         payload=SteerEvent,
         headers=envelopes.AgentHeaders,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.interrupt",
+        summary="A turn asks a person. Without arguments or question; best effort: the list of interrupts has all.",
+        section="13",
+        payload=InterruptEvent,
+        headers=envelopes.InterruptHeaders,
     ),
     Entry(
         subject="cmd.sys.ui.action",
