@@ -143,6 +143,7 @@ def rules() -> Mapping[str, Rule]:
         "audit_memory",
         "audit_trees",
         "audit_people",
+        "audit_steers",
     )
     sql = resources.files("turnstile.ledger").joinpath("operations")
     texts = [sql.joinpath(f"{name}.sql").read_text("utf-8") for name in names]
