@@ -1,8 +1,9 @@
 """Asks the bridge's verbs for a principal: the gateway's one way to change anything (protocol §14).
 
-What the bridge answers becomes a reply or an error with the bridge's code. `CG-Sender` names the token, and the trace
-of the caller goes on, so that ledger and traces say who asked. A token of a channel names what is the channel's own:
-its correlations begin with the channel, and a box that no turn of the channel has is asked for as one that nobody has.
+What the bridge answers becomes a reply or an error with the bridge's code. The token is the caller at the subject's
+end, or `CG-Sender`; the trace goes on, so that ledger and traces say who asked. A token of a channel names what is the
+channel's own: its correlations begin with the channel, and a box that no turn of the channel has is asked for as one
+that nobody has.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
 from turnstile.schema.ids import BoxId, ChannelId, ProjectId, new_box_id, token
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import headers as names
+from turnstile.schema.wire import subjects
 from turnstile.schema.wire.inbox import Reply
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection
@@ -71,7 +73,9 @@ class Asking:
             if verb == "enqueue" and not own_boxes:
                 payload = await self._with_own_boxes(principal.project_id, principal.channel_id, payload)
             payload = _with_own_key(principal.channel_id, payload)
-        answer = await client.request(verb, payload, headers={**_passed(given), names.SENDER: principal.sender})
+        caller = principal.caller if verb in subjects.CALLED_BY else None
+        told = {**_passed(given), names.SENDER: principal.sender}
+        answer = await client.request(verb, payload, headers=told, caller=caller)
         return accepted(reply, answer)
 
     async def _with_own_boxes(self, project: ProjectId, channel: ChannelId, payload: JsonObject) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Who may ask the gateway for what: roles, and bearer tokens as text (protocol §14.6). Pure.
+"""Who asks: callers of verbs (protocol §13.4), and the gateway's roles and bearer tokens as text (§14.6). Pure.
 
 A token is `tsk_{token_id}_{secret}`. The id is public: the ledger records it as `token.{token_id}` beside what was done
 with it. The secret has 256 random bits, so a plain hash of it is enough, and nobody can read it out of the ledger.
@@ -7,14 +7,45 @@ with it. The secret has 256 random bits, so a plain hash of it is enough, and no
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from turnstile.schema.ids import ChannelId, ProjectId
+from turnstile.schema.errors import BadRequest
+from turnstile.schema.ids import ChannelId, ProjectId, token
 
 TokenId = NewType("TokenId", str)
 _TOKEN = re.compile(r"tsk_([0-9a-f]{20})_([A-Za-z0-9_-]{43})\Z")
+
+
+_OPERATES = "operator"
+_LONGEST_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks a verb, as the last tokens of its subject name them: NATS permissions fix these, and no header does."""
+
+    name: str
+    """What the ledger keeps: `alice`, `token.{token_id}`. It may have several tokens."""
+    operates: bool = False
+    """Whether the caller may act on what others asked for. In the subject it is a first token `operator`."""
+
+    @property
+    def tokens(self) -> str:
+        """What follows the verb in the subject."""
+        return f"{_OPERATES}.{self.name}" if self.operates else self.name
+
+    @classmethod
+    def read(cls, tokens: Sequence[str]) -> "Caller":
+        """The caller that these tokens of a subject name; raises `BadRequest` if they name none."""
+        operates = bool(tokens) and tokens[0] == _OPERATES
+        named = tokens[1:] if operates else tokens
+        name = ".".join(token(part, "the caller") for part in named)
+        if not 0 < len(name) <= _LONGEST_NAME:
+            raise BadRequest(f"the caller must have a name of at most {_LONGEST_NAME} characters")
+        return cls(name, operates)
 
 
 class GatewayRole(StrEnum):
@@ -58,7 +89,12 @@ class Principal:
     @property
     def sender(self) -> str:
         """`CG-Sender` of what it asks for: cards, identity edges and reasons of stops name it."""
-        return f"token.{self.token_id}"
+        return self.caller.name
+
+    @property
+    def caller(self) -> Caller:
+        """Who it is for the bridge's verbs; an operator may act on what others asked for."""
+        return Caller(f"token.{self.token_id}", self.may(Right.OPERATE))
 
     def may(self, right: Right) -> bool:
         """Whether its role has this right."""

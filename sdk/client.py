@@ -7,6 +7,9 @@ thousand unread events before NATS drops more.
 """
 
 import asyncio
+import getpass
+import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -18,6 +21,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId, token, uuid7
@@ -96,8 +100,25 @@ class ReplyInbox:
         self._changed.set()
 
 
+def _named_caller() -> Caller | None:
+    named = os.environ.get("TURNSTILE_PRINCIPAL")
+    return Caller.read(named.split(".")) if named else None
+
+
+def _user_of_system() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a number that has no name
+        return "unknown"
+
+
 class BridgeClient:
-    """A client of one channel of one project; `sender` is recorded with what it asks for."""
+    """A client of one channel of one project; `sender` is recorded with what it asks for.
+
+    Verbs whose subject names the caller are asked as `TURNSTILE_PRINCIPAL` says (`alice`; `operator.alice` may act on
+    what others asked for). Without it, `enqueue` and `stop` name nobody, and the others the user of this system, who
+    operates: NATS permissions decide whether this connection may.
+    """
 
     def __init__(
         self, conn: NatsConnection, project_id: ProjectId, channel_id: ChannelId, sender: str = "client"
@@ -106,6 +127,11 @@ class BridgeClient:
         self._project = project_id
         self._channel = channel_id
         self._sender = sender
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks; raises `BadRequest` if `TURNSTILE_PRINCIPAL` is no name."""
+        return _named_caller() or Caller(re.sub(r"[^A-Za-z0-9_-]", "_", _user_of_system())[:64], operates=True)
 
     @property
     def closed(self) -> bool:
@@ -126,10 +152,16 @@ class BridgeClient:
         payload: BaseModel | JsonObject,
         *,
         headers: Mapping[str, str] | None = None,
+        caller: Caller | None = None,
         timeout: float = 10.0,
     ) -> JsonObject:
-        """Request a verb and return the reply, whatever its status; raises `ServerUnavailable` if there is none."""
-        subject = subjects.bridge_request(self._project, self._channel, verb)
+        """Request a verb and return the reply, whatever its status; raises `ServerUnavailable` if there is none.
+
+        A `caller` takes the place of `self.caller` at the subject's end.
+        """
+        if caller is None and verb in subjects.CALLED_BY:
+            caller = self.caller if subjects.CALLED_BY[verb] else _named_caller()
+        subject = subjects.bridge_request(self._project, self._channel, verb, caller)
         data = self._sized(encode(_object(payload)))
         try:
             answer = await self._conn.request(subject, data, timeout=timeout, headers=self._headers(verb, headers))
@@ -149,9 +181,10 @@ class BridgeClient:
         reply: type[Answer],
         *,
         headers: Mapping[str, str] | None = None,
+        caller: Caller | None = None,
     ) -> Answer:
         """Request a verb and return its accepted reply; raises as `request` and `accepted` do."""
-        return accepted(reply, await self.request(verb, payload, headers=headers))
+        return accepted(reply, await self.request(verb, payload, headers=headers, caller=caller))
 
     async def command(
         self, verb: str, payload: BaseModel | JsonObject, request_id: str, headers: Mapping[str, str] | None = None

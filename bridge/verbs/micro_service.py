@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from turnstile.bridge.verbs.discovery import KINDS, EndpointStats, Kind, ServiceCard
 from turnstile.runtime.telemetry import SILENT, Meter, Metric
+from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import ChannelId, ProjectId
@@ -38,6 +39,7 @@ _WAITING_PER_SLOT = 4
 _SHOWN_FAULTS = 5
 _PROJECT_TOKEN = 2
 _PROJECTS = 2
+_CALLER_TOKEN = 3
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
@@ -86,12 +88,20 @@ class VerbRequest:
     source: Literal["request", "command"]
     command_id: str | None = None
     """The same for every delivery of one durable command, different for any other; a verb's idempotency key."""
+    caller: Caller | None = None
+    """Who asks, if the subject names them; `headers` then name no other sender."""
     wait_seconds: float = 0.0
     """Seconds until the project is within its rate; while it is above 0, only a repeat of a request is answered."""
 
     def parse(self, model: type[Model]) -> Model:
         """The payload as `model`; raises `BadRequest` naming the fields at fault, without their content."""
         return self.payload.parse(model)
+
+    def named_caller(self) -> Caller:
+        """The caller; raises `BadRequest` if the subject names none."""
+        if self.caller is None:
+            raise BadRequest(f"ask req.sys.bridge.{self.verb}.{{principal}}: the subject's end says who you are")
+        return self.caller
 
 
 VerbHandler: TypeAlias = Callable[[VerbRequest], Awaitable[BaseModel]]
@@ -172,8 +182,15 @@ def read_request(msg: Msg, source: Literal["request", "command"], payload: bytes
     for name, value in named:
         if given.get(name, value) != value:
             raise BadRequest(f"{name} differs from the subject's {value}")
-    verb = ".".join(subject.rest[2:])
-    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), given, source)
+    verb, caller = ".".join(subject.rest[2:]), None
+    if len(subject.rest) > _CALLER_TOKEN and subject.rest[2] in subjects.CALLED_BY:
+        verb, caller = subject.rest[2], Caller.read(subject.rest[_CALLER_TOKEN:])
+        given = {**given, headers.SENDER: caller.name}
+    return VerbRequest(verb, subject.project_id, subject.channel_id, Payload(payload), given, source, caller=caller)
+
+
+def _endpoint(verb: str) -> str:
+    return f"{verb}.>" if subjects.CALLED_BY.get(verb, False) else verb
 
 
 class VerbService:
@@ -206,7 +223,7 @@ class VerbService:
             version=version,
             description="Turnstile's bridge: verbs of the agent-turn protocol",
             queue=SERVICE,
-            endpoints={verb: f"{subjects.BRIDGE_REQUESTS.removesuffix('>')}{verb}" for verb in verbs},
+            endpoints={verb: f"{subjects.BRIDGE_REQUESTS.removesuffix('>')}{_endpoint(verb)}" for verb in verbs},
             stats={verb: EndpointStats() for verb in verbs},
         )
 

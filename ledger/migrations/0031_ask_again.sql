@@ -1,4 +1,4 @@
--- Strategies of an enqueue on turns that the same principal has in the same conversation (protocol §13.6).
+-- Strategies of an enqueue on turns that the same principal has in the same conversation (protocol §6, enqueue).
 
 -- Turns whose requester took them back, by the box of their conversation: later turns read none of their cards there. Written before
 -- such a turn is over, removed with the box. No foreign key: it would lock the boxes that are being made, together with the outcomes.
@@ -50,9 +50,9 @@ CREATE TRIGGER outcomes_roll_back BEFORE INSERT ON state.turn_outcomes FOR EACH 
 -- The first row has the verdict on the whole: accepted | no_conversation | queue_full | turn_in_progress (reject; names the newest) |
 -- steer (the same), with all of which but the first the caller rolls back. With interrupt and rollback the turn in hand is asked to
 -- stop by a row of its inbox, also before it begins, and the new turn takes the first place of its conversation in the queue; a row
--- for each turn that stops follows. The caller ends those that are queued, then marks the tree of the one in hand: nodes come last.
+-- for each turn that stops follows, with the verdict of request_stop on it: queued | dispatched | accepted. The caller ends those that are queued, then marks the tree of the one in hand: nodes come last.
 CREATE FUNCTION state.make_way(project text, turn text, strategy text, principal text, why text, max_queued_turns integer)
-RETURNS TABLE (verdict text, agent_turn_id text, status text, agent_id text, channel_id text, inbox_id text, turn_epoch bigint,
+RETURNS TABLE (verdict text, agent_turn_id text, agent_id text, channel_id text, inbox_id text, turn_epoch bigint,
                worker_target text, context_headers jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -71,7 +71,7 @@ BEGIN
     WHERE i.agent_turn_id = turn AND i.project_id = project AND i.message_type = 'turn';
     conversation := mine.payload ->> 'conversation_id';
     IF conversation IS NULL THEN
-        RETURN QUERY SELECT 'no_conversation', NULL, NULL, NULL, NULL, NULL, NULL::bigint, NULL, NULL::jsonb;
+        RETURN QUERY SELECT 'no_conversation', NULL, NULL, NULL, NULL, NULL::bigint, NULL, NULL::jsonb;
         RETURN;
     END IF;
     SELECT x.* INTO h FROM state.agent_state_head x WHERE x.agent_id = mine.agent_id AND x.project_id = project FOR NO KEY UPDATE;
@@ -92,13 +92,13 @@ BEGIN
     stopped := array_remove(waiting || a.agent_turn_id, NULL);
     IF strategy IN ('reject', 'steer') THEN
         RETURN QUERY SELECT CASE WHEN newest IS NULL THEN 'accepted' WHEN strategy = 'steer' THEN 'steer' ELSE 'turn_in_progress' END,
-            newest, NULL, mine.agent_id, mine.channel_id, NULL, NULL::bigint, NULL, NULL::jsonb;
+            newest, mine.agent_id, mine.channel_id, NULL, NULL::bigint, NULL, NULL::jsonb;
         RETURN;
     END IF;
     IF max_queued_turns > 0 AND mine.status = 'queued' AND max_queued_turns + cardinality(waiting) < (
             SELECT count(*) FROM state.agent_inbox i
             WHERE i.agent_id = mine.agent_id AND i.project_id = project AND i.archived_at IS NULL AND i.next_retry_at = 'infinity') THEN
-        RETURN QUERY SELECT 'queue_full', NULL, NULL, NULL, NULL, NULL, NULL::bigint, NULL, NULL::jsonb;
+        RETURN QUERY SELECT 'queue_full', NULL, NULL, NULL, NULL, NULL::bigint, NULL, NULL::jsonb;
         RETURN;
     END IF;
     SELECT r.worker_target INTO target FROM resource.project_agents r WHERE r.agent_id = mine.agent_id AND r.project_id = project;
@@ -131,11 +131,11 @@ BEGIN
         -- an end that waits for our lock compares this
         UPDATE state.agent_state_head x SET updated_at = clock_timestamp() WHERE x.agent_id = mine.agent_id AND x.project_id = project;
     END IF;
-    RETURN QUERY SELECT 'accepted', NULL, NULL, mine.agent_id, mine.channel_id, NULL, NULL::bigint, target, NULL::jsonb;
-    RETURN QUERY SELECT 'stopped', i.agent_turn_id, 'queued', i.agent_id, i.channel_id, i.inbox_id, 0::bigint, target, i.context_headers
+    RETURN QUERY SELECT 'accepted', NULL, mine.agent_id, mine.channel_id, NULL, NULL::bigint, target, NULL::jsonb;
+    RETURN QUERY SELECT 'queued', i.agent_turn_id, i.agent_id, i.channel_id, i.inbox_id, 0::bigint, target, i.context_headers
         FROM unnest(waiting) WITH ORDINALITY w (id, place)
         JOIN state.agent_inbox i ON i.agent_turn_id = w.id AND i.project_id = project AND i.message_type = 'turn' ORDER BY w.place;
-    RETURN QUERY SELECT 'stopped', a.agent_turn_id, h.status, a.agent_id, a.channel_id, s.inbox_id, h.turn_epoch, target, a.context_headers
+    RETURN QUERY SELECT CASE h.status WHEN 'dispatched' THEN h.status ELSE 'accepted' END, a.agent_turn_id, a.agent_id, a.channel_id, s.inbox_id, h.turn_epoch, target, a.context_headers
         FROM state.agent_inbox s
         WHERE s.correlation_id = a.agent_turn_id AND s.project_id = project AND s.message_type = 'stop';
 END $$;

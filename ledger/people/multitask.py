@@ -1,4 +1,4 @@
-"""Enqueues that do something with the turns before them: `multitask_strategy` (protocol §13.6).
+"""Enqueues that do something with the turns before them: `multitask_strategy` (protocol §6, enqueue).
 
 Guarantees: the new turn is enqueued and the others are asked to stop in one transaction, under the lock of the agent's
 head, or nothing is written. Only turns of the same requester, conversation and channel are touched, and none that
@@ -14,39 +14,20 @@ from dataclasses import dataclass, replace
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.intake import LIMITS, Enqueue, Enqueued, QueuedStop, enqueue_turn, stop_queued_turn
-from turnstile.schema.base import Tolerant
+from turnstile.ledger.turns.waiting import RequestedStop
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import Limited, Refused
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InboxId, ProjectId
-from turnstile.schema.states import HeadStatus
-from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
 
 NO_CONVERSATION = (
     "a multitask_strategy needs a conversation: name a conversation_id, or ask an agent whose profile keeps one"
 )
 
 
-class FoundTurn(Tolerant):
-    """A turn that makes way: `status` is `queued` or its head's; `inbox_id` its own row or the stop's."""
+class FoundTurn(RequestedStop):
+    """A turn that makes way; `inbox_id` is that of its own row if it is queued, else that of its stop."""
 
     agent_turn_id: AgentTurnId
-    status: str
-    agent_id: AgentId
-    channel_id: ChannelId
-    inbox_id: InboxId
-    turn_epoch: int
-    worker_target: str | None
-    context_headers: ContextHeaders
-
-    @property
-    def queued(self) -> bool:
-        """Whether it had not begun."""
-        return self.status == "queued"
-
-    @property
-    def dispatched(self) -> bool:
-        """Whether it was leased, and no step of it had begun."""
-        return self.status == HeadStatus.DISPATCHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +110,9 @@ async def _enqueue_once(
             raise Limited("queue_full", LIMITS["queue_full"])
         case "turn_in_progress":
             busy = verdict["agent_turn_id"]
-            raise Refused("turn_in_progress", f"turn {busy} of this conversation is in hand or queued: wait, or stop it")
+            raise Refused(
+                "turn_in_progress", f"turn {busy} of this conversation is in hand or queued: wait, or stop it"
+            )
         case "steer":
             raise _RolledBack(Busy(verdict["agent_turn_id"]))
         case _:
@@ -138,7 +121,7 @@ async def _enqueue_once(
     stopped = [(each, await _end(conn, command.project_id, each, deliverable(each), error)) for each in turns]
     marked: list[AgentTurnId] = []
     for each in turns:
-        if not each.queued:
+        if each.verdict != "queued":
             row = await query("mark_tree").one(
                 conn, project_id=command.project_id, agent_turn_id=each.agent_turn_id, reason=reason, whole=False
             )
@@ -150,9 +133,9 @@ async def _enqueue_once(
 async def _end(
     conn: Connection, project: ProjectId, found: FoundTurn, card: Card, error: tuple[str, str]
 ) -> QueuedStop | None:
-    if not found.queued:
+    if found.verdict != "queued":
         return None
-    return await stop_queued_turn(conn, project, found.agent_id, found.agent_turn_id, card, *error)
+    return await stop_queued_turn(conn, project, AgentId(found.agent_id or ""), found.agent_turn_id, card, *error)
 
 
 async def _as_before(conn: Connection, command: Enqueue, done: Enqueued) -> Enqueued:

@@ -1,9 +1,10 @@
--- Turns that make way for one that the same principal asks for in the same conversation (protocol §13.6).
+-- Turns that make way for one that the same principal asks for in the same conversation (protocol §6, enqueue).
 
 -- name: make_way :many
 -- What a turn that this transaction has enqueued finds in its conversation. First a row with the verdict on the whole: accepted |
--- no_conversation | queue_full | turn_in_progress | steer; then a row for each turn that stops.
-SELECT w.verdict, w.agent_turn_id, w.status, w.agent_id, w.channel_id, w.inbox_id, w.turn_epoch, w.worker_target, w.context_headers
+-- no_conversation | queue_full | turn_in_progress | steer; then a row for each turn that stops:
+-- queued | dispatched | accepted, as of request_stop.
+SELECT w.verdict, w.agent_turn_id, w.agent_id, w.channel_id, w.inbox_id, w.turn_epoch, w.worker_target, w.context_headers
 FROM state.make_way(:project_id, :agent_turn_id, :strategy, :principal, :reason, :max_queued_turns::int) w;
 
 -- name: made_way :one

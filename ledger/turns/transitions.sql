@@ -7,7 +7,7 @@
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
 -- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
--- step, which pins its last position. Cards of other turns that were rolled back in their box (§13.6) are not read.
+-- step, which pins its last position. Cards of other turns that were rolled back in their box (§6, enqueue) are not read.
 -- No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
 WITH
 {mark_of_turn(true)},

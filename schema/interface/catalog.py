@@ -21,7 +21,7 @@ from turnstile.schema.interface.entries import Entry, Role, Transport
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
-from turnstile.schema.wire import events, inbox, ui_actions
+from turnstile.schema.wire import events, inbox, subjects, ui_actions
 from turnstile.schema.wire import roster_requests as roster
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
@@ -48,9 +48,11 @@ class Verb:
 
     def entries(self) -> Iterator[Entry]:
         """The verb's subjects: request/reply, and for a durable one the command and its ack."""
+        must_name_caller = subjects.CALLED_BY.get(self.name)
         yield Entry(
-            subject=f"req.sys.bridge.{self.name}",
+            subject=f"req.sys.bridge.{self.name}{'.{principal}' if must_name_caller else ''}",
             summary=self.summary,
+            may_name_caller=must_name_caller is False,
             transport=Transport.MICRO,
             section=self.section,
             payload=self.request,

@@ -19,11 +19,13 @@ PARAMETERS = {
     "target": "The tool service, by the tool's `target_subject`.",
     "suffix": "The tool in its service, by the tool's `target_subject`; it may have more than one token.",
     "tool_call_id": "The call.",
+    "principal": "Who asks, as NATS permissions fix it; a first token `operator` may act on what others asked for.",
     "tool": "The delegating tool: delegate_async, ask_expert, launch_principal, provision_agent or fork_join.",
 }
-"""The parameters of subjects: each is one token of A-Z a-z 0-9 _ -, at most 128 characters, except `suffix`."""
+"""The parameters of subjects: each is one token of A-Z a-z 0-9 _ -, at most 128 characters; `suffix` and `principal`
+are one or more."""
 _WORD = r"[A-Za-z0-9_-]{1,128}"
-_MANY = {"suffix": rf"{_WORD}(?:\.{_WORD})*"}
+_MANY: dict[str, str] = dict.fromkeys(("suffix", "principal"), rf"{_WORD}(?:\.{_WORD})*")
 
 
 class Role(StrEnum):
@@ -69,6 +71,8 @@ class Entry:
     transport: Transport = Transport.JETSTREAM
     section: str = "5"
     """Of docs/protocol.md."""
+    may_name_caller: bool = False
+    """Whether the principal may follow as the subject's last tokens."""
 
     @property
     def name(self) -> str:
@@ -100,7 +104,8 @@ class Entry:
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Matches the subjects of this entry."""
-        return re.compile(r"\.".join(map(_matching, self.address.split("."))))
+        tail = rf"(?:\.{_WORD})*" if self.may_name_caller else ""
+        return re.compile(r"\.".join(map(_matching, self.address.split("."))) + tail)
 
 
 def _matching(part: str) -> str:

@@ -108,11 +108,6 @@ def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def requester(context: Mapping[str, str]) -> str | None:
-    """Who asked for a turn, by its `context_headers`: the caller's name, else what `CG-Sender` claimed; None if neither."""
-    return context.get(SENDER)
-
-
 def depth(incoming: Mapping[str, str]) -> int:
     """`CG-Recursion-Depth` as a number, 0 if missing; raises `BadRequest` if it is no number."""
     value = incoming.get(DEPTH, "0")

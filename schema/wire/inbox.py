@@ -156,7 +156,7 @@ class DescribeRequest(Strict):
 
 
 class Multitask(Tolerant):
-    """What a turn did with other turns of its requester in its conversation (protocol §13.6)."""
+    """What a turn did with other turns of its requester in its conversation (protocol §6, enqueue)."""
 
     strategy: MultitaskStrategy
     """`interrupt` or `rollback`."""
@@ -273,7 +273,8 @@ class StopReply(Reply):
     duplicate: bool = False
     """Whether a stop of the turn was requested before."""
     marked: int = 0
-    """The turns that this stop has marked: no step of theirs begins after this reply."""
+    """The turns that this stop has marked: no step of theirs begins after this reply. A turn that is `already_final` is
+    none of them, though its last step was on its way when it was marked."""
     on_their_way: int = 0
     """How many of them had a step running, or calls out: what these had sent may still arrive."""
 

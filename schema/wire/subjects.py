@@ -6,6 +6,7 @@ Building a subject checks every token, so that no id can widen or break it; `par
 from dataclasses import dataclass
 from typing import Literal
 
+from turnstile.schema.access import Caller
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentId, ChannelId, ProjectId, ToolCallId, token
 
@@ -21,6 +22,9 @@ BRIDGE_REQUESTS = f"cg.{VERSION}.*.*.req.sys.bridge.>"
 UI_ACTIONS = f"cg.{VERSION}.*.*.cmd.sys.ui.action"
 PMO_COMMANDS = f"cg.{VERSION}.*.*.cmd.sys.pmo.internal.*"
 TASK_EVENTS = f"cg.{VERSION}.*.*.evt.agent.*.task"
+
+CALLED_BY = {"enqueue": False, "stop": False, "decide": True, "steer": True, "rerun": True}
+"""The verbs whose subject may name the caller at its end, and whether it must."""
 
 _PROBE = "_probe"
 
@@ -93,9 +97,13 @@ def agent_chunk(project: ProjectId, channel: ChannelId, agent: AgentId) -> str:
     return _build(project, channel, "str", "agent", token(agent, "agent_id"), "chunk")
 
 
-def bridge_request(project: ProjectId, channel: ChannelId, verb: str) -> str:
-    """A bridge verb over request/reply; an operator's verb has two tokens (`thread.describe`)."""
-    return _build(project, channel, "req", "sys", "bridge", *(token(part, "verb") for part in verb.split(".")))
+def bridge_request(project: ProjectId, channel: ChannelId, verb: str, caller: Caller | None = None) -> str:
+    """A bridge verb over request/reply; an operator's verb has two tokens (`thread.describe`).
+
+    The caller follows (`CALLED_BY`): `req.sys.bridge.{verb}.{principal}`, so that NATS permissions fix who is named.
+    """
+    named = () if caller is None else (Caller.read(caller.tokens.split(".")).tokens,)
+    return _build(project, channel, "req", "sys", "bridge", *(token(part, "verb") for part in verb.split(".")), *named)
 
 
 def bridge_command(project: ProjectId, channel: ChannelId, verb: str) -> str:

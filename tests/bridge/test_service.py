@@ -11,11 +11,12 @@ from nats.aio.msg import Msg
 
 from tests.support.processes.nats_server import CHANNEL, NatsServer, eventually
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest, VerbService
+from turnstile.schema.access import Caller
 from turnstile.schema.errors import BadRequest, Refused, ServerUnavailable
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire import subjects
-from turnstile.schema.wire.headers import PROJECT_ID
+from turnstile.schema.wire.headers import PROJECT_ID, SENDER
 from turnstile.schema.wire.inbox import DescribeRequest, Reply
 from turnstile.sdk.client import BridgeClient
 from turnstile.transport.connection import NatsConnection, connect
@@ -47,6 +48,12 @@ async def echo(request: VerbRequest) -> Reply:
     return EchoReply(status=ReplyStatus.ACCEPTED, text=f"{told} {encode(request.payload.read()).decode()}")
 
 
+async def who(request: VerbRequest) -> Reply:
+    caller = request.named_caller()
+    told = f"{request.verb} {caller.name} {caller.operates} {request.headers[SENDER]}"
+    return EchoReply(status=ReplyStatus.ACCEPTED, text=told)
+
+
 async def large(_: VerbRequest) -> Reply:
     return EchoReply(status=ReplyStatus.ACCEPTED, text="x" * 1_048_000)
 
@@ -59,6 +66,8 @@ async def parsing(request: VerbRequest) -> Reply:
 VERBS: dict[str, VerbHandler] = {
     "slow": slow,
     "echo": echo,
+    "stop": who,
+    "steer": who,
     "large": large,
     "parsing": parsing,
     "bad": raising(BadRequest("that was wrong")),
@@ -98,6 +107,37 @@ async def test_a_verb_knows_who_asked(client: BridgeClient, project: ProjectId) 
         "error": None,
         "text": f'{project} {CHANNEL} request None {{"a":1}}',
     }
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("name", ["alice", "operator.alice", "token.0a1b", "operator.token.0a1b"])
+async def test_the_end_of_a_subject_names_the_caller_and_no_header_does(client: BridgeClient, name: str) -> None:
+    caller = Caller.read(name.split("."))
+    for verb in ("stop", "steer"):
+        reply = await client.request(verb, {}, headers={SENDER: "mallory"}, caller=caller)
+        plain = name.removeprefix("operator.")
+        assert reply["text"] == f"{verb} {plain} {plain != name} {plain}"
+
+
+@pytest.mark.usefixtures("service")
+async def test_a_client_asks_as_its_environment_says(client: BridgeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TURNSTILE_PRINCIPAL", raising=False)
+    assert (await client.request("steer", {}))["text"] == f"steer {client.caller.name} True {client.caller.name}"
+    assert (await client.request("stop", {}))["error_code"] == "bad_request", "it may name nobody"
+    monkeypatch.setenv("TURNSTILE_PRINCIPAL", "alice")
+    assert (await client.request("stop", {}))["text"] == "stop alice False alice"
+    for wrong in ("operator", "a..b", "a b", "a*", "x" * 129):
+        monkeypatch.setenv("TURNSTILE_PRINCIPAL", wrong)
+        with pytest.raises(BadRequest):
+            await client.request("steer", {})
+
+
+@pytest.mark.usefixtures("service")
+async def test_a_subject_whose_end_names_nobody_is_refused(other: NatsConnection, project: ProjectId) -> None:
+    subject = subjects.bridge_request(project, CHANNEL, "steer")
+    for end in ("", ".operator", f".{'x' * 128}.y"):
+        answer = await other.request(subject + end, b"{}", timeout=5)
+        assert decode_object(answer.data)["error_code"] == "bad_request", end
 
 
 @pytest.mark.usefixtures("service")

@@ -26,7 +26,8 @@ def nats_conf() -> str:
     block = re.search(r"^    \{\n      user: client\n.*?^    \}\n", text, flags=re.MULTILINE | re.DOTALL)
     assert block is not None
     other = block[0].replace("v1r4.demo.", f"v1r4.{OTHER}.").replace("_INBOX_client.", "_INBOX_client_other.")
-    other = other.replace("user: client", "user: client_other").replace("NATS_CLIENT_", "NATS_CLIENT_OTHER_")
+    other = other.replace("NATS_CLIENT_", "NATS_CLIENT_OTHER_").replace('.client"', '.client_other"')
+    other = other.replace("user: client", "user: client_other")
     copies = '"_INBOX_client.>", "_INBOX_operator.>"'
     text = text.replace(block[0], block[0] + other).replace(copies, f'{copies}, "_INBOX_client_other.>"')
     return text.replace("http: 127.0.0.1:8222", "").replace("store_dir: /data", "")  # tests run beside each other

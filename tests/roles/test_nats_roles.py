@@ -7,6 +7,7 @@ import pytest
 
 from tests.roles.servers import USERS, GuardedNats
 from turnstile.schema.errors import ConfigError
+from turnstile.schema.wire.subjects import CALLED_BY
 from turnstile.transport.connection import NatsConnection, connect
 
 EVT, CMD, TOOL = "cg_evt_v1r4", "cg_cmd_v1r4", "turnstile_tool_text_count@demo"
@@ -45,7 +46,9 @@ MAY: dict[str, tuple[str, ...]] = {
         f"pub $JS.API.STREAM.INFO.{EVT}",
     ),
     "gateway": (
-        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}" for verb in ("enqueue", "stop", "box_make")),
+        *(f"pub cg.v1r4.p.c.req.sys.bridge.{verb}.token.ab" for verb in CALLED_BY),
+        "pub cg.v1r4.p.c.req.sys.bridge.steer.operator.token.ab",
+        "pub cg.v1r4.p.c.req.sys.bridge.box_make",
         *(f"pub $JS.API.{call}.{STR}" for call in ("STREAM.INFO", "STREAM.CREATE", "DIRECT.GET")),
         *GATEWAY_HEARS,
     ),
@@ -60,6 +63,7 @@ MAY: dict[str, tuple[str, ...]] = {
     ),
     "client": (
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.client" for verb in CALLED_BY),
         "pub cg.v1r4.demo.c.req.sys.bridge.describe",
         "pub cg.v1r4.demo.c.cmd.sys.ui.action",
         "sub cg.v1r4.demo.*.evt.>",
@@ -72,8 +76,14 @@ OPERATOR_VERBS = (
     *(f"agent.{verb}" for verb in ("put", "list", "pause", "resume", "retire")),
     *("profile.put", "profile.list", "tool.put", "tool.list", "tool.remove"),
 )
-MAY["operator"] = (*MAY["client"], *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS))
-MAY["client_other"] = tuple(each.replace(".demo.", ".other.") for each in MAY["client"])
+MAY["operator"] = (
+    *(each for each in MAY["client"] if not each.endswith(".client")),
+    *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in OPERATOR_VERBS),
+    *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.operator.alice" for verb in CALLED_BY),
+)
+MAY["client_other"] = tuple(
+    each.replace(".demo.", ".other.").replace(".client", ".client_other") for each in MAY["client"]
+)
 
 NOBODY = (  # but admin, where it is the JetStream API
     f"pub $JS.API.STREAM.DELETE.{CMD}",
@@ -123,7 +133,7 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     ),
     "gateway": (
         *(f"pub cg.v1r4.demo.c.cmd.sys.bridge.{verb}" for verb in VERBS),
-        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("report", "agent.put", "thread.describe")),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}" for verb in ("report", "agent.put", "thread.describe", "stop")),
         *(f"pub cg.v1r4.demo.c.{rest}" for rest in ("evt.agent.a.task", "str.agent.a.chunk", "cmd.agent.t.wakeup")),
         f"pub $JS.API.STREAM.CREATE.{CMD}",
         f"pub $JS.API.STREAM.UPDATE.{STR}",
@@ -155,6 +165,9 @@ MAY_NOT: dict[str, tuple[str, ...]] = {
     "client": (
         *(f"pub cg.v1r4.other.c.{way}.sys.bridge.{verb}" for verb in VERBS for way in ("req", "cmd")),
         "pub cg.v1r4.other.c.req.sys.bridge.describe",
+        "pub cg.v1r4.other.c.req.sys.bridge.steer.client",
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.alice" for verb in CALLED_BY),
+        *(f"pub cg.v1r4.demo.c.req.sys.bridge.{verb}.operator.alice" for verb in CALLED_BY),
         "pub cg.v1r4.other.c.cmd.sys.ui.action",
         *(f"pub cg.v1r4.demo.c.{way}.sys.bridge.report" for way in ("req", "cmd")),
         "pub cg.v1r4.demo.c.req.sys.bridge.delegate",

@@ -11,10 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 from tests.support.paths import ROOT
+from turnstile.schema.access import Caller
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.catalog import ENTRIES, NOT_SPOKEN, VERBS, find
 from turnstile.schema.interface.entries import PARAMETERS, PREFIX, Entry, Transport
 from turnstile.schema.wire import headers, subjects
+from turnstile.schema.wire.subjects import CALLED_BY
 from turnstile.transport.streams import covers
 
 ROOMS = ("schema", "runtime", "ledger", "transport", "sdk", "activities", "workflows", "bridge", "turnstile")
@@ -41,8 +43,9 @@ def made_by(name: str) -> Iterator[str]:
     hints = {each: hint for each, hint in get_type_hints(build).items() if each != "return"}
     words = {each: get_args(hint) for each, hint in hints.items() if get_origin(hint) is Literal}
     words["verb"] = tuple(verb.name for verb in VERBS if verb.durable or name == "bridge_request")
-    for arguments in itertools.product(*(words.get(each, (each,)) for each in hints)):
-        yield build(*arguments).translate(str.maketrans("", "", "{}"))
+    for arguments in itertools.product(*(words.get(each, (each,)) for each in hints if each != "caller")):
+        named = (Caller("principal"),) if name == "bridge_request" and arguments[-1] in CALLED_BY else ()
+        yield build(*arguments, *named).translate(str.maketrans("", "", "{}"))
 
 
 @pytest.mark.parametrize("name", builders())
@@ -102,7 +105,8 @@ def test_the_table_of_the_protocol_is_the_catalog() -> None:
     }
     assert listed >= NOT_SPOKEN
     patterns = {each: listed_pattern(each) for each in listed - NOT_SPOKEN}
-    missing = {each for each, pattern in patterns.items() if not any(pattern.fullmatch(e.subject) for e in ENTRIES)}
+    spoken = {e.subject for e in ENTRIES} | {f"{e.subject}.{{principal}}" for e in ENTRIES if e.may_name_caller}
+    missing = {each for each, pattern in patterns.items() if not any(map(pattern.fullmatch, spoken))}
     assert not missing, "add entries to schema/interface/catalog.py"
     unlisted = {e.subject for e in ENTRIES if not any(pattern.fullmatch(e.subject) for pattern in patterns.values())}
     assert not unlisted, "add rows to docs/protocol.md §5"

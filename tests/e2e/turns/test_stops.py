@@ -9,10 +9,13 @@ import pytest
 from tests.support.conditions import until
 from tests.support.tenants import Ended, Tenant, turn_of
 from tests.support.tools import Hand, call_of, calling, hand_of
+from turnstile.bridge.publishing.publisher import NatsPublisher
+from turnstile.bridge.verbs import stop as verb
+from turnstile.ledger.trees.marks import MarkedTree
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, AgentTurnId
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.wire.inbox import StopReply
+from turnstile.schema.wire.inbox import StopReply, StopRequest
 from turnstile.workflows.options import turn_workflow_id
 
 WORDS = "All of this was said before the stop. " * 20
@@ -238,3 +241,22 @@ async def test_the_web_ui_cancels_a_turn_that_is_just_resumed(tenant: Tenant) ->
         raced = await asyncio.gather(*(race(number) for number in range(len(agents))))
     assert all(fallback(ended) for ended in raced)
     assert await tenant.task_events() == {ended.view.agent_turn_id: 1 for ended in raced}
+
+
+async def test_a_turn_that_ends_between_its_mark_and_its_stop_is_not_counted(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last step had passed its gate before the mark, so it may end as it would have."""
+    async with hand_of(tenant) as hand:
+        turn = await streaming(hand, {"text": WORDS, "chunks": 20, "delay_seconds": 0.02})
+        mark = verb.mark_tree
+
+        async def mark_and_wait(*given: Any, **named: Any) -> MarkedTree:
+            tree = await mark(*given, **named)
+            assert (await hand.ended(turn)).view.status == "success"
+            return tree
+
+        monkeypatch.setattr(verb, "mark_tree", mark_and_wait)
+        asked = StopRequest(agent_turn_id=turn)
+        reply = await verb.stop_turn(tenant.pool, NatsPublisher(tenant.stack.conn), tenant.project, asked)
+    assert (reply.status, reply.already_final, reply.marked, reply.on_their_way) == ("accepted", True, 0, 1)

@@ -1,6 +1,6 @@
 """Interleavings that broke an invariant, each with one transaction in flight that another one waits for.
 
-The numbers are those of the hazards in ARCHITECTURE.md. Each was seen to fail without its cure.
+The numbers are those of the hazards in docs/hazards.md. Each was seen to fail without its cure.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Reports, timeouts, applies and ends of one turn at once: hazards 7 and 8 in ARCHITECTURE.md, and the lock order."""
+"""Reports, timeouts, applies and ends of one turn at once: hazards 7 and 8 in docs/hazards.md, and the lock order."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
