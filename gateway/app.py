@@ -27,6 +27,7 @@ from turnstile.gateway.openai.error_objects import PREFIX, error_response
 from turnstile.gateway.v1.catalog import endpoints
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
+from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import Turns
 from turnstile.ledger.pool import Pool
@@ -63,7 +64,8 @@ class Gateway:
         turns, conversations = Turns(self.pool, asking, self.feeds, self.access, self.closing), Conversations(self.pool)
         streaming = Streaming(self.closing, limits.slow_reader_seconds, self.abort, self.meter)
         shared = (turns, conversations, self.feeds, self.access, streaming, self.conn, limits.heartbeat_seconds)
-        self.endpoints = endpoints(turns, conversations, Events(*shared), Roster(self.pool, asking))
+        interrupts, roster = Interrupts(self.pool, asking), Roster(self.pool, asking)
+        self.endpoints = endpoints(turns, conversations, Events(*shared), interrupts, roster)
         kernel = Kernel(self.pool, turns, self.feeds, self.access, streaming, limits.heartbeat_seconds)
         self.openai = openai_endpoints(kernel)
         self.app: ASGIApp = Guard(self._router(), self.doors, self.meter, _told, self.crowded)

@@ -38,3 +38,7 @@ mark AS MATERIALIZED (
 -- asked, which sees the newest: also after a wait for the lock of a head that has changed, as the mark of such a turn changes it.
 (NOT {wanted} OR NOT EXISTS (SELECT FROM mark WHERE mark.stopping_at IS NOT NULL)
      AND (EXISTS (SELECT FROM mark) OR NOT state.is_marked(h.active_agent_turn_id)))
+
+-- fragment: asked_until(agent_turn_id)
+-- When the first open question about a turn's calls expires: until then a turn that waits for people alone need not look what is due.
+(SELECT min(q.expires_at) FROM state.interrupts q WHERE q.agent_turn_id = {agent_turn_id} AND q.status = 'open' AND q.expires_at > now())

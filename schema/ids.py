@@ -26,6 +26,8 @@ ToolCallId = NewType("ToolCallId", str)
 CardId = NewType("CardId", str)
 BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""
+InterruptId = NewType("InterruptId", str)
+"""`int-{tool_call_id}-{n}`: the n-th question about a call."""
 ConversationId = NewType("ConversationId", str)
 """A caller's name for a conversation with an agent of a channel; empty for the one that a profile's memory keeps."""
 
@@ -136,6 +138,11 @@ def tool_call_id(step: StepId, index: int) -> ToolCallId:
     """The kernel's id of a call: unique in the project, 31 characters, safe on every provider (protocol §10)."""
     digest = hashlib.sha256(f"{step}/{index}".encode()).hexdigest()
     return ToolCallId(f"call_{digest[:26]}")
+
+
+def interrupt_id(call: ToolCallId, number: int = 1) -> InterruptId:
+    """The id of a question about a call, counted from 1."""
+    return InterruptId(f"int-{call}-{number}")
 
 
 def step_card_id(step: StepId, name: str) -> CardId:

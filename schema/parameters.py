@@ -29,6 +29,10 @@ MOST_LOOKS = 50_000
 """The most keywords evaluated in one check, each counted with the length of its value."""
 _LOOKS_OF_A_PATTERN = 1_000
 _UNCHECKED = {"patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"}
+_OTHERWISE_READ = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "format"}
+_SCHEMAS_BY_NAME = {"properties", "$defs", "dependentSchemas"}
+_SCHEMAS = {"allOf", "anyOf", "oneOf", "prefixItems"}
+_ONE_SCHEMA = {"not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"}
 
 Keyword = Callable[[Any, Any, Any, Any], Any]
 """The function of a keyword in jsonschema: validator, value, instance, schema; the stubs do not type them."""
@@ -44,6 +48,11 @@ def object_schema(value: JsonObject) -> JsonObject:
     """Return `value` if it is a JSON schema of type object; else raises `ValueError`, which says where it is not."""
     if value.get("type") != "object":
         raise ValueError("must be a JSON schema of type object")
+    return json_schema(value)
+
+
+def json_schema(value: JsonObject) -> JsonObject:
+    """Return `value` if it is a JSON schema; else raises `ValueError`, which says where it is not."""
     try:
         error = next(iter(_METASCHEMA.iter_errors(value)), None)
     except RecursionError:
@@ -58,6 +67,41 @@ def bounded(schema: JsonObject) -> Validator:
     """A validator of arguments; its `iter_errors` raises `SchemaTooCostly` when the bounds are reached."""
     plain = cast("JsonObject", _without_dialects(schema))
     return _Bounded(plain, registry=Registry(), format_checker=_CheckBudget())
+
+
+def unchecked(schema: JsonValue) -> str | None:
+    """The keyword of a schema that `bounded` does not check as it is written, or might not; None if there is none.
+
+    Where a schema decides something, such a keyword would let through what its author meant to stop.
+    """
+    if not isinstance(schema, dict):
+        return None
+    for name, value in schema.items():
+        match name, value:
+            case "pattern", str() if _linear(value) is None:
+                return name
+            case "$ref", str() if value != "#" and not value.startswith("#/$defs/"):
+                return name
+            case _ if name in _UNCHECKED or name in _OTHERWISE_READ:
+                return name
+            case _:
+                pass
+        if (found := next(filter(None, map(unchecked, _parts(name, value))), None)) is not None:
+            return found
+    return None
+
+
+def _parts(keyword: str, value: JsonValue) -> Iterable[JsonValue]:
+    """The schemas in the value of a keyword."""
+    match value:
+        case dict() if keyword in _SCHEMAS_BY_NAME:
+            return value.values()
+        case dict() if keyword in _ONE_SCHEMA:
+            return [value]
+        case list() if keyword in _SCHEMAS:
+            return value
+        case _:
+            return ()
 
 
 def _flat_metaschema() -> JsonObject:

@@ -4,13 +4,14 @@ import json
 import operator
 import re
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from turnstile.schema.base import JsonObject, Strict
 from turnstile.schema.delegation.policy import DelegationPolicy
 from turnstile.schema.parameters import object_schema
+from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.tools import FUNCTION_NAME, SUBMIT_RESULT
 
 DEFAULT_WORKER_TARGET = "worker_generic"
@@ -91,6 +92,17 @@ class Profile(Strict):
     """Whether an enqueue may name the profile alone: then an agent is made, for each conversation or each request."""
     delegation_policy: DelegationPolicy | None = Field(default=None, exclude_if=operator.not_)
     """Whom its agents may delegate to; by default nobody."""
+    interrupt_on: dict[Annotated[str, Field(pattern=FUNCTION_NAME)], InterruptRule] = Field(
+        default_factory=dict[str, InterruptRule], max_length=1024, exclude_if=operator.not_
+    )
+    """Calls that wait for a person's approval, by tool: `true`, or an object that says when and how."""
+
+    @field_validator("interrupt_on")
+    @classmethod
+    def _goes_out(cls, value: dict[str, InterruptRule]) -> dict[str, InterruptRule]:
+        if SUBMIT_RESULT in value:
+            raise ValueError(f"{SUBMIT_RESULT} ends the turn: its calls go to no tool, and wait for nobody")
+        return value
 
 
 def memory_problem(profile: Profile, tools: Iterable[str]) -> str | None:

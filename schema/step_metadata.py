@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import CardId
+from turnstile.schema.ids import CardId, ToolCallId
 from turnstile.schema.states import Activity
 from turnstile.schema.tools import ToolCommand
 
@@ -107,6 +107,9 @@ class SuspendMetadata(StepFigures):
     activity: Activity | None = None
     """What the step set the turn to do; null in rows of versions before this one."""
     commands: tuple[ToolCommand, ...] = ()
+    """Of all its calls."""
+    held: tuple[ToolCallId, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """Those that wait for a person: whoever repeats the step's messages sends none of these."""
 
 
 class EndMetadata(StepFigures):

@@ -21,11 +21,14 @@ from turnstile.schema.base import JsonObject, Strict, Tolerant
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import CardId, ChannelId, ProjectId, ToolCallId, token
 from turnstile.schema.parameters import object_schema
+from turnstile.schema.people.approvals import InterruptRule
 from turnstile.schema.states import AfterExecution
 from turnstile.schema.wire import subjects
 
 SUBMIT_RESULT = "submit_result"
 """The built-in tool that ends a turn; no row may have its name."""
+ASK_HUMAN = "ask_human"
+"""The tool that asks a person; the kernel offers it where a project has no row of this name."""
 
 
 class PmoTool(StrEnum):
@@ -101,6 +104,8 @@ class ToolOptions(Tolerant):
     """How long a turn waits for this tool, if longer than `[tools].suspend_timeout_seconds`."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
     """How long the tool may take; the turn waits at least as long."""
+    interrupt_on: InterruptRule | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Which of its calls wait for a person's approval: `true`, or an object that says when and how."""
 
     @property
     def hidden(self) -> frozenset[str]:

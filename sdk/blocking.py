@@ -14,13 +14,17 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.ids import AgentTurnId, InterruptId
+from turnstile.schema.people.interrupt_requests import InterruptView
+from turnstile.schema.people.interrupts import DecideReply, InterruptStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
+from turnstile.sdk.interrupts import Interrupt
 from turnstile.sdk.turn import Cascade, Stopped, Turn, TurnResult
 from turnstile.sdk.turns import Client, Conversation
 
@@ -84,6 +88,50 @@ class SyncTurn:
     def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children."""
         return self.client.call(self.turn.tree)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncInterrupt:
+    """A question to a person; see `Interrupt`, whose methods it has."""
+
+    client: "SyncClient"
+    interrupt: Interrupt
+
+    @property
+    def view(self) -> InterruptView:
+        """All of it, as it was when it was read."""
+        return self.interrupt.view
+
+    @property
+    def id(self) -> InterruptId:
+        """Its id."""
+        return self.interrupt.id
+
+    @property
+    def message(self) -> str:
+        """What is asked; of `ask_human` a model wrote it."""
+        return self.interrupt.message
+
+    @property
+    def arguments(self) -> JsonObject | None:
+        """All arguments of the call; a model wrote them."""
+        return self.interrupt.arguments
+
+    def approve(self, comment: str = "") -> DecideReply:
+        """Send the call as it is; raises `Refused` with a code, or `ServerUnavailable`."""
+        return self.client.call(lambda: self.interrupt.approve(comment))
+
+    def edit(self, arguments: JsonObject, comment: str = "") -> DecideReply:
+        """Send the call with these arguments."""
+        return self.client.call(lambda: self.interrupt.edit(arguments, comment))
+
+    def reject(self, reason: str = "") -> DecideReply:
+        """Send nothing: the call fails, and the model reads the reason."""
+        return self.client.call(lambda: self.interrupt.reject(reason))
+
+    def respond(self, response: JsonValue, comment: str = "") -> DecideReply:
+        """Send nothing: this is the result of the call, or the answer to the question."""
+        return self.client.call(lambda: self.interrupt.respond(response, comment))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +216,27 @@ class SyncClient:
     def turn(self, agent_turn_id: str) -> SyncTurn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`)."""
         return SyncTurn(self, self.call(lambda: self._client.turn(agent_turn_id)))
+
+    def interrupts(
+        self,
+        *,
+        status: InterruptStatus | str | None = InterruptStatus.OPEN,
+        agent_id: str | None = None,
+        agent_turn_id: str | None = None,
+        limit: int = 100,
+    ) -> list[SyncInterrupt]:
+        """What turns ask people in this channel, the newest first; by default what is open."""
+
+        async def find() -> list[Interrupt]:
+            return await self._client.interrupts(
+                status=status, agent_id=agent_id, agent_turn_id=agent_turn_id, limit=limit
+            )
+
+        return [SyncInterrupt(self, each) for each in self.call(find)]
+
+    def interrupt(self, interrupt_id: str) -> SyncInterrupt:
+        """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
+        return SyncInterrupt(self, self.call(lambda: self._client.interrupt(interrupt_id)))
 
     def call(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """What `work` comes to in the client's event loop; raises `BadRequest` unless the client is connected."""

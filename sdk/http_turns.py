@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
@@ -23,7 +23,9 @@ from turnstile.schema.access import read_secret
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, StepId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, StepId, ToolCallId, step_id
+from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, Interrupt
 from turnstile.schema.states import ChunkType, ReplyStatus, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
@@ -70,6 +72,20 @@ class _Stop(Tolerant):
     on_their_way: int | None = None
 
 
+class _Interrupts(Tolerant):
+    interrupts: list[Interrupt]
+    next: InterruptId | None = None
+
+
+class _Decided(Tolerant):
+    interrupt_id: InterruptId
+    decision: Decision
+    agent_turn_id: AgentTurnId
+    tool_call_id: ToolCallId
+    tool_changed: bool
+    duplicate: bool
+
+
 class _Problem(Tolerant):
     code: str
     detail: str = ""
@@ -101,6 +117,24 @@ class HttpBackend(Backend):
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
         found = await self.request("GET", _path(agent_turn_id), _Turn)
         return HttpTurn(self, found.agent_turn_id)
+
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        named = {
+            "cursor": wanted.after,
+            **wanted.model_dump(mode="json", exclude={"after"}),
+            "channel_id": self.channel,
+        }
+        query = urlencode({name: value for name, value in named.items() if value is not None})
+        page = await self.request("GET", f"/v1/interrupts?{query}", _Interrupts)
+        return [each.interrupt_id for each in page.interrupts], page.next
+
+    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
+        return await self.request("GET", _interrupt(interrupt_id), InterruptView)
+
+    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
+        body: JsonObject = wanted.model_dump(mode="json", exclude_unset=True, exclude={"interrupt_id"})
+        done = await self.request("POST", f"{_interrupt(about.interrupt_id)}/decision", _Decided, body)
+        return DecideReply(status=ReplyStatus.ACCEPTED, **dict(done))
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -389,6 +423,12 @@ def _path(turn: AgentTurnId) -> str:
     if not turn or "/" in turn or turn in (".", ".."):
         raise Refused("unknown_turn", f"there is no turn {turn[:60]!r}")
     return f"/v1/turns/{quote(turn, safe='')}"
+
+
+def _interrupt(interrupt_id: InterruptId) -> str:
+    if not interrupt_id or "/" in interrupt_id or interrupt_id in (".", ".."):
+        raise Refused("unknown_interrupt", f"there is no question {interrupt_id[:60]!r}")
+    return f"/v1/interrupts/{quote(interrupt_id, safe='')}"
 
 
 def _idempotent(correlation_id: str | None) -> dict[str, str]:

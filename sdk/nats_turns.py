@@ -11,7 +11,14 @@ from pydantic import ValidationError
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import value_of
 from turnstile.schema.errors import Limited, Refused, ServerUnavailable
-from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
+from turnstile.schema.people.interrupt_requests import (
+    InterruptListReply,
+    InterruptListRequest,
+    InterruptReply,
+    InterruptView,
+)
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
@@ -138,6 +145,19 @@ class NatsBackend(Backend):
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
         view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
         return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
+
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        page = await self.bridge.request_as("interrupt.list", wanted, InterruptListReply)
+        return [each.interrupt_id for each in page.interrupts], page.next
+
+    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
+        found = await self.bridge.request_as("interrupt.get", {"interrupt_id": interrupt_id}, InterruptReply)
+        if found.interrupt is None:
+            raise Refused("internal_error", "the bridge found a question and showed none")
+        return found.interrupt
+
+    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
+        return await self.bridge.in_channel(about.channel_id).request_as("decide", wanted, DecideReply)
 
     async def close(self) -> None:
         await self.conn.close()

@@ -9,7 +9,9 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentTurnId, CardId
+from turnstile.schema.ids import AgentTurnId, CardId, InterruptId
+from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest
 from turnstile.schema.states import ChunkType, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
@@ -124,6 +126,18 @@ class Backend(ABC):
     @abstractmethod
     async def find(self, agent_turn_id: AgentTurnId) -> Turn:
         """A turn that was asked for; raises `Refused` (unknown_turn) or `ServerUnavailable`."""
+
+    @abstractmethod
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        """A page of the ids of questions to people, and the `after` of the next page."""
+
+    @abstractmethod
+    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
+        """A question to a person with its call; raises `Refused` (unknown_interrupt) or `ServerUnavailable`."""
+
+    @abstractmethod
+    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
+        """Decide a question; raises `Refused` with the code of the refusal, or `ServerUnavailable`."""
 
     @abstractmethod
     async def close(self) -> None:

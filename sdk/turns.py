@@ -21,9 +21,12 @@ from pydantic import JsonValue
 
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentTurnId, token, uuid7
+from turnstile.schema.ids import AgentTurnId, InterruptId, token, uuid7
+from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
+from turnstile.schema.people.interrupts import InterruptStatus
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.interrupts import Interrupt, find_interrupts
 from turnstile.sdk.nats_turns import NatsBackend, open_nats
 from turnstile.sdk.requests import parse_request
 from turnstile.sdk.turn import Backend, Turn
@@ -180,6 +183,30 @@ class Client:
     async def turn(self, agent_turn_id: str) -> Turn:
         """A turn that was asked for earlier, by anybody; raises `Refused` (`unknown_turn`) if the project has none."""
         return await self._opened.find(AgentTurnId(agent_turn_id))
+
+    async def interrupts(
+        self,
+        *,
+        status: InterruptStatus | str | None = InterruptStatus.OPEN,
+        agent_id: str | None = None,
+        agent_turn_id: str | None = None,
+        limit: int = 100,
+    ) -> list[Interrupt]:
+        """What turns ask people in this channel, the newest first, each with its call; by default what is open.
+
+        Raises `BadRequest` or `ServerUnavailable`.
+        """
+        named: JsonObject = {"status": status, "agent_id": agent_id, "agent_turn_id": agent_turn_id}
+        return await find_interrupts(self._opened, parse_request(InterruptListRequest, named), limit)
+
+    async def interrupt(self, interrupt_id: str) -> Interrupt:
+        """One of them; raises `Refused` (`unknown_interrupt`) or `ServerUnavailable`."""
+        backend = self._opened
+        return Interrupt(backend, await backend.get_interrupt(InterruptId(interrupt_id)))
+
+    def interrupt_of(self, view: InterruptView) -> Interrupt:
+        """One that was read otherwise."""
+        return Interrupt(self._opened, view)
 
     @property
     def _opened(self) -> Backend:

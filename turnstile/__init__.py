@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from turnstile.schema.pump.listeners import listener
     from turnstile.schema.pump.payloads import Payload
     from turnstile.schema.pump.primitives import HandlerMetadata, HandlerResponse, SystemErrorMessage
-    from turnstile.sdk.blocking import SyncClient, SyncConversation, SyncTurn
+    from turnstile.sdk.blocking import SyncClient, SyncConversation, SyncInterrupt, SyncTurn
+    from turnstile.sdk.interrupts import Interrupt
     from turnstile.sdk.tools.service import ChildTask, Terminate, ToolCall, ToolFailed, ToolService
     from turnstile.sdk.turn import Turn, TurnResult
     from turnstile.sdk.turns import Client, Conversation, connect
@@ -25,6 +26,7 @@ __all__ = [
     "Conversation",
     "HandlerMetadata",
     "HandlerResponse",
+    "Interrupt",
     "Limited",
     "Payload",
     "Refused",
@@ -32,6 +34,7 @@ __all__ = [
     "ServiceTurn",
     "SyncClient",
     "SyncConversation",
+    "SyncInterrupt",
     "SyncTurn",
     "SystemErrorMessage",
     "Terminate",
@@ -55,7 +58,8 @@ _MODULES = {
     "turnstile.schema.pump.payloads": ("Payload",),
     "turnstile.schema.pump.primitives": ("HandlerMetadata", "HandlerResponse", "SystemErrorMessage"),
     "turnstile.sdk.tools.service": ("ChildTask", "Terminate", "ToolCall", "ToolFailed", "ToolService"),
-    "turnstile.sdk.blocking": ("SyncClient", "SyncConversation", "SyncTurn"),
+    "turnstile.sdk.interrupts": ("Interrupt",),
+    "turnstile.sdk.blocking": ("SyncClient", "SyncConversation", "SyncInterrupt", "SyncTurn"),
     "turnstile.sdk.turn": ("Turn", "TurnResult"),
     "turnstile.sdk.turns": ("Client", "Conversation", "connect"),
 }

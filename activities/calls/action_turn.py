@@ -6,6 +6,7 @@ turn's step, since the tool's row may have changed.
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -36,6 +37,8 @@ class ActionCall(Tolerant):
 def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) -> Outgoing:
     """The call of an action, by the project's tool rows; its result ends the turn, whatever the row says.
 
+    A tool whose row asks for approval waits for it here, too.
+
     A delegating tool without a row is the kernel's own, as it is for a model (protocol §12).
 
     Raises `Refused`: `unknown_tool`, `ui_not_allowed`, `invalid_tool`, `invalid_arguments`.
@@ -53,7 +56,7 @@ def action_call(place: Place, wanted: ActionCall, rows: Iterable[JsonObject]) ->
     if isinstance(found, Unsendable):
         raise Refused(found.code, found.message)
     command = found.command.model_copy(update={"after_execution": AfterExecution.TERMINATE})
-    return Outgoing(found.card, command, found.wait_seconds)
+    return replace(found, command=command)
 
 
 def _ui_allowed(row: ToolRow) -> bool:

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from turnstile.activities.calls.arguments import ready
-from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
+from turnstile.activities.calls.holds import call_card, hold_of, is_question, question_of
+from turnstile.schema.cards import Card
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import CardId, StepId, ToolCallId
+from turnstile.schema.ids import StepId, ToolCallId
+from turnstile.schema.people.approvals import ApprovalRule
+from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.tools import ToolCommand, ToolRow, expand_subject
 from turnstile.schema.turns import TurnRef
 
@@ -22,11 +25,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A call that may be sent."""
+    """A call that may be sent; with `hold`, once a person lets it."""
 
     card: Card
     command: ToolCommand
     wait_seconds: float
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,22 @@ class Unsendable:
 
 
 def outgoing(
-    place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, *, quotes: bool = True
+    place: Place,
+    call: ToolCallId,
+    row: ToolRow,
+    arguments_text: str,
+    rule: ApprovalRule | None = None,
+    *,
+    quotes: bool = True,
 ) -> Outgoing | Unsendable:
     """Fill and check the arguments, and make the card and the command (protocol §7.3).
 
-    If the arguments do not fit, the sentence quotes them, unless `quotes` is False: then others may read it, too.
+    The call waits for a person if the profile's `rule` or the tool's own says so. If the arguments do not fit, the
+    sentence quotes them, unless `quotes` is False: then others may read it, too.
     """
     turn = place.turn
+    if is_question(row):
+        return _question(place, call, row, arguments_text, rule)
     values = turn.placeholders(place.step_id, place.parent_step_id) | {"tool_call_id": call}
     found = ready(row, arguments_text, values, place.suspend_seconds, quotes=quotes)
     if isinstance(found, str):
@@ -53,23 +66,31 @@ def outgoing(
         subject = expand_subject(row.target_subject or "", turn.project_id, turn.channel_id)
     except BadRequest as error:
         return Unsendable("invalid_tool", f"The tool {row.tool_name} cannot be reached: {error}")
-    card = make_card(
-        CardId(f"{call}-call"),
-        CardType.TOOL_CALL,
-        Role.ASSISTANT,
-        ToolCallContent(tool_name=row.tool_name, arguments=found.arguments, target_subject=subject),
-        author=agent_author(turn.agent_id),
-        turn=turn.agent_turn_id,
-        step=place.step_id,
-        trace=turn.trace_id,
-        tool_call=call,
-        function_name=row.tool_name,
-    )
-    command = ToolCommand(
+    card, content = call_card(turn, place.step_id, call, row, found.arguments, subject)
+    try:
+        hold = hold_of(turn.agent_id, row, card, content, rule)
+    except BadRequest as error:
+        return Unsendable("bad_arguments", f"A person cannot be asked about this call of {row.tool_name}: {error}")
+    return Outgoing(card, _command(call, row, card, subject), found.wait_seconds, hold)
+
+
+def _question(
+    place: Place, call: ToolCallId, row: ToolRow, arguments_text: str, rule: ApprovalRule | None
+) -> Outgoing | Unsendable:
+    """A call of `ask_human`: its command has no subject, and is never published."""
+    found = question_of(arguments_text, rule)
+    if isinstance(found, str):
+        return Unsendable("invalid_arguments", found)
+    arguments, hold = found
+    card, _ = call_card(place.turn, place.step_id, call, row, arguments, None)
+    return Outgoing(card, _command(call, row, card, ""), place.suspend_seconds, hold)
+
+
+def _command(call: ToolCallId, row: ToolRow, card: Card, subject: str) -> ToolCommand:
+    return ToolCommand(
         tool_call_id=call,
         tool_name=row.tool_name,
         tool_call_card_id=card.card_id,
         after_execution=row.after_execution,
         subject=subject,
     )
-    return Outgoing(card, command, found.wait_seconds)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue, ValidationError
 
+from turnstile.activities.calls.holds import ASK_HUMAN_ROW
 from turnstile.activities.text import parse_arguments
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, FieldsSchemaContent, ResultField, SubmittedField, readable_content
@@ -120,7 +121,7 @@ def tool_spec(row: ToolRow) -> JsonObject:
     name = row.tool_name
     if not re.fullmatch(FUNCTION_NAME, name):
         raise BadRequest(f"tool {name!r}: a name is 1 to 64 characters of A-Z a-z 0-9 _ -, the first no digit or -")
-    if not row.target_subject:
+    if not row.target_subject and row is not ASK_HUMAN_ROW:
         raise BadRequest(f"tool {name}: it has no target_subject to be sent to")
     options = options_of(row)
     schema = row.parameters

@@ -24,6 +24,7 @@ from turnstile.schema.cards import Card
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import CardId, StepId, step_id
 from turnstile.schema.message_types import asks_model
+from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
@@ -121,6 +122,7 @@ class CurrentStep:
         metadata: StepMetadata,
         status: StepStatus,
         call_waits: Sequence[float] = (),
+        holds: Sequence[Hold | None] = (),
         first_kept: CardId | None = None,
     ) -> StepRecord:
         """What the step's commit writes; cards of the context box enter the output box without being made again."""
@@ -139,6 +141,7 @@ class CurrentStep:
             self.started,
             status,
             call_waits=call_waits,
+            holds=holds,
             kept=kept,
             first_kept=first_kept,
         )

@@ -26,6 +26,7 @@ from turnstile.schema.cards import (
     make_card,
 )
 from turnstile.schema.ids import CardId, StepId, ToolCallId, step_card_id, step_id, tool_call_id, turn_card_id
+from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.states import AfterExecution, TurnStatus
 from turnstile.schema.tools import SUBMIT_RESULT, ToolCommand
 from turnstile.schema.turns import TurnRef
@@ -95,11 +96,16 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The turn is suspended until these calls are reported, each at most its `waits` seconds."""
+    """The turn is suspended until these calls are reported, each at most its `waits` seconds.
+
+    A call with a hold goes out when a person lets it, and its seconds begin then.
+    """
 
     cards: tuple[Card, ...]
     commands: tuple[ToolCommand, ...]
     waits: tuple[float, ...]
+    holds: tuple[Hold | None, ...] = ()
+    """Of each command; empty if nobody is asked about any."""
 
 
 Decision = Continue | Deliver | Suspend
@@ -135,7 +141,8 @@ def _with_calls(asked: StepRequest, text: str, thought: tuple[Card, ...], calls:
     sent = [each for each in found if isinstance(each, Outgoing)]
     cards = (*thought, *(each.card if isinstance(each, Outgoing) else each for each in found))
     if sent:
-        return Suspend(cards, tuple(each.command for each in sent), tuple(each.wait_seconds for each in sent))
+        commands, waits = tuple(each.command for each in sent), tuple(each.wait_seconds for each in sent)
+        return Suspend(cards, commands, waits, tuple(each.hold for each in sent))
     return _out_of_steps(asked, text, cards) if asked.is_last else Continue(cards)
 
 
@@ -145,7 +152,7 @@ def _send(asked: StepRequest, call: _Call) -> Outgoing | Card:
     if row is None:
         return _refusal(asked, call, "unknown_tool", _unknown(asked, call))
     place = Place(asked.turn, asked.step_id, asked.parent_step_id, asked.suspend_seconds)
-    found = outgoing(place, call.id, row, call.answered.arguments_text)
+    found = outgoing(place, call.id, row, call.answered.arguments_text, asked.config.interrupt_on.get(row.tool_name))
     return _refusal(asked, call, found.code, found.message) if isinstance(found, Unsendable) else found
 
 

@@ -221,7 +221,7 @@ class StepActivities:
         except (Refused, ModelError, CardUnreadable) as error:
             # The error's message may quote the arguments, and an outcome holds no content.
             return await self._fail(step, None, error.code, "the tool could not be called")
-        decision = Suspend((sent.card,), (sent.command,), (sent.wait_seconds,))
+        decision = Suspend((sent.card,), (sent.command,), (sent.wait_seconds,), (sent.hold,))
         return await self._suspend(step, decision, decision.cards, step.figures(None))
 
     async def _answer(self, step: CurrentStep, question: Question) -> ModelAnswer:
@@ -290,14 +290,22 @@ class StepActivities:
     async def _suspend(
         self, step: CurrentStep, decision: Suspend, cards: tuple[Card, ...], figures: StepFigures
     ) -> StepResult:
-        """Commit the calls with the suspended head, then publish their commands (protocol §6, command_intent)."""
-        metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands)
-        record = step.record(cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits)
+        """Commit the calls with the suspended head, then publish their commands (protocol §6, command_intent).
+
+        The commands of held calls are published by what a person decides (§13); here people are told of them.
+        """
+        asked = dict(zip((each.tool_call_id for each in decision.commands), decision.holds, strict=False))
+        held = tuple(call for call, hold in asked.items() if hold is not None)
+        metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands, held=held)
+        record = step.record(
+            cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits, holds=decision.holds
+        )
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":
             self._record(step, record)
             record_calls(self.telemetry, step.turn, step.begun.head, record)
+            await step.turn_events.publish(*step.turn_events.asked(step.number, record, done.updated_at))
         asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
         await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, None, asleep))
         hit(Fault.CALLS_PUBLISHED)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
 
+from turnstile.activities.calls.holds import ASK_HUMAN_ROW
 from turnstile.activities.prompt.tool_specs import build_tool_specs, last_specs
 from turnstile.ledger.turns.steps import BegunStep
 from turnstile.schema.base import JsonObject, Tolerant
@@ -28,6 +29,7 @@ from turnstile.schema.cards import (
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import step_card_id, step_id
+from turnstile.schema.people.approvals import ApprovalRule
 from turnstile.schema.profiles import LlmConfig, Memory, Profile, RuntimeConfig, render
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.turns import TurnRef
@@ -48,6 +50,8 @@ class TurnConfig(Tolerant):
     """The parameters of each choice by its name."""
     memory: Memory | None = Field(default=None, exclude_if=operator.not_)
     """What the profile says of memory."""
+    interrupt_on: dict[str, ApprovalRule] = Field(default_factory=dict[str, ApprovalRule], exclude_if=operator.not_)
+    """The profile's rules of which calls wait for a person, by tool."""
     context_position: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """The last position of the context box that belongs to the turn; later steps read no further."""
 
@@ -81,7 +85,8 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     runtime = begun.head.runtime_config
     rows = tool_rows(begun.head.tools)
     known = {row.tool_name for row in rows}
-    rows += [row for name, row in kernel_tools().items() if name in profile.allowed_tools and name not in known]
+    offered = [*kernel_tools().values(), ASK_HUMAN_ROW]
+    rows += [row for row in offered if row.tool_name in profile.allowed_tools and row.tool_name not in known]
     found = build_tool_specs(rows, profile.allowed_tools, runtime.choices)
     for warning in found.warnings:
         log.warning("turn %s: %s", turn.agent_turn_id, warning)
@@ -93,6 +98,7 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
         tools=found.rows,
         choices={choice.name: choice.parameters for choice in runtime.choices},
         memory=profile.memory,
+        interrupt_on=profile.interrupt_on,
         context_position=begun.context_position,
     )
     parent = begun.head.parent_step_id or ""

@@ -8,17 +8,19 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.ends import EndedTurn, FinishedTurn, mark_announced
+from turnstile.ledger.turns.steps import StepRecord
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Span, Telemetry, nanoseconds, turn_attributes
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, interrupt_id, step_id
+from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.states import Activity, HeadStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
@@ -97,20 +99,42 @@ class TurnEvents:
     ) -> list[Message]:
         """The step's commands, then its events; a repeat has the same commands under the same message ids.
 
-        `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has resumed.
+        Calls that wait for a person have no command here. `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has resumed.
         """
         commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
+        held = recorded.held if isinstance(recorded, SuspendMetadata) else ()
+        sent = [each for each in commands if each.tool_call_id not in held]
         left = [each.tool_name for each in commands if waiting is None or each.tool_call_id in waiting]
         key = step_id(self.turn.agent_turn_id, number)
         doing: JsonObject = {
             "activity": Activity.EXECUTING_TOOL,
-            "tools": [command.tool_name for command in commands],
+            "tools": [command.tool_name for command in sent],
         }
         return [
-            *(self.address.tool_command(command, key) for command in commands),
+            *(self.address.tool_command(command, key) for command in sent),
             *([] if updated_at is None else [self.waiting(left, updated_at)]),
-            self.step(key, StepPhase.EXECUTING, doing),
+            *([self.step(key, StepPhase.EXECUTING, doing)] if sent or not held else []),
             self.completed(number, recorded),
+        ]
+
+    def asked(self, number: int, record: StepRecord, opened_at: datetime) -> list[Message]:
+        """The `interrupt` events of a step whose commit opened its questions at that moment."""
+        return [
+            self.address.interrupt(
+                InterruptEvent(
+                    interrupt_id=interrupt_id(call.tool_call_id),
+                    agent_id=self.turn.agent_id,
+                    agent_turn_id=self.turn.agent_turn_id,
+                    step_id=step_id(self.turn.agent_turn_id, number),
+                    tool_call_id=call.tool_call_id,
+                    tool_name=call.tool_name,
+                    reason=hold.reason,
+                    action_digest=hold.action_digest,
+                    expires_at=opened_at + timedelta(seconds=hold.expires_after_seconds),
+                )
+            )
+            for call, hold in zip(record.calls, record.holds, strict=False)
+            if hold is not None
         ]
 
     async def publish(self, *messages: Message) -> None:

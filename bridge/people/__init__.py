@@ -1,0 +1,1 @@
+"""Verbs for the people that turns ask (protocol §13)."""

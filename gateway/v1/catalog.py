@@ -4,18 +4,23 @@ from turnstile.gateway.http.endpoints import Endpoint
 from turnstile.gateway.v1 import resources as r
 from turnstile.gateway.v1.conversation_handlers import Conversations
 from turnstile.gateway.v1.event_handlers import Events
+from turnstile.gateway.v1.interrupt_handlers import Interrupts
 from turnstile.gateway.v1.roster_handlers import Roster
 from turnstile.gateway.v1.turn_handlers import LONGEST_WAIT, Turns
 from turnstile.schema.access import Right
+from turnstile.schema.people.interrupt_requests import InterruptView
 
 _WAIT = f"`wait=SECONDS`: answer when the turn is over, or after so long (at most {LONGEST_WAIT:g})."
 _RESUME = "The id of the last event that came: go on after it. EventSource sends it by itself."
 _RESUMED = {200: "The stream.", 204: "The stream was read to its end."}
 
 
-def endpoints(turns: Turns, conversations: Conversations, events: Events, roster: Roster) -> list[Endpoint]:
+def endpoints(
+    turns: Turns, conversations: Conversations, events: Events, interrupts: Interrupts, roster: Roster
+) -> list[Endpoint]:
     """All of them."""
-    return [*_turns(turns, events), *_conversations(conversations, events), *_roster(roster)]
+    talk = [*_turns(turns, events), *_conversations(conversations, events)]
+    return [*talk, *_interrupts(interrupts), *_roster(roster)]
 
 
 def _turns(turns: Turns, events: Events) -> list[Endpoint]:
@@ -122,6 +127,40 @@ def _conversations(conversations: Conversations, events: Events) -> list[Endpoin
             query=r.ConversationEventsQuery,
             statuses={200: "The stream."},
             request_headers={"Last-Event-ID": _RESUME},
+        ),
+    ]
+
+
+def _interrupts(interrupts: Interrupts) -> list[Endpoint]:
+    return [
+        Endpoint(
+            name="list_interrupts",
+            method="GET",
+            path="/v1/interrupts",
+            right=Right.READ,
+            summary="What turns ask people, the newest first.",
+            handler=interrupts.list,
+            query=r.InterruptsQuery,
+            answer=r.InterruptPage,
+        ),
+        Endpoint(
+            name="get_interrupt",
+            method="GET",
+            path="/v1/interrupts/{interrupt_id}",
+            right=Right.READ,
+            summary="A question to a person, with the call that it is about.",
+            handler=interrupts.get,
+            answer=InterruptView,
+        ),
+        Endpoint(
+            name="decide_interrupt",
+            method="POST",
+            path="/v1/interrupts/{interrupt_id}/decision",
+            right=Right.DECIDE,
+            summary="Decide: approve, edit, reject or respond. One decision counts; the others hear which.",
+            handler=interrupts.decide,
+            body=r.InterruptDecision,
+            answer=r.Decided,
         ),
     ]
 

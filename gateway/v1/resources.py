@@ -15,7 +15,17 @@ from turnstile.ledger.turns.usage import UsageLine
 from turnstile.schema.base import JsonObject, Strict, Tolerant
 from turnstile.schema.cards import Card, CardMetadata, ResultField, ThoughtCall
 from turnstile.schema.errors import BadRequest
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, ConversationId, ToolCallId
+from turnstile.schema.ids import (
+    AgentId,
+    AgentTurnId,
+    BoxId,
+    CardId,
+    ChannelId,
+    ConversationId,
+    InterruptId,
+    ToolCallId,
+)
+from turnstile.schema.people.interrupts import Decision, Interrupt
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
@@ -241,6 +251,56 @@ class ConversationEventsQuery(ChannelQuery):
 
     turns: int = Field(default=20, ge=1, le=200)
     """Begin with the last so many turns."""
+
+
+class InterruptsQuery(PageQuery, ChannelQuery):
+    """Which questions to people."""
+
+    status: Literal["open", "resolved", "expired", "withdrawn"] | None = None
+    """Only those that are so."""
+    agent_turn_id: str | None = Field(default=None, pattern=_TOKEN)
+    """Only of this turn."""
+
+
+class InterruptPage(Tolerant):
+    """Questions to people, the newest first, without arguments."""
+
+    interrupts: list[Interrupt]
+    """The questions."""
+    next: InterruptId | None = None
+    """`cursor` of the next page; null if there is none."""
+
+
+class InterruptDecision(Strict):
+    """What a person decides. `arguments` go with `edit`, `response` with `respond`."""
+
+    decision: Decision
+    """One of the question's `allowed_decisions`."""
+    action_digest: str | None = Field(default=None, max_length=128)
+    """The question's digest, as the person saw it; null only if it has none."""
+    arguments: JsonObject | None = None
+    """With `edit`: all arguments of the call."""
+    message: str = Field(default="", max_length=4096)
+    """The reason of a rejection, which the model reads; else a comment, which it does not."""
+    response: JsonValue = None
+    """With `respond`: the result of the call."""
+
+
+class Decided(Tolerant):
+    """A decision that counts."""
+
+    interrupt_id: InterruptId
+    """The question."""
+    decision: Decision
+    """What was decided."""
+    agent_turn_id: AgentTurnId
+    """The turn that waited."""
+    tool_call_id: ToolCallId
+    """The call."""
+    tool_changed: bool
+    """Whether the call failed as `tool_changed` instead of being sent."""
+    duplicate: bool
+    """Whether the same token had decided the same before."""
 
 
 class CardAnswer(Tolerant):

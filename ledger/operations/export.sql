@@ -115,6 +115,11 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.parent_age
 SELECT to_jsonb(x)::text AS row FROM state.pmo_batch_tasks x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_interrupts :many
+-- What the agents' turns asked people, and what was decided.
+SELECT to_jsonb(x)::text AS row FROM state.interrupts x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
 -- name: export_boxes :many
 -- The boxes; if agents are named, those that their turns, their profiles and their pointers name.
 SELECT to_jsonb(x)::text AS row FROM public.boxes x

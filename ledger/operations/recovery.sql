@@ -53,13 +53,14 @@ LIMIT :row_limit::int;
 
 -- name: list_silent :many
 -- Rule 'running, reap': turns that run, or should have resumed, and have not changed for long, although a worker was there. A
--- suspended turn should have resumed when its deadline passed, or when a report of one of its calls is there.
+-- suspended turn should have resumed when its deadline passed, or since a report of one of its calls is there.
 SELECT t.* FROM state.turns_in_hand t
 WHERE t.status IN ('running', 'suspended') AND t.worker_target = ANY (:worker_targets::text[])
   AND greatest(t.updated_at, t.resume_deadline) < now() - make_interval(secs => :older_seconds::float8)
   AND (t.status = 'running' OR t.resume_deadline IS NOT NULL OR EXISTS (
        SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = t.agent_turn_id AND i.project_id = t.project_id
-         AND i.message_type IN {report_types} AND i.archived_at IS NULL))
+         AND i.message_type IN {report_types} AND i.archived_at IS NULL
+         AND i.created_at < now() - make_interval(secs => :older_seconds::float8)))
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = t.worker_target
               AND w.started_at < now() - make_interval(secs => :older_seconds::float8)
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))

@@ -115,7 +115,7 @@ JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, steps, node, batches with their tasks, and the edges that ask for or answer
+-- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, node, batches with their tasks, and the edges that ask for or answer
 -- them. Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
 -- The turns' cards stay as long as their boxes.
 WITH
@@ -138,6 +138,9 @@ inbox AS (
 ),
 steps AS (
     DELETE FROM state.agent_steps s USING gone WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
+),
+questions AS (
+    DELETE FROM state.interrupts q USING gone WHERE q.agent_turn_id = gone.agent_turn_id AND q.project_id = gone.project_id
 ),
 nodes AS (
     DELETE FROM state.turn_nodes n USING gone WHERE n.agent_turn_id = gone.agent_turn_id

@@ -1,0 +1,1 @@
+"""Questions to people (protocol §13): opened, decided, and looked at."""

@@ -18,7 +18,8 @@ from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import BoxId, CardId, ToolCallId, step_id
+from turnstile.schema.ids import BoxId, CardId, ToolCallId, interrupt_id, step_id
+from turnstile.schema.people.interrupts import Hold
 from turnstile.schema.profiles import STORED, RuntimeConfig
 from turnstile.schema.states import HeadStatus, MessageType, StepStatus
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
@@ -94,6 +95,8 @@ class StepRecord:
     wait_seconds: float = 0.0
     """How long the turn waits for each of `calls`, unless `call_waits` says it of each."""
     call_waits: Sequence[float] = ()
+    holds: Sequence[Hold | None] = ()
+    """Of each of `calls`, the question that a person must answer first; empty if there is none."""
     kept: Sequence[CardId] = ()
     """The cards that exist already: they enter the output box and are not made again."""
     first_kept: CardId | None = None
@@ -171,6 +174,8 @@ async def retry_step(conn: Connection, turn: TurnRef, step: int) -> tuple[int, i
 async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> CommittedStep:
     """Commit a step that does not end the turn; raises `StaleTurn` if the gate is closed."""
     waits = list(record.call_waits) or [record.wait_seconds] * len(record.calls)
+    holds = list(record.holds) or [None] * len(record.calls)
+    free = [wait for wait, hold in zip(waits, holds, strict=True) if hold is None]
     row = await query("commit_step").opt(
         conn,
         **gate(turn),
@@ -180,14 +185,22 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         call_names=[call.tool_name for call in record.calls],
         call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
-        wait_seconds=min(waits, default=0.0),
+        wait_seconds=min(free, default=None),
         call_waits=waits,
+        holds=json.dumps([_question(*each) for each in zip(record.calls, waits, holds, strict=True) if each[2]]),
         first_kept_id=record.first_kept,
         cut_card_id=next((card.card_id for card in record.cards if card.type == CardType.MEMORY_CUT), None),
     )
     if row is None:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
     return CommittedStep.model_validate(dict(row))
+
+
+def _question(call: ToolCommand, wait_seconds: float, hold: Hold | None) -> JsonObject:
+    """The row of `state.interrupts` for a held call."""
+    asked: JsonObject = {} if hold is None else hold.model_dump(mode="json")
+    ids: JsonObject = {"id": interrupt_id(call.tool_call_id), "tool_call_id": call.tool_call_id}
+    return asked | ids | {"tool_name": call.tool_name, "wait_seconds": wait_seconds}
 
 
 def step_columns(turn: TurnRef, record: StepRecord) -> dict[str, Any]:

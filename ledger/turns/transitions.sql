@@ -94,7 +94,8 @@ RETURNING h.step_attempt, h.model_failures;
 -- name: commit_step :opt
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
--- head's deadline is the earliest of theirs. With a memory.cut among the cards: where turns begin to read the box from now on (§7.3).
+-- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
+-- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3).
 -- result: done | already (committed before, and the gate is open). No row: stale, or a mark forbids the calls.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},
@@ -143,11 +144,26 @@ cut AS (  -- the card that is kept is in the box, or comes with this step
 ),
 waiting AS (
     INSERT INTO state.turn_waiting_tools (project_id, agent_id, agent_turn_id, turn_epoch, step_id, tool_call_id, tool_name, call_card_id,
-                                          deadline)
+                                          deadline, held_by)
     SELECT :project_id, :agent_id, :agent_turn_id, :turn_epoch, :step_id, c.id, c.name, c.card_id,
-           head.resume_deadline + make_interval(secs => c.wait_seconds - :wait_seconds::float8) FROM head
+           CASE WHEN x.id IS NULL THEN head.resume_deadline + make_interval(secs => c.wait_seconds - :wait_seconds::float8) END, x.id FROM head
     CROSS JOIN unnest(:call_ids::text[], :call_names::text[], :call_card_ids::text[], :call_waits::float8[])
                c (id, name, card_id, wait_seconds)
+    LEFT JOIN jsonb_to_recordset(:holds::jsonb) x (id text, tool_call_id text) ON x.tool_call_id = c.id
+),
+questions AS (
+    INSERT INTO state.interrupts (interrupt_id, project_id, channel_id, agent_id, agent_turn_id, step_id, tool_call_id, tool_name, reason,
+                                  message, action_digest, allowed_decisions, response_schema, on_expiry, requester, requester_may_decide,
+                                  tool_pin, wait_seconds, expires_at)
+    SELECT x.id, :project_id, coalesce(head.active_channel_id, 'public'), :agent_id, :agent_turn_id, :step_id, x.tool_call_id, x.tool_name,
+           x.reason, x.message, x.action_digest, x.allowed_decisions, nullif(x.response_schema, 'null'), x.on_expiry, coalesce((
+               SELECT r.context_headers ->> 'CG-Sender' FROM state.turn_nodes n JOIN state.agent_inbox r ON r.agent_turn_id = n.root_turn_id
+               WHERE n.agent_turn_id = :agent_turn_id AND r.message_type IN {turn_types} LIMIT 1), (
+               SELECT i.context_headers ->> 'CG-Sender' FROM state.agent_inbox i WHERE i.inbox_id = head.active_inbox_id)),
+           x.requester_may_decide, nullif(x.tool_pin, 'null'), x.wait_seconds, now() + make_interval(secs => x.expires_after_seconds)
+    FROM head CROSS JOIN jsonb_to_recordset(:holds::jsonb) x (
+        id text, tool_call_id text, tool_name text, reason text, message text, action_digest text, allowed_decisions text[],
+        response_schema jsonb, on_expiry text, requester_may_decide boolean, tool_pin jsonb, wait_seconds float8, expires_after_seconds float8)
 ),
 edges AS (
     INSERT INTO state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id,
@@ -158,9 +174,11 @@ edges AS (
     FROM head CROSS JOIN unnest(:call_ids::text[], :call_names::text[]) c (id, name)
     ON CONFLICT DO NOTHING
 )
-SELECT 'done' AS result, head.status, head.updated_at, head.resume_deadline, :step_metadata::jsonb AS step_metadata FROM head
+SELECT 'done' AS result, head.status, head.updated_at, coalesce(head.resume_deadline, (
+           SELECT now() + make_interval(secs => min(x.expires_after_seconds)) FROM jsonb_to_recordset(:holds::jsonb) x (expires_after_seconds float8))
+       ) AS resume_deadline, :step_metadata::jsonb AS step_metadata FROM head
 UNION ALL
-SELECT 'already', h.status, h.updated_at, h.resume_deadline, s.metadata FROM state.agent_steps s
+SELECT 'already', h.status, h.updated_at, coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}), s.metadata FROM state.agent_steps s
 JOIN state.agent_state_head h ON h.agent_id = :agent_id AND h.project_id = :project_id
     AND h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch
 WHERE s.step_id = :step_id AND s.project_id = :project_id;
@@ -301,7 +319,8 @@ WHERE o.agent_turn_id = :agent_turn_id AND o.project_id = :project_id AND (:step
 SELECT s.metadata AS step_metadata, s.number AS step, o.status, o.deliverable_card_id, o.tool_result_card_id,
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at, h.status AS head_status,
        h.turn_epoch AS head_epoch, h.updated_at,
-       coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate, h.resume_deadline,
+       coalesce(h.active_agent_turn_id = :agent_turn_id AND h.turn_epoch = :turn_epoch, false) AS gate,
+       coalesce(h.resume_deadline, {asked_until(:agent_turn_id)}) AS resume_deadline,
        EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id AND m.stopping_at IS NOT NULL AND NOT m.ended) AS stopping,
        CASE h.status WHEN 'dispatched' THEN h.active_inbox_id END AS next_inbox_id,
        CASE h.status WHEN 'dispatched' THEN h.active_agent_turn_id END AS next_turn_id,

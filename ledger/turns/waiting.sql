@@ -189,7 +189,8 @@ settled AS (
     FROM judged j LEFT JOIN placed p ON p.inbox_id = j.inbox_id WHERE i.inbox_id = j.inbox_id
     RETURNING i.inbox_id, i.status, i.last_error, i.correlation_id, j.author, CASE j.verdict WHEN 'violation' THEN j.flaw END AS flaw
 )
-SELECT 'done' AS result, coalesce(m.status, go.status) AS status, CASE m.status WHEN 'suspended' THEN m.resume_deadline END AS deadline,
+SELECT 'done' AS result, coalesce(m.status, go.status) AS status,
+       CASE m.status WHEN 'suspended' THEN coalesce(m.resume_deadline, {asked_until(:agent_turn_id)}) END AS deadline,
        coalesce(m.updated_at, go.updated_at) AS updated_at,
        ARRAY(SELECT c.tool_call_id FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting,
        ARRAY(SELECT c.tool_name FROM calls c WHERE c.tool_call_id NOT IN (SELECT p.correlation_id FROM placed p)) AS waiting_tools,
@@ -205,8 +206,8 @@ SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM head WHERE N
 -- name: inject_timeouts :many
 -- A timeout card and inbox row for each call that waits unreported past its own deadline, which is its turn's if it has none; null
 -- is never past. The head's deadline is then the earliest that is ahead. The workflow's timer and the watchdog use this one
--- statement: a second run finds the first one's rows and returns them, with all others that are due. If a step was committed
--- meanwhile, whose calls we would not see, nothing changes.
+-- statement: a second run finds the first one's rows and returns them, with all others that are due. A call that is held is never
+-- late. If a step was committed meanwhile, whose calls we would not see, nothing changes.
 WITH
 head AS MATERIALIZED (
     SELECT h.* FROM state.agent_state_head h
@@ -219,9 +220,9 @@ go AS MATERIALIZED (
     WHERE seen.step_count = head.step_count
 ),
 calls AS MATERIALIZED (
-    SELECT w.*, coalesce(w.deadline, go.resume_deadline) AS due_at FROM go
+    SELECT w.*, CASE WHEN w.held_by IS NULL THEN coalesce(w.deadline, go.resume_deadline) END AS due_at FROM go
     JOIN state.turn_waiting_tools w ON w.agent_turn_id = :agent_turn_id AND w.project_id = :project_id
-    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' AND w.held_by IS NULL ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
+    WHERE w.turn_epoch = :turn_epoch AND w.wait_status = 'waiting' ORDER BY w.tool_call_id FOR NO KEY UPDATE OF w
 ),
 late AS MATERIALIZED (SELECT c.* FROM calls c WHERE c.due_at <= now()),
 dropped AS (  -- calls without a card, which no tool can answer: they leave the count
@@ -335,7 +336,7 @@ FROM plan LEFT JOIN turn ON true LEFT JOIN head ON true LEFT JOIN inbox ON true 
 -- A call for its tool: the card with the arguments, its turn, and its status.
 SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
        c.card_id AS tool_call_card_id, c.content,
-       CASE WHEN w.wait_status IN ('waiting', 'received') THEN coalesce(w.deadline, h.resume_deadline) END AS resume_deadline,
+       CASE WHEN w.wait_status IN ('waiting', 'received') AND w.held_by IS NULL THEN coalesce(w.deadline, h.resume_deadline) END AS resume_deadline,
        w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held
 FROM state.turn_waiting_tools w
 LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id

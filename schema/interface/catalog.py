@@ -18,6 +18,13 @@ from turnstile.schema import cards
 from turnstile.schema.delegation.requests import DelegateReply, DelegateRequest
 from turnstile.schema.interface import envelopes
 from turnstile.schema.interface.entries import Entry, Role, Transport
+from turnstile.schema.people.interrupt_requests import (
+    InterruptListReply,
+    InterruptListRequest,
+    InterruptReply,
+    InterruptRequest,
+)
+from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
@@ -108,6 +115,13 @@ VERBS = (
         reply=DelegateReply,
         callers=_TOOL,
         durable=False,
+    ),
+    *(
+        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
+        for name, summary, request, reply in (
+            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
+            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
+        )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
@@ -218,6 +232,13 @@ _SUBJECTS = (
         summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
         payload=events.InboxProgress,
         headers=envelopes.AgentHeaders,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.interrupt",
+        summary="A turn asks a person. Without arguments or question; best effort: the list of interrupts has all.",
+        section="13",
+        payload=InterruptEvent,
+        headers=envelopes.InterruptHeaders,
     ),
     Entry(
         subject="cmd.sys.ui.action",

@@ -102,6 +102,13 @@ class StepHeaders(AgentHeaders):
     """The step that it is about."""
 
 
+class InterruptHeaders(StepHeaders):
+    """Headers of an `interrupt` event."""
+
+    tool_call_id: str = Field(alias=headers.TOOL_CALL_ID)
+    """The call that waits."""
+
+
 class TaskHeaders(AgentHeaders):
     """Headers of a `task` event."""
 

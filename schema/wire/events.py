@@ -10,6 +10,7 @@ from pydantic import Field
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
+from turnstile.schema.people.interrupts import InterruptEvent
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
 from turnstile.schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
 from turnstile.schema.tools import ToolCommand
@@ -253,6 +254,11 @@ class Address:
     def inbox_progress(self, event: InboxProgress) -> Message:
         """An `inbox_progress` event."""
         return self._event("inbox_progress", event)
+
+    def interrupt(self, event: InterruptEvent) -> Message:
+        """An `interrupt` event: a person is asked."""
+        more: dict[str, str] = {headers.STEP_ID: event.step_id, headers.TOOL_CALL_ID: event.tool_call_id}
+        return self._event("interrupt", event, more)
 
     def chunk(self, event: Chunk) -> Message:
         """A piece of streamed text, for core NATS."""

@@ -17,6 +17,7 @@ from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.people.interrupt_reads import InterruptReads
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
 from turnstile.bridge.pump.thread_rules import ThreadRules
@@ -71,6 +72,7 @@ class Bridge:
         handlers = {
             **Verbs(pool, publisher, depth_limit=depth, admission=limits.admission, telemetry=telemetry).handlers(),
             **RosterVerbs(pool, publisher).handlers(),
+            **InterruptReads(pool).handlers(),
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)

@@ -13,7 +13,7 @@ from turnstile.ledger.turns.roster import list_tools
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import ProjectId
 from turnstile.schema.profiles import PROMPT_PLACEHOLDERS, Profile, placeholders
-from turnstile.schema.tools import PMO_TOOLS, SUBMIT_RESULT
+from turnstile.schema.tools import ASK_HUMAN, PMO_TOOLS, SUBMIT_RESULT
 
 _PROVIDERS = (
     *("scripted", "openai", "anthropic", "gemini", "mistral", "groq", "deepseek", "openrouter", "azure", "bedrock"),
@@ -38,7 +38,7 @@ async def profile_warnings(pool: Pool, project: ProjectId, profile: Profile, tar
 
 
 def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
-    tools = {*tools, *PMO_TOOLS}  # which the kernel offers without a row
+    tools = {*tools, *PMO_TOOLS, ASK_HUMAN}  # which the kernel offers without a row
     asks = sorted(PMO_TOOLS.intersection(profile.allowed_tools))
     if asks and profile.delegation_policy is None:
         yield f"without a delegation_policy every call of {asks[0]} is refused"
@@ -51,6 +51,10 @@ def _tools(profile: Profile, tools: Collection[str]) -> Iterator[str]:
             yield f"must_end_with names {name!r}, which is no tool of the project yet{_nearest(name, ending)}"
         elif name != SUBMIT_RESULT and name not in profile.allowed_tools:
             yield f"must_end_with names {name!r}, which allowed_tools does not offer"
+    for name in profile.interrupt_on:
+        if name not in profile.allowed_tools:
+            near = _nearest(name, profile.allowed_tools)
+            yield f"interrupt_on names {name!r}, which allowed_tools does not offer{near}"
 
 
 def _placeholders(profile: Profile) -> Iterator[str]:

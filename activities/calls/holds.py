@@ -1,0 +1,137 @@
+"""Which calls wait for a person: approvals by policy, and the built-in tool `ask_human` (protocol §13.2, §13.3). Pure.
+
+A held call has its card like any other, so that a person sees exactly what would be sent: the digest is over the card's
+arguments, forced ones included. The arguments of a question are checked here, since no tool will.
+"""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from turnstile.activities.text import parse_arguments
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, agent_author, make_card
+from turnstile.schema.ids import AgentId, CardId, StepId, ToolCallId
+from turnstile.schema.parameters import json_schema
+from turnstile.schema.people.approvals import ApprovalRule, approval
+from turnstile.schema.people.digests import action_digest
+from turnstile.schema.people.interrupts import EXPIRES_AFTER_SECONDS, Decision, Hold, InterruptReason, ToolPin
+from turnstile.schema.tools import ASK_HUMAN, ToolRow, options_of
+from turnstile.schema.turns import TurnRef
+
+_LONGEST_QUESTION = 16_384
+_SCHEMA_BYTES = 65_536
+
+ASK_HUMAN_ROW = ToolRow(
+    tool_name=ASK_HUMAN,
+    description=(
+        "Ask a person, and wait for the answer. Say in the question everything that the person must know. "
+        "With choices the answer is one of them; with response_schema it is JSON of that schema; else a text."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "question": {"type": "string", "description": "The question."},
+            "choices": {"type": "array", "items": {"type": "string"}, "description": "The possible answers."},
+            "response_schema": {"type": "object", "description": "A JSON schema that the answer must match."},
+        },
+        "required": ["question"],
+        "additionalProperties": False,
+    },
+)
+"""As the kernel offers it: without a target, since it goes to no tool."""
+
+
+def is_question(row: ToolRow) -> bool:
+    """Whether a turn's row is the built-in `ask_human`; a project's own tool of this name has a target."""
+    return row.tool_name == ASK_HUMAN and not row.target_subject
+
+
+def hold_of(
+    agent: AgentId, row: ToolRow, card: Card, content: ToolCallContent, rule: ApprovalRule | None
+) -> Hold | None:
+    """Why this call waits for a person, by the profile's rule and the tool's; None if it goes out at once.
+
+    Raises `BadRequest`: a row whose options do not parse, or arguments that have no exact digest.
+    """
+    wanted = approval((rule, options_of(row).interrupt_on), content.arguments)
+    if wanted is None:
+        return None
+    return Hold(
+        reason=InterruptReason.TOOL_CALL,
+        message=wanted.description or f"The agent {agent} wants to call the tool {row.tool_name}.",
+        action_digest=action_digest(
+            card.tool_call_id or "", content.tool_name, content.target_subject or "", content.arguments
+        ),
+        allowed_decisions=tuple(Decision(each) for each in wanted.allowed_decisions),
+        expires_after_seconds=wanted.expires_after_seconds,
+        on_expiry=wanted.on_expiry,
+        requester_may_decide=wanted.requester_may_decide,
+        tool_pin=ToolPin(target_subject=row.target_subject, parameters=row.parameters),
+    )
+
+
+def _small_schema(value: JsonObject) -> JsonObject:
+    if len(str(value)) > _SCHEMA_BYTES:
+        raise ValueError("is too large")
+    return json_schema(value)
+
+
+class _Question(Strict):
+    question: str = Field(min_length=1, max_length=_LONGEST_QUESTION)
+    choices: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
+        default=None, min_length=1, max_length=256
+    )
+    response_schema: Annotated[JsonObject, AfterValidator(_small_schema)] | None = None
+
+
+def question_of(arguments_text: str, rule: ApprovalRule | None) -> tuple[JsonObject, Hold] | str:
+    """The arguments of a question and its hold, or a sentence for the model that says what is wrong with it.
+
+    Who asked for the turn may answer, unless the profile has a rule for `ask_human` that says otherwise.
+    """
+    arguments = parse_arguments(arguments_text)
+    if arguments is None:
+        return f"The arguments of {ASK_HUMAN} are not a JSON object."
+    try:
+        asked = _Question.model_validate(arguments)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        return f"The arguments of {ASK_HUMAN} do not fit at {where[:200]}: {first['msg'][:500]}"
+    if asked.choices is not None and asked.response_schema is not None:
+        return f"{ASK_HUMAN} takes choices or a response_schema, not both: put the choices into the schema as an enum."
+    schema: JsonObject | None = {"type": "string"}
+    if asked.choices is not None:
+        schema = {"enum": [*dict.fromkeys(asked.choices)]}
+    elif asked.response_schema is not None:
+        schema = asked.response_schema
+    hold = Hold(
+        reason=InterruptReason.INPUT_REQUIRED,
+        message=asked.question,
+        allowed_decisions=(Decision.RESPOND, Decision.REJECT),
+        response_schema=schema,
+        expires_after_seconds=EXPIRES_AFTER_SECONDS if rule is None else rule.expires_after_seconds,
+        requester_may_decide=True if rule is None else rule.requester_may_decide,
+    )
+    return arguments, hold
+
+
+def call_card(
+    turn: TurnRef, step: StepId, call: ToolCallId, row: ToolRow, arguments: JsonObject, subject: str | None
+) -> tuple[Card, ToolCallContent]:
+    """The `tool.call` card of a call, with its content."""
+    content = ToolCallContent(tool_name=row.tool_name, arguments=arguments, target_subject=subject)
+    card = make_card(
+        CardId(f"{call}-call"),
+        CardType.TOOL_CALL,
+        Role.ASSISTANT,
+        content,
+        author=agent_author(turn.agent_id),
+        turn=turn.agent_turn_id,
+        step=step,
+        trace=turn.trace_id,
+        tool_call=call,
+        function_name=row.tool_name,
+    )
+    return card, content

@@ -1,0 +1,55 @@
+"""The verbs `interrupt.list` and `interrupt.get`: what the people of a channel are asked (protocol §13)."""
+
+from collections.abc import Mapping
+
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
+from turnstile.ledger.pool import Pool
+from turnstile.schema.errors import Refused
+from turnstile.schema.people.interrupt_requests import (
+    InterruptListReply,
+    InterruptListRequest,
+    InterruptReply,
+    InterruptRequest,
+)
+from turnstile.schema.states import ReplyStatus
+
+
+class InterruptReads:
+    """The verbs over one ledger; each sees the channel of its subject alone."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {"interrupt.list": self.list, "interrupt.get": self.get}
+
+    async def list(self, request: VerbRequest) -> InterruptListReply:
+        """A page of questions."""
+        wanted = request.parse(InterruptListRequest)
+        rows = await self._pool.run(
+            lambda conn: list_interrupts(
+                conn,
+                request.project_id,
+                channel=request.channel_id,
+                agent=wanted.agent_id,
+                turn=wanted.agent_turn_id,
+                status=wanted.status,
+                after=wanted.after,
+                row_limit=wanted.limit + 1,
+            )
+        )
+        shown = tuple(rows[: wanted.limit])
+        more = shown[-1].interrupt_id if len(rows) > len(shown) else None
+        return InterruptListReply(status=ReplyStatus.ACCEPTED, interrupts=shown, next=more)
+
+    async def get(self, request: VerbRequest) -> InterruptReply:
+        """A question with its call; raises `Refused` (unknown_interrupt)."""
+        wanted = request.parse(InterruptRequest).interrupt_id
+        found = await self._pool.run(
+            lambda conn: get_interrupt(conn, request.project_id, wanted, channel=request.channel_id)
+        )
+        if found is None:
+            raise Refused("unknown_interrupt", "the channel has no such question")
+        return InterruptReply(status=ReplyStatus.ACCEPTED, interrupt=found)

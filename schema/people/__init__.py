@@ -1,0 +1,1 @@
+"""People in the loop (protocol §13): what turns ask people, and what people answer."""

@@ -1,0 +1,97 @@
+"""Which calls wait for a person's approval: `interrupt_on` of profiles and of tool rows (protocol §13.2). Pure.
+
+A rule that cannot be read or evaluated asks: nothing goes out because a policy was broken. Where profile and tool row
+both have a rule for a tool, each of them may ask, and of both the stricter fields count.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from turnstile.schema.base import JsonObject, Strict
+from turnstile.schema.parameters import bounded, json_schema, unchecked
+
+DEFAULT_EXPIRY_SECONDS = 7 * 86_400.0
+MOST_EXPIRY_SECONDS = 366 * 86_400.0
+
+Decision = Literal["approve", "edit", "reject", "respond"]
+"""What a person may decide about a call."""
+DECISIONS: tuple[Decision, ...] = ("approve", "edit", "reject", "respond")
+
+
+def _condition(value: JsonObject) -> JsonObject:
+    if (keyword := unchecked(json_schema(value))) is not None:
+        raise ValueError(f"{keyword} cannot be evaluated here, so that every call would ask: write it without")
+    return value
+
+
+class Approval(Strict):
+    """How a person is asked about a call of a tool."""
+
+    allowed_decisions: tuple[Decision, ...] = Field(default=DECISIONS, min_length=1)
+    """What may be decided: `approve`, `edit`, `reject`, `respond`."""
+    description: str | None = Field(default=None, min_length=1, max_length=4096)
+    """What the person is asked, in place of a sentence that names the tool."""
+    expires_after_seconds: float = Field(default=DEFAULT_EXPIRY_SECONDS, ge=1, le=MOST_EXPIRY_SECONDS)
+    """How long a decision is waited for."""
+    on_expiry: Literal["reject"] = "reject"
+    """What becomes of the call then."""
+    requester_may_decide: bool = False
+    """Whether who asked for the turn may decide, too."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if len(set(self.allowed_decisions)) < len(self.allowed_decisions):
+            raise ValueError("allowed_decisions names each decision once")
+        return self
+
+    def beside(self, other: "Approval") -> "Approval":
+        """Both at once: of each field the stricter. A call that neither allows to pass can still be rejected."""
+        both = tuple(each for each in self.allowed_decisions if each in other.allowed_decisions)
+        texts = dict.fromkeys(each for each in (self.description, other.description) if each is not None)
+        return Approval.model_construct(
+            allowed_decisions=both or ("reject",),
+            description="\n".join(texts) or None,
+            expires_after_seconds=min(self.expires_after_seconds, other.expires_after_seconds),
+            on_expiry="reject",
+            requester_may_decide=self.requester_may_decide and other.requester_may_decide,
+        )
+
+
+class ApprovalRule(Approval):
+    """When a call of a tool waits for a person, and how the person is asked."""
+
+    when: Annotated[JsonObject, AfterValidator(_condition)] | None = None
+    """A JSON schema that the arguments must match for the call to wait; without it each call waits."""
+
+    def asks(self, arguments: JsonObject) -> bool:
+        """Whether a call with these arguments waits; also if that cannot be told."""
+        if self.when is None:
+            return True
+        try:
+            return next(iter(bounded(self.when).iter_errors(arguments)), None) is None
+        except Exception:  # noqa: BLE001 -- strangers wrote the schema, and what cannot be evaluated asks
+            return True
+
+
+def _spelled_out(value: object) -> object:
+    return {} if value is True else value
+
+
+InterruptRule = Annotated[
+    ApprovalRule,
+    BeforeValidator(_spelled_out, json_schema_input_type=Literal[True] | ApprovalRule),
+]
+"""A rule as it is written: `true`, or an object."""
+
+
+def approval(rules: tuple[ApprovalRule | None, ...], arguments: JsonObject) -> Approval | None:
+    """How a person is asked about a call with these arguments; None if no rule asks."""
+    known = [each for each in rules if each is not None]
+    if not any(each.asks(arguments) for each in known):
+        return None
+    first, *others = known
+    found: Approval = first
+    for each in others:
+        found = found.beside(each)
+    return found

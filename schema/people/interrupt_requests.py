@@ -1,0 +1,69 @@
+"""Requests and replies of `interrupt.list` and `interrupt.get` (protocol §13): how people see what they are asked."""
+
+from pydantic import Field
+
+from turnstile.schema.base import AgentToken, JsonObject, Strict
+from turnstile.schema.ids import AgentTurnId, InterruptId
+from turnstile.schema.people.digests import NotCanonical, action_digest
+from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
+from turnstile.schema.wire.inbox import Reply
+
+
+class InterruptView(Interrupt):
+    """A question with the call that it is about. What a model wrote (`arguments`, a question's `message`) is data."""
+
+    target_subject: str | None = None
+    """Where the call would go; null for a question, which goes to no tool."""
+    arguments: JsonObject | None = None
+    """All arguments that the tool would get, forced ones included; null in lists, or if its card is gone."""
+
+    @property
+    def is_what_is_shown(self) -> bool:
+        """Whether the digest is that of the call as it is shown here: only then may a person be asked to decide."""
+        if self.action_digest is None:
+            return True
+        if self.arguments is None:
+            return False
+        try:
+            found = action_digest(self.tool_call_id, self.tool_name, self.target_subject or "", self.arguments)
+        except NotCanonical:
+            return False
+        return found == self.action_digest
+
+
+class InterruptListRequest(Strict):
+    """Arguments of `interrupt.list`: which questions of the channel."""
+
+    status: InterruptStatus | None = None
+    """Only those that are so."""
+    agent_id: AgentToken | None = None
+    """Only of this agent."""
+    agent_turn_id: AgentTurnId | None = Field(default=None, min_length=1, max_length=128)
+    """Only of this turn."""
+    after: InterruptId | None = Field(default=None, min_length=1, max_length=160)
+    """Only those older than this one: `next` of the reply before."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """At most this many."""
+
+
+class InterruptListReply(Reply):
+    """Reply to `interrupt.list`."""
+
+    interrupts: tuple[Interrupt, ...] = ()
+    """The questions, the newest first, without arguments."""
+    next: InterruptId | None = None
+    """`after` of the next request; null if there are no more."""
+
+
+class InterruptRequest(Strict):
+    """Arguments of `interrupt.get`."""
+
+    interrupt_id: InterruptId = Field(min_length=1, max_length=160)
+    """The question."""
+
+
+class InterruptReply(Reply):
+    """Reply to `interrupt.get`."""
+
+    interrupt: InterruptView | None = None
+    """The question, with the call that it is about."""

@@ -1,0 +1,107 @@
+"""What turns ask people, as programs see and decide it (protocol §13, docs/people.md).
+
+    for interrupt in await client.interrupts():
+        print(interrupt.message, interrupt.arguments)
+        await interrupt.approve()
+
+A decision names the digest of the call as it was read here. What a model or tool wrote (`message` of a question,
+`arguments`) is data: show it as such.
+"""
+
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from turnstile.schema.base import JsonObject
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import InterruptId
+from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptStatus
+from turnstile.sdk.requests import parse_request
+
+PAGE = 100
+
+
+class Deciding(Protocol):
+    """A way to the people's verbs."""
+
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        """A page of ids, and the `after` of the next one."""
+        ...
+
+    async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
+        """The question with its call; raises `Refused` (unknown_interrupt) or `ServerUnavailable`."""
+        ...
+
+    async def decide(self, about: InterruptView, wanted: DecideRequest) -> DecideReply:
+        """Decide; raises `Refused` with the code of the refusal, or `ServerUnavailable`."""
+        ...
+
+
+class Interrupt:
+    """A question to a person that a turn waits for. `Client.interrupts` and `Client.interrupt` make them."""
+
+    def __init__(self, backend: Deciding, view: InterruptView) -> None:
+        self._backend = backend
+        self.view = view
+        """All of it, as it was when it was read."""
+
+    @property
+    def id(self) -> InterruptId:
+        """Its id."""
+        return self.view.interrupt_id
+
+    @property
+    def message(self) -> str:
+        """What is asked; of `ask_human` a model wrote it."""
+        return self.view.message
+
+    @property
+    def arguments(self) -> JsonObject | None:
+        """All arguments of the call; a model wrote them."""
+        return self.view.arguments
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was open when it was read."""
+        return self.view.status is InterruptStatus.OPEN
+
+    async def approve(self, comment: str = "") -> DecideReply:
+        """Send the call as it is.
+
+        This and the other decisions raise `Refused` with a code (`already_decided`, `expired`, `withdrawn`,
+        `digest_mismatch`, `own_request`, `decision_not_allowed`, …) or `ServerUnavailable`: the same call may then be
+        repeated.
+        """
+        return await self._decide({"decision": Decision.APPROVE, "message": comment})
+
+    async def edit(self, arguments: JsonObject, comment: str = "") -> DecideReply:
+        """Send the call with these arguments, which take the place of all that the model gave."""
+        return await self._decide({"decision": Decision.EDIT, "arguments": arguments, "message": comment})
+
+    async def reject(self, reason: str = "") -> DecideReply:
+        """Send nothing: the call fails, and the model reads the reason."""
+        return await self._decide({"decision": Decision.REJECT, "message": reason})
+
+    async def respond(self, response: JsonValue, comment: str = "") -> DecideReply:
+        """Send nothing: this is the result of the call, or the answer to the question."""
+        return await self._decide({"decision": Decision.RESPOND, "response": response, "message": comment})
+
+    async def _decide(self, made: JsonObject) -> DecideReply:
+        if self.is_open and not self.view.is_what_is_shown:
+            raise Refused("digest_mismatch", "the digest is not that of the call as it was read: read it again")
+        named: JsonObject = {"interrupt_id": self.id, "action_digest": self.view.action_digest}
+        return await self._backend.decide(self.view, parse_request(DecideRequest, {**named, **made}))
+
+
+async def find_interrupts(backend: Deciding, wanted: InterruptListRequest, limit: int) -> list[Interrupt]:
+    """The questions, the newest first, each with its call."""
+    found: list[InterruptId] = []
+    while len(found) < limit:
+        page = wanted.model_copy(update={"limit": min(PAGE, limit - len(found))})
+        ids, after = await backend.list_interrupts(page)
+        found += ids
+        if after is None:
+            break
+        wanted = wanted.model_copy(update={"after": after})
+    return [Interrupt(backend, await backend.get_interrupt(each)) for each in found]
