@@ -35,7 +35,7 @@ class MessageType(StrEnum):
 
 
 class MultitaskStrategy(StrEnum):
-    """What an enqueue does with its requester's turns in hand or queued in the same conversation (protocol §6, enqueue)."""
+    """What an enqueue does with its requester's turns in hand or queued in the same conversation (§6, enqueue)."""
 
     ENQUEUE = "enqueue"
     """The new turn waits behind them."""

@@ -7,7 +7,8 @@ turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank i
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
 Judy's turn sleeps while its tool has asked another agent, which has answered. A box was made of the cards of Alice's
-plain turn.
+plain turn. Mallory's second turn has taken the place of the first, which is rolled back and over, and the third that of
+the second, which is in hand and asked to stop.
 """
 
 from tests.support.ledger.agents import (
@@ -33,6 +34,7 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
@@ -50,12 +52,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
+HEIDI, IVAN, JUDY, MALLORY = (AgentId(name) for name in ("heidi", "ivan", "judy", "mallory"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, MALLORY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -69,6 +71,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["talked"] = await play(pool, GRACE)
     turns |= await _cut(pool)
     turns |= await _forked(pool)
+    turns |= await _displaced(pool)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -125,6 +128,19 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
     turns["asker"] = await sleeper(pool, "asking", agent=JUDY)
     [asked] = (await asks(pool, "asking")).tasks
     await succeed(pool, asked.agent_turn_id)
+    return turns
+
+
+async def _displaced(pool: Pool) -> dict[str, TurnRef]:
+    """A turn that was rolled back, and one that is asked to make way for a third."""
+    await plain(pool, agent=MALLORY, conversation="c3")
+    turns = {"rolled_back": await start(pool, MALLORY)}
+    await begin(pool, turns["rolled_back"])
+    await again(pool, "rollback", agent=MALLORY, conversation="c3")
+    await end(pool, turns["rolled_back"])
+    turns["displaced"] = await start(pool, MALLORY)
+    await begin(pool, turns["displaced"])
+    await again(pool, "interrupt", agent=MALLORY, conversation="c3")
     return turns
 
 
