@@ -297,9 +297,7 @@ class StepActivities:
         asked = dict(zip((each.tool_call_id for each in decision.commands), decision.holds, strict=False))
         held = tuple(call for call, hold in asked.items() if hold is not None)
         metadata = SuspendMetadata.of(figures, activity=Activity.EXECUTING_TOOL, commands=decision.commands, held=held)
-        record = step.record(
-            cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits, holds=decision.holds
-        )
+        record = step.record(cards, metadata, StepStatus.COMPLETED, call_waits=decision.waits, holds=decision.holds)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.CALLS_COMMITTED)
         if done.result == "done":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.stop import announce_queued, ring_stop, stop_dispatched, stop_reason, unleased
-from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, enqueue_over
+from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, Over, enqueue_over
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.ends import STOPPED, fallback_card
@@ -47,15 +47,9 @@ class MultitaskEnqueues:
             turn = unleased(command.project_id, found, found.agent_turn_id)
             return fallback_card(turn, (), TurnStatus.CANCELED, error)
 
-        made = await enqueue_over(
-            self.pool,
-            command,
-            cards,
-            principal=caller.name,
-            reason=f"{command.request.multitask_strategy} by {caller.name}",
-            deliverable=deliverable,
-            error=(STOPPED, error),
-        )
+        reason = f"{command.request.multitask_strategy} by {caller.name}"
+        how = Over(caller, reason, deliverable, (STOPPED, error))
+        made = await enqueue_over(self.pool, command, cards, how)
         hit(Fault.ENQUEUE_COMMITTED)
         if isinstance(made, Busy):
             raise Refused("steer", made.agent_turn_id)

@@ -15,6 +15,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.intake import LIMITS, Enqueue, Enqueued, QueuedStop, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import RequestedStop
+from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import Limited, Refused
 from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
@@ -55,39 +56,30 @@ class _RolledBack(Exception):
         self.busy = busy
 
 
-async def enqueue_over(
-    pool: Pool,
-    command: Enqueue,
-    cards: list[Card],
-    *,
-    principal: str,
-    reason: str,
-    deliverable: Callable[[FoundTurn], Card],
-    error: tuple[str, str],
-) -> MadeWay | Busy:
-    """Enqueue with a strategy other than `enqueue`; `deliverable` and `error` are those of queued turns that end.
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Who asks, and how the turns before the new one end: why, and with what if they are queued."""
+
+    caller: Caller
+    reason: str
+    deliverable: Callable[[FoundTurn], Card]
+    error: tuple[str, str]
+    """The code and the text."""
+
+
+async def enqueue_over(pool: Pool, command: Enqueue, cards: list[Card], how: Over) -> MadeWay | Busy:
+    """Enqueue with a strategy other than `enqueue`.
 
     Raises as `enqueue`, and `Refused` (turn_in_progress, no_conversation).
     """
-
-    async def once(conn: Connection) -> MadeWay:
-        return await _enqueue_once(conn, command, cards, principal, reason, deliverable, error)
-
     try:
-        return await pool.transact(once)
+        return await pool.transact(lambda conn: make_way(conn, command, cards, how))
     except _RolledBack as undone:
         return undone.busy
 
 
-async def _enqueue_once(
-    conn: Connection,
-    command: Enqueue,
-    cards: list[Card],
-    principal: str,
-    reason: str,
-    deliverable: Callable[[FoundTurn], Card],
-    error: tuple[str, str],
-) -> MadeWay:
+async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over) -> MadeWay:
+    """As `enqueue_over`, in the transaction of the connection, which must be rolled back for what it raises."""
     limit = command.admission.max_queued_turns
     unlimited = replace(command, admission=replace(command.admission, max_queued_turns=0))  # some may leave the queue
     done = await enqueue_turn(conn, unlimited, cards)
@@ -99,8 +91,8 @@ async def _enqueue_once(
         project_id=command.project_id,
         agent_turn_id=turn,
         strategy=command.request.multitask_strategy,
-        principal=principal,
-        reason=reason,
+        principal=how.caller.name,
+        reason=how.reason,
         max_queued_turns=limit,
     )
     match verdict["verdict"]:
@@ -118,12 +110,12 @@ async def _enqueue_once(
         case _:
             pass
     turns = [FoundTurn.model_validate(dict(row)) for row in found]
-    stopped = [(each, await _end(conn, command.project_id, each, deliverable(each), error)) for each in turns]
+    stopped = [(each, await _end(conn, command.project_id, each, how.deliverable(each), how.error)) for each in turns]
     marked: list[AgentTurnId] = []
     for each in turns:
         if each.verdict != "queued":
             row = await query("mark_tree").one(
-                conn, project_id=command.project_id, agent_turn_id=each.agent_turn_id, reason=reason, whole=False
+                conn, project_id=command.project_id, agent_turn_id=each.agent_turn_id, reason=how.reason, whole=False
             )
             marked += row["marked"] or []
     reply = done.reply.model_copy(update={"stopped": tuple(each.agent_turn_id for each in turns)})

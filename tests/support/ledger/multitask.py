@@ -1,12 +1,15 @@
 """Enqueues with a `multitask_strategy`, as the bridge makes them."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, ask
-from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, enqueue_over
+from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, Over, enqueue_over, make_way
 from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.ends import STOPPED
-from turnstile.ledger.turns.intake import Enqueued, planned
+from turnstile.ledger.turns.intake import Enqueue, Enqueued, planned
+from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card, CardType, Role, TextContent, make_card
 from turnstile.schema.ids import AgentId, ChannelId, turn_card_id
 from turnstile.schema.wire import headers
@@ -24,8 +27,7 @@ def farewell(found: FoundTurn) -> Card:
     return make_card(name, CardType.DELIVERABLE, Role.ASSISTANT, content, author="system", turn=turn)
 
 
-async def over(
-    pool: Pool,
+def asked(
     strategy: str,
     *,
     who: str = ME,
@@ -34,16 +36,25 @@ async def over(
     channel: ChannelId = CHANNEL,
     admission: Admission = UNLIMITED,
     **fields: Any,
-) -> MadeWay | Busy:
-    """Enqueue with this strategy for this principal."""
+) -> tuple[Enqueue, list[Card], Over]:
+    """An enqueue with this strategy of this principal."""
     given = {"agent_id": agent, "instruction": "again", "conversation_id": conversation, **fields}
     request = EnqueueRequest.model_validate({**given, "multitask_strategy": strategy})
     command, cards = planned(
         PROJECT, channel, request, {headers.SENDER: who}, depth_limit=20, sender=who, admission=admission
     )
-    return await enqueue_over(
-        pool, command, cards, principal=who, reason=strategy, deliverable=farewell, error=(STOPPED, "stopped")
-    )
+    return command, cards, Over(Caller(who), strategy, farewell, (STOPPED, "stopped"))
+
+
+async def over(pool: Pool, strategy: str, **fields: Any) -> MadeWay | Busy:
+    """Enqueue with this strategy; `fields` as of `asked`, and of the request."""
+    return await enqueue_over(pool, *asked(strategy, **fields))
+
+
+def over_on(strategy: str, **fields: Any) -> Callable[[Connection], Awaitable[MadeWay]]:
+    """The same as a transition, in the transaction of its connection."""
+    given = asked(strategy, **fields)
+    return lambda conn: make_way(conn, *given)
 
 
 async def again(pool: Pool, strategy: str, **fields: Any) -> MadeWay:
