@@ -38,6 +38,8 @@ class Fault(StrEnum):
     INTERRUPT_EXPIRED = "interrupt.expired"
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
+    STEER_COMMITTED = "steer.committed"
+    STEER_PUBLISHED = "steer.published"
     TREE_MARKED = "tree.marked"
     BATCH_OPENED = "batch.opened"
     CHILDREN_ENQUEUED = "children.enqueued"

@@ -79,6 +79,22 @@ class WaitStatus(StrEnum):
     DROPPED = "dropped"  # final: stop, fence, or no call card
 
 
+class SteerStatus(StrEnum):
+    """`state.steers.status` (protocol §6, steer)."""
+
+    WAITING = "waiting"  # -> taken | skipped
+    TAKEN = "taken"  # a step asks the model with it; -> applied | skipped
+    APPLIED = "applied"  # final: that step is committed
+    SKIPPED = "skipped"  # final: the turn ended first
+
+
+class SteerPriority(StrEnum):
+    """When a steer is taken."""
+
+    ASAP = "asap"
+    WHEN_IDLE = "when_idle"
+
+
 class AfterExecution(StrEnum):
     """Whether a tool's result ends its turn (protocol §7.5)."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.people.multitask import MultitaskEnqueues
+from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
@@ -25,6 +26,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import MultitaskStrategy, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import (
@@ -69,6 +71,7 @@ class Verbs:
             "enqueue": self.enqueue,
             "report": self.report,
             "stop": self.stop,
+            "steer": self.steer,
             "describe": self.describe,
             "box_fork": self.box_fork,
             "box_make": self.box_make,
@@ -159,6 +162,10 @@ class Verbs:
         return await stop_turn(
             self.pool, self.publisher, request.project_id, wanted, self.telemetry, caller=request.caller
         )
+
+    async def steer(self, request: VerbRequest) -> SteerReply:
+        """Say something to a turn while it runs (protocol §6, steer)."""
+        return await steer_turn(self.pool, self.publisher, request)
 
     async def box_fork(self, request: VerbRequest) -> BoxForkReply:
         """Copy a box; a command that is delivered twice makes one copy."""

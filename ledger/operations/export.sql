@@ -69,6 +69,11 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.source_age
 SELECT to_jsonb(x)::text AS row FROM state.turn_outcomes x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_steers :many
+-- What was said to turns; the text is on the card of the same id.
+SELECT to_jsonb(x)::text AS row FROM state.steers x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
 -- name: export_rejections :many
 -- The rejections that were recorded.
 SELECT to_jsonb(x)::text AS row FROM state.rejections x

@@ -27,6 +27,7 @@ from turnstile.schema.ids import (
     ChannelId,
     InboxId,
     ProjectId,
+    SteerId,
     new_box_id,
     turn_card_id,
     uuid7,
@@ -108,6 +109,8 @@ class QueuedStop(Tolerant):
     context_headers: ContextHeaders
     in_tree: bool
     """As `EndedTurn.in_tree`."""
+    skipped_steers: list[SteerId]
+    """As `EndedTurn.skipped_steers`."""
 
 
 async def enqueue(

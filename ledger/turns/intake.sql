@@ -335,5 +335,6 @@ boxed AS (
     SELECT o.output_box_id, coalesce((SELECT position FROM own), last.position + 1), :card_id FROM outcome o CROSS JOIN last
 )
 SELECT o.channel_id, o.inbox_id, o.status, o.deliverable_card_id, o.output_box_id::text AS output_box_id, o.stats, o.ended_at,
-       t.context_headers, EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree
+       t.context_headers, EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree,
+       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'waiting' ORDER BY s.seq) AS skipped_steers
 FROM outcome o CROSS JOIN target t;

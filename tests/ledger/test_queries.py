@@ -14,7 +14,7 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import multitask
+from turnstile.ledger.people import multitask, steers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -241,6 +241,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text", "read_only"},
     "set_agent_status": {"verdict"},
+    "steer_turn": steers.AcceptedSteer,
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
@@ -300,6 +301,7 @@ def sql_types(field: str) -> set[str]:
         ("Json", JSON),
         ("ActionRef", JSON),
         ("annotation=dict", JSON),
+        ("tuple", JSON),
         (r"Annotated\[dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),

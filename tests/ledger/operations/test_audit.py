@@ -70,6 +70,7 @@ CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-
 BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
 TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
+STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -668,6 +669,38 @@ DAMAGES = [
         "marks_reach_the_children",
         NODE.format("stopping_at = now()", "$forking"),
         {"agent_turn_id": "$awaited", "parent_turn_id": "$forking"},
+    ),
+    Damage(
+        "steers_go_with_their_turn",
+        STEER.format("status = 'waiting', settled_at = NULL", "skipped"),
+        {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+    ),
+    Damage(
+        "steers_go_with_their_turn",
+        STEER.format("step_id = '$steered-s7'", "taken"),
+        {"agent_turn_id": "$steered", "steer_id": "$taken"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        place("$heard_box", "$skipped"),
+        {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+        {"deliverable_in_its_box"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        place("$heard_box", "$first"),
+        {"agent_turn_id": "$heard", "steer_id": "$first"},
+        {"deliverable_in_its_box", "no_card_twice_in_a_box"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        STEER.format("step_id = '$heard-s2'", "second"),
+        {"agent_turn_id": "$heard", "steer_id": "$second"},
+    ),
+    Damage(
+        "steers_are_in_order",
+        "ALTER TABLE state.steers ALTER COLUMN seq DROP IDENTITY;" + STEER.format("seq = 0", "second"),
+        {"agent_turn_id": "$heard", "steer_id": "$second", "other_steer_id": "$first"},
     ),
 ]
 

@@ -6,9 +6,10 @@ earlier one was stopped while it slept. Carol is idle after a child of Alice's t
 turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
-Judy's turn sleeps while its tool has asked another agent, which has answered. A box was made of the cards of Alice's
-plain turn. Mallory's second turn has taken the place of the first, which is rolled back and over, and the third that of
-the second, which is in hand and asked to stop.
+Judy's turn sleeps while its tool has asked another agent, which has answered. Kim's turn was steered: it runs, and one
+steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Mallory's
+second turn has taken the place of the first, which is rolled back and over, and the third that of the second, which is
+in hand and asked to stop. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -35,6 +36,7 @@ from tests.support.ledger.agents import (
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.multitask import again, plain
+from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
@@ -52,12 +54,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY, MALLORY = (AgentId(name) for name in ("heidi", "ivan", "judy", "mallory"))
+HEIDI, IVAN, JUDY, KIM, MALLORY = (AgentId(name) for name in ("heidi", "ivan", "judy", "kim", "mallory"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, MALLORY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM, MALLORY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -72,6 +74,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns |= await _cut(pool)
     turns |= await _forked(pool)
     turns |= await _displaced(pool)
+    steered = await _steered(pool, turns)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -86,6 +89,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     for name, turn in turns.items():
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
+    names |= steered
     await set_agent_status(pool, PROJECT, HEIDI, "pause", LOCAL)
     await ask(pool, HEIDI)
     made = made_box_id(PROJECT, "made")
@@ -142,6 +146,20 @@ async def _displaced(pool: Pool) -> dict[str, TurnRef]:
     await begin(pool, turns["displaced"])
     await again(pool, "interrupt", agent=MALLORY, conversation="c3")
     return turns
+
+
+async def _steered(pool: Pool, turns: dict[str, TurnRef]) -> dict[str, str]:
+    """A turn with steers that are applied and skipped, and one that runs; returns the steers by name."""
+    turns["heard"] = turn = await lease(pool, KIM)
+    first, second = await say(pool, turn, "first"), await say(pool, turn, "second")
+    begun = await begin(pool, turn)
+    skipped = await say(pool, turn, "too late", priority="when_idle")
+    await finish_asked(pool, turn, begun, yields=False)
+    turns["steered"] = turn = await lease(pool, KIM)
+    taken = await say(pool, turn, "taken")
+    await begin(pool, turn)
+    waiting = await say(pool, turn, "waiting")
+    return {"first": first, "second": second, "skipped": skipped, "taken": taken, "waiting": waiting}
 
 
 async def _called(pool: Pool) -> TurnRef:
