@@ -16,6 +16,8 @@ class Fault(StrEnum):
 
     ENQUEUE_COMMITTED = "enqueue.committed"
     ENQUEUE_PUBLISHED = "enqueue.published"
+    WAY_MADE = "way.made"
+    WAY_PUBLISHED = "way.published"
     RERUN_COMMITTED = "rerun.committed"
     RERUN_PUBLISHED = "rerun.published"
     CLAIM_TAKEN = "claim.taken"
@@ -41,6 +43,8 @@ class Fault(StrEnum):
     INTERRUPT_EXPIRED = "interrupt.expired"
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
+    STEER_COMMITTED = "steer.committed"
+    STEER_PUBLISHED = "steer.published"
     TREE_MARKED = "tree.marked"
     BATCH_OPENED = "batch.opened"
     CHILDREN_ENQUEUED = "children.enqueued"

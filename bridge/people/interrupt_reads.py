@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+from turnstile.ledger.people.interrupts import get_interrupt, page_interrupts
+
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.people.interrupt_views import show_interrupt
-from turnstile.ledger.people.interrupts import get_interrupt, page_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import InterruptId

@@ -6,6 +6,8 @@ so the ledger says who decided.
 
 from dataclasses import dataclass
 
+from turnstile.ledger.people.interrupts import page_interrupts
+
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.resources import (
@@ -17,7 +19,6 @@ from turnstile.gateway.v1.resources import (
 )
 from turnstile.gateway.v1.turn_handlers import seen_channel
 from turnstile.ledger.people.interrupt_views import show_interrupt
-from turnstile.ledger.people.interrupts import page_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject

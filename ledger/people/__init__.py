@@ -1,1 +1,1 @@
-"""What turns ask people, and what people decide (protocol §13)."""
+"""People in the loop (protocol §13): questions to people, and what they say to turns."""

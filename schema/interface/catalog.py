@@ -26,6 +26,7 @@ from turnstile.schema.people.interrupt_requests import (
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
 from turnstile.schema.people.reruns import RerunReply, RerunRequest
+from turnstile.schema.people.steers import SteerEvent, SteerReply, SteerRequest
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
@@ -104,6 +105,15 @@ VERBS = (
     Verb("enqueue", "Ask an agent for a turn.", "6", inbox.EnqueueRequest, inbox.EnqueueReply, _CLIENT),
     Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
+    Verb(
+        name="steer",
+        summary="Say something to a turn while it runs.",
+        section="6",
+        request=SteerRequest,
+        reply=SteerReply,
+        callers=_CLIENT,
+        durable=False,
+    ),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
     Verb("rerun", "Run a turn again from one of its steps.", "6", RerunRequest, RerunReply, _CLIENT, durable=False),
     Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
@@ -118,13 +128,6 @@ VERBS = (
         callers=_TOOL,
         durable=False,
     ),
-    *(
-        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
-        for name, summary, request, reply in (
-            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
-            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
-        )
-    ),
     Verb(
         name="decide",
         summary="Decide about a call that waits for a person.",
@@ -133,6 +136,13 @@ VERBS = (
         reply=DecideReply,
         callers=_CLIENT,
         durable=False,
+    ),
+    *(
+        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
+        for name, summary, request, reply in (
+            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
+            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
+        )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(
@@ -242,6 +252,12 @@ _SUBJECTS = (
         subject="evt.agent.{agent_id}.inbox_progress",
         summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
         payload=events.InboxProgress,
+        headers=envelopes.AgentHeaders,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.steer",
+        summary="Where a steer of a turn stands: it waits, a step takes it, it is applied, or skipped. Best effort.",
+        payload=SteerEvent,
         headers=envelopes.AgentHeaders,
     ),
     Entry(

@@ -14,12 +14,13 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import reruns
+from turnstile.ledger.people import decisions, multitask, reruns, steers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.trees import batches, tree_views
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
@@ -187,8 +188,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "lock_migrations": {"pg_advisory_lock"},
     "lock_thread": threads.LockedThread,
     "look_at_thread": threads._Look,
+    "made_way": {"stopped"},
     "make_box": NOTHING,
     "make_head": NOTHING,
+    "make_way": multitask.FoundTurn,
     "mark_announced": NOTHING,
     "measure_inbox": monitor.InboxLag,
     "mark_replied": {"request_id"},
@@ -229,6 +232,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("agent_id", "agent_turn_id", "turn_epoch", "inbox_id", "status", "context_box_id", "output_box_id"),
     },
     "expire_batch": {"status"},
+    "find_question": decisions.Question,
+    "decide_interrupt": {"decided"},
+    "list_expired": decisions.Expired,
+    "expire_interrupt": {"expired"},
+    "list_interrupts": set(Interrupt.model_fields),
+    "get_interrupt": set(Interrupt.model_fields) | {"content"},
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,
@@ -240,6 +249,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text", "read_only"},
     "set_agent_status": {"verdict"},
+    "steer_turn": steers.AcceptedSteer,
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
@@ -248,6 +258,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "touch_bridge": NOTHING,
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
+    "turn_requester": {"requester"},
     "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }
@@ -298,6 +309,7 @@ def sql_types(field: str) -> set[str]:
         ("Json", JSON),
         ("ActionRef", JSON),
         ("annotation=dict", JSON),
+        ("tuple", JSON),
         (r"Annotated\[dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),

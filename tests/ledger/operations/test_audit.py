@@ -70,10 +70,13 @@ CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-
 BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
 TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
+ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
+STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
 NO_DEADLINE = "UPDATE state.turn_waiting_tools SET deadline = NULL WHERE agent_id = 'bob'"
+TOLD_LATE = ROW.format(f"created_at = {LATE}", "correlation_id = 'told'")
 
 
 def head(agent: str, change: str) -> str:
@@ -239,7 +242,7 @@ DAMAGES = [
     Damage("deadlines_are_kept", head("bob", f"resume_deadline = {LATE}"), {"agent_turn_id": "$asleep"}),
     Damage(  # with a report that is there
         "deadlines_are_kept",
-        ";".join([NO_DEADLINE, head("bob", f"resume_deadline = NULL, updated_at = {LATE}")]),
+        ";".join([NO_DEADLINE, head("bob", f"resume_deadline = NULL, updated_at = {LATE}"), TOLD_LATE]),
         {"agent_turn_id": "$asleep"},
     ),
     Damage(
@@ -570,6 +573,33 @@ DAMAGES = [
         {"box_id": "$cut_box", "agent_turn_id": "$cut", "card_id": "$cut-s2-thought"},
     ),
     Damage(
+        "what_made_way_is_asked_to_stop",
+        "DELETE FROM state.agent_inbox WHERE message_type = 'stop' AND agent_turn_id = '$displaced'",
+        {"agent_id": "mallory", "agent_turn_id": "$displaced"},
+    ),
+    Damage(
+        "what_made_way_is_recorded",
+        ROW.format("payload = payload - 'multitask'", "inbox_id = '$displaced_row'"),
+        {"agent_turn_id": "$rolled_back", "other_agent_turn_id": "$displaced"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "UPDATE state.turn_outcomes SET stats = stats - 'rolled_back_by' WHERE agent_turn_id = '$rolled_back'",
+        {"agent_id": "mallory", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "UPDATE boxes SET updated_at = now() - interval '3 hours' WHERE box_id = '$rolled_back_box'",
+        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)"
+        " VALUES ('$rolled_back_box', 'p1', 1, '$rolled_back-deliverable')",
+        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+        {"cuts_name_a_card_of_their_box"},
+    ),
+    Damage(
         "sleeping_instances_have_no_turns",
         "UPDATE resource.project_agents SET status = 'dormant' WHERE agent_id IN ('alice', 'grace')",
         {"agent_id": "alice", "agent_turn_id": "$running"},
@@ -641,6 +671,89 @@ DAMAGES = [
         "marks_reach_the_children",
         NODE.format("stopping_at = now()", "$forking"),
         {"agent_turn_id": "$awaited", "parent_turn_id": "$forking"},
+    ),
+    Damage(
+        "held_calls_are_asked_about",
+        ASKED.format("status = 'expired', decided_at = now()", "held"),
+        {"agent_turn_id": "$asking", "tool_call_id": "held", "interrupt_id": "int-held-1"},
+        {"decisions_have_their_effect"},
+    ),
+    Damage(
+        "held_calls_are_asked_about",
+        "DELETE FROM state.interrupts WHERE tool_call_id = 'held'",
+        {"agent_turn_id": "$asking", "tool_call_id": "held"},
+    ),
+    Damage(
+        "open_interrupts_hold_their_call",
+        "UPDATE state.turn_waiting_tools SET held_by = NULL WHERE tool_call_id = 'held'",
+        {"agent_turn_id": "$asking", "tool_call_id": "held", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
+        "open_interrupts_hold_their_call",
+        "UPDATE state.turn_waiting_tools SET deadline = now() WHERE tool_call_id = 'held'",
+        {"agent_turn_id": "$asking", "tool_call_id": "held", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
+        "decisions_have_their_effect",
+        ASKED.format("decision = 'respond'", "approved"),
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "decisions_have_their_effect",
+        ASKED.format("decision = 'approve'", "rejected"),
+        {"agent_turn_id": "$asking", "tool_call_id": "rejected", "interrupt_id": "int-rejected-1"},
+    ),
+    Damage(
+        "edits_count",
+        "UPDATE state.turn_waiting_tools SET call_card_id = 'edited-call' WHERE tool_call_id = 'edited'",
+        {"agent_turn_id": "$asking", "tool_call_id": "edited", "interrupt_id": "int-edited-1"},
+    ),
+    Damage(
+        "withdrawn_interrupts_are_over",
+        ASKED.format("status = 'withdrawn', decision = NULL", "approved"),
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "interrupts_agree_with_their_call",
+        ASKED.format("channel_id = 'x'", "approved"),
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "expired_interrupts_are_closed",
+        ASKED.format(f"expires_at = {LATE}", "held"),
+        {"agent_turn_id": "$asking", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
+        "steers_go_with_their_turn",
+        STEER.format("status = 'waiting', settled_at = NULL", "skipped"),
+        {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+    ),
+    Damage(
+        "steers_go_with_their_turn",
+        STEER.format("step_id = '$steered-s7'", "taken"),
+        {"agent_turn_id": "$steered", "steer_id": "$taken"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        place("$heard_box", "$skipped"),
+        {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+        {"deliverable_in_its_box"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        place("$heard_box", "$first"),
+        {"agent_turn_id": "$heard", "steer_id": "$first"},
+        {"deliverable_in_its_box", "no_card_twice_in_a_box"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        STEER.format("step_id = '$heard-s2'", "second"),
+        {"agent_turn_id": "$heard", "steer_id": "$second"},
+    ),
+    Damage(
+        "steers_are_in_order",
+        "ALTER TABLE state.steers ALTER COLUMN seq DROP IDENTITY;" + STEER.format("seq = 0", "second"),
+        {"agent_turn_id": "$heard", "steer_id": "$second", "other_steer_id": "$first"},
     ),
     *(
         Damage(
@@ -755,7 +868,10 @@ async def test_a_healthy_ledger_breaks_no_rule(healthy: Healthy) -> None:
         assert (list(done.violations), [each.rule for each in done.rules]) == ([], list(rules()))
 
 
-IN_TIME = ("claims_are_short", "due_rows_are_taken", "deadlines_are_kept", "stops_are_obeyed")
+IN_TIME = (
+    *("claims_are_short", "due_rows_are_taken", "deadlines_are_kept", "stops_are_obeyed"),
+    "expired_interrupts_are_closed",
+)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(each, id=each.rule) for each in DAMAGES if each.rule in IN_TIME])
@@ -768,6 +884,8 @@ async def test_what_nobody_serves_may_be_late(healthy: Healthy, damage: Damage) 
 async def test_a_sleeper_without_a_deadline_is_told_as_one(healthy: Healthy) -> None:
     async with healthy.undone():
         await healthy.conn.execute(f"{NO_DEADLINE};{head('bob', f'resume_deadline = NULL, updated_at = {LATE}')}")
+        assert await violations(healthy.conn, BOUNDS) == []  # the report has just come
+        await healthy.conn.execute(TOLD_LATE)
         told = [each for each in await violations(healthy.conn, BOUNDS) if each.rule == "deadlines_are_kept"]
         assert [each.detail for each in told] == ["asleep, with a report and without a deadline"]
 
