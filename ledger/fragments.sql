@@ -42,9 +42,3 @@ mark AS MATERIALIZED (
 -- fragment: asked_until(agent_turn_id)
 -- When the first open question about a turn's calls expires: until then a turn that waits for people alone need not look what is due.
 (SELECT min(q.expires_at) FROM state.interrupts q WHERE q.agent_turn_id = {agent_turn_id} AND q.status = 'open' AND q.expires_at > now())
-
--- fragment: interrupt_columns
--- A question `q` about the call of the waiting row `w`, as people see it.
-q.interrupt_id, q.channel_id, q.agent_id, q.agent_turn_id, q.step_id, q.tool_call_id, q.tool_name,
-coalesce(w.call_card_id, w.tool_call_id || '-call') AS tool_call_card_id, q.reason, q.message, q.action_digest, q.allowed_decisions,
-q.response_schema, q.requester_may_decide, q.requester, q.status, q.created_at, q.expires_at, q.decision, q.decided_by, q.decided_at, q.comment

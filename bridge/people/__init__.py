@@ -1,1 +1,1 @@
-"""What people ask of turns that wait for them (protocol §13)."""
+"""Verbs for the people that turns ask (protocol §13)."""

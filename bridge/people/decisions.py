@@ -17,7 +17,7 @@ from turnstile.activities.calls.holds import call_card
 from turnstile.activities.text import storable, storable_json
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
-from turnstile.ledger.people.interrupts import Answer, Decided, Edit, Question, decide_interrupt, find_question
+from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.lease import Lease
 from turnstile.runtime.faults import Fault, hit

@@ -63,7 +63,7 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
     """The values for the placeholders of `SENTENCES`."""
     agent = _agent(found)
     call, turn, thread = (_text_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
-    message, batch = _text_of(found, "request_id"), _text_of(found, "batch_id")
+    message, batch, interrupt = (_text_of(found, name) for name in ("request_id", "batch_id", "interrupt_id"))
     command = getattr(found, "command", None)
     return {
         "agent": agent,
@@ -71,11 +71,12 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
         "thread": thread,
         "message": message,
         "batch": batch,
+        "interrupt": interrupt,
         "call": call,
         "tool": call if command is None else command.tool_name,
         "silent": times.command_retry * getattr(found, "repeat", 1),
         "times": times,
-        "id": next(filter(None, (call, turn, thread, message, batch, agent)), ""),
+        "id": next(filter(None, (call, turn, thread, message, batch, interrupt, agent)), ""),
     }
 
 

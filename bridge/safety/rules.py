@@ -19,7 +19,7 @@ from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run
 from turnstile.ledger.operations.sweep import MarkedTurn, SilentCall, Unannounced, Undecided
-from turnstile.ledger.people.interrupts import Expired, expire_interrupt, list_expired
+from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import expire_batch

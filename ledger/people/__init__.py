@@ -1,1 +1,1 @@
-"""What turns ask people, and what people decide (protocol §13)."""
+"""Questions to people (protocol §13): opened, decided, and looked at."""

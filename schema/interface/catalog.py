@@ -116,13 +116,6 @@ VERBS = (
         callers=_TOOL,
         durable=False,
     ),
-    *(
-        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
-        for name, summary, request, reply in (
-            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
-            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
-        )
-    ),
     Verb(
         name="decide",
         summary="Decide about a call that waits for a person.",
@@ -131,6 +124,13 @@ VERBS = (
         reply=DecideReply,
         callers=_CLIENT,
         durable=False,
+    ),
+    *(
+        Verb(name, summary, "13", request, reply, _CLIENT, durable=False)
+        for name, summary, request, reply in (
+            ("interrupt.list", "List what people are asked.", InterruptListRequest, InterruptListReply),
+            ("interrupt.get", "See a question with its call.", InterruptRequest, InterruptReply),
+        )
     ),
     Verb("send", "Send a message to a listener.", "9", inbox.SendRequest, inbox.SendReply, _CLIENT),
     *(

@@ -177,6 +177,7 @@ async def test_conversations_are_made_and_kept_apart(environment: Environment, b
     assert (result.value("turns/s ÷ bare workflows/s") or 0) > 0
 
 
+@pytest.mark.long
 async def test_a_gateway_is_measured(environment: Environment, bars: Bars) -> None:
     result = await RUNNERS[Scenario.GATEWAY](environment, bars)
     check_streams(result, TINY)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.conditions import until
 from tests.support.tenants import Tenant
-from turnstile.ledger.people.interrupts import page_interrupts
+from turnstile.ledger.people.interrupt_views import list_interrupts
 from turnstile.schema.access import Caller
 from turnstile.schema.people.interrupts import DecideReply, Decision, Interrupt, InterruptStatus
 from turnstile.schema.states import ReplyStatus
@@ -22,15 +22,20 @@ class Person:
         """Wait until so many questions of the project are open; returns them, the oldest first."""
 
         async def there() -> list[Interrupt] | None:
-            found = await self.tenant.pool.run(lambda conn: page_interrupts(conn, self.tenant.project))
-            return found[::-1] if len(found) >= count else None
+            found = [each for each in await self.all() if each.status is InterruptStatus.OPEN]
+            return found if len(found) >= count else None
 
         return await until(there, 10, f"{count} questions are open")
 
     async def closed(self) -> list[Interrupt]:
         """The questions of the project that are closed, the oldest first."""
-        found = await self.tenant.pool.run(lambda conn: page_interrupts(conn, self.tenant.project, status=None))
-        return [each for each in found[::-1] if each.status is not InterruptStatus.OPEN]
+        return [each for each in await self.all() if each.status is not InterruptStatus.OPEN]
+
+    async def all(self) -> list[Interrupt]:
+        """The questions of the project, the oldest first."""
+        project = self.tenant.project
+        found = await self.tenant.pool.run(lambda conn: list_interrupts(conn, project, row_limit=1000))
+        return list(found)[::-1]
 
     async def answer(self, asked: Interrupt, decision: Decision = Decision.APPROVE, **fields: Any) -> DecideReply:
         """Decide; returns the reply, accepted or not. It names the digest unless `fields` say otherwise."""

@@ -146,6 +146,7 @@ async def own(tmp_path: Path) -> AsyncIterator[EmbeddedServers]:
         yield servers
 
 
+@pytest.mark.long
 async def test_a_silent_server_is_told_with_its_address_and_its_log(own: EmbeddedServers, tmp_path: Path) -> None:
     """And what cannot be looked at without it is no trouble of its own."""
     data, endpoints = tmp_path / ".turnstile", own.endpoints

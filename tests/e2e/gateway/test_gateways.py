@@ -58,6 +58,7 @@ async def test_where_a_gateway_is_killed_all_clients_go_on_at_another(here: Stac
     assert not any(answer.told for answer in answers)
 
 
+@pytest.mark.long
 async def test_a_gateway_that_stops_sends_all_clients_away_with_whole_events(
     here: Stack, url: str, tenant: Tenant
 ) -> None:

@@ -175,6 +175,7 @@ async def test_a_full_context_is_our_code_and_one_cut(tenant: Tenant) -> None:
     assert attempts(cut) == ["context_window_exceeded", None]
 
 
+@pytest.mark.long
 async def test_ten_turns_of_a_conversation_fit(tenant: Tenant) -> None:
     agent = await tenant.agent("x", llm=SHORT, memory={"keep": "conversation"})
     prompts: list[int] = []

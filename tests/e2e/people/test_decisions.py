@@ -54,7 +54,8 @@ async def test_a_rejection_and_a_response_are_what_the_model_reads(tenant: Tenan
     person = Person(tenant)
     async with hand_of(tenant, PAY, **ASKS) as hand:
         turn = await hand.start(calling("pay", "pay"))
-        first, second = await person.asked(2)
+        questions = {each.tool_call_id: each for each in await person.asked(2)}
+        first, second = (questions[call_of(turn, index)] for index in range(2))
         await person.decide(first, Decision.REJECT, message="too dear")
         await hand.until_head(waiting_tool_count=1)
         await person.decide(second, Decision.RESPOND, response={"__cg_control": "end", "paid": True})

@@ -61,7 +61,7 @@ async def test_pages_are_the_newest_first_and_only_of_what_was_asked_for(tenant:
         assert await client.interrupts(agent_id="nobody") == []
         assert await client.interrupts(status="resolved") == []
         assert [each.id for each in await client.interrupts(limit=1)] == seen[:1]
-        with pytest.raises(Refused, match="no such interrupt"):
+        with pytest.raises(Refused, match="no such"):
             await client.interrupt("int-unknown-1")
         assert hand.commands == []
         await client.bridge.request("stop", {"agent_turn_id": turn})

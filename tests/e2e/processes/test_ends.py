@@ -67,6 +67,7 @@ async def test_a_worker_ends_though_handlers_do_not_hear_that_they_are_to_end(st
         assert await both.bridge.stop() == 0
 
 
+@pytest.mark.long
 async def test_a_service_ends_though_its_handler_does_not_hear_it(stack: Stack, tmp_path: Path) -> None:
     tenant = new_tenant(stack)
     profile = Profile(name="deaf", worker_target="svc1_deaf_main", llm_config=LlmConfig(model="scripted/plain"))

@@ -127,6 +127,7 @@ async def test_a_standby_takes_over_from_one_that_was_killed(
     assert len(second) == 2
 
 
+@pytest.mark.long
 async def test_a_holder_that_lost_its_lock_serves_no_more(
     tenant: Tenant, processes: list[TurnstileProcess], stack: Stack, hatching: Hatchery, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def counting(stack: Stack, tmp_path: Path) -> Iterator[Counting]:
     made.remove()
 
 
+@pytest.mark.long
 async def test_the_example_counts_each_turn_once_though_it_is_killed(
     tenant: Tenant, counting: Counting, tmp_path: Path
 ) -> None:

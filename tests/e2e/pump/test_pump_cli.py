@@ -144,6 +144,7 @@ def test_the_example_in_yaml_declares_the_same_listeners(monkeypatch: pytest.Mon
     assert in_yaml["stock"].deadline_seconds == 5
 
 
+@pytest.mark.long
 async def test_the_demo_shows_messages_and_chains_and_leaves_nothing(tmp_path: Path) -> None:
     process = await launch("demo-pump", cwd=tmp_path, TMPDIR=str(tmp_path), TURNSTILE__DATABASE__URL="postgresql://x/y")
     async with asyncio.timeout(60):

@@ -139,7 +139,9 @@ async def test_a_running_turn_shows_its_step(ui: WebUi, tenant: Tenant) -> None:
     ("line", "headline", "outcome"),
     [
         ({"text": "It is done."}, "✅ success", "outcome success"),
-        (REFUSED, "❌ failed: context_too_long", "outcome failed (context_too_long)"),
+        pytest.param(
+            *(REFUSED, "❌ failed: context_too_long", "outcome failed (context_too_long)"), marks=pytest.mark.long
+        ),
     ],
     ids=["finished", "failed"],
 )

@@ -29,16 +29,14 @@ from tests.support.ledger.people import (
     pass_expiry,
     question,
 )
-from turnstile.ledger.access.pages import Place
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import list_silent
-from turnstile.ledger.people.interrupts import (
+from turnstile.ledger.people.decisions import (
     expire_interrupt,
     find_question,
-    get_interrupt,
     list_expired,
-    page_interrupts,
 )
+from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.waiting import describe_call
 from turnstile.schema.errors import Refused
@@ -310,21 +308,19 @@ async def test_questions_are_listed_by_channel_status_and_place(agents: Pool) ->
     await asking(agents, "a", "b", "c")
     await decide(agents, "b")
     async with agents.connection() as conn:
-        found = await page_interrupts(conn, PROJECT)
-        assert [each.tool_call_id for each in found] == ["c", "a"]
-        assert found[0].message == "May it?"
-        assert await page_interrupts(conn, PROJECT, channel=OTHER) == []
-        every = await page_interrupts(conn, PROJECT, status=None, row_limit=2)
-        rest = await page_interrupts(
-            conn, PROJECT, status=None, before=Place(every[-1].created_at, every[-1].interrupt_id)
-        )
+        opened = await list_interrupts(conn, PROJECT, status=InterruptStatus.OPEN, row_limit=9)
+        assert [each.tool_call_id for each in opened] == ["c", "a"]
+        assert opened[0].message == "May it?"
+        assert await list_interrupts(conn, PROJECT, channel=OTHER, row_limit=9) == []
+        every = await list_interrupts(conn, PROJECT, row_limit=2)
+        rest = await list_interrupts(conn, PROJECT, after=every[-1].interrupt_id, row_limit=9)
         assert [each.tool_call_id for each in (*every, *rest)] == ["c", "b", "a"]
-        [done] = await page_interrupts(conn, PROJECT, status=InterruptStatus.RESOLVED)
+        [done] = await list_interrupts(conn, PROJECT, status=InterruptStatus.RESOLVED, row_limit=9)
         assert (done.decision, done.decided_by) == (Decision.APPROVE, "dora")
         one = await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")))
         assert one is not None
-        assert one.status is InterruptStatus.OPEN
-        assert await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")), OTHER) is None
+        assert (one.status, one.arguments) == (InterruptStatus.OPEN, {"q": "a"})
+        assert await get_interrupt(conn, PROJECT, interrupt_id(ToolCallId("a")), channel=OTHER) is None
         assert await get_interrupt(conn, PROJECT, InterruptId("int-x-1")) is None
         asked = await find_question(conn, PROJECT, ChannelId("public"), interrupt_id(ToolCallId("a")))
         assert asked is not None

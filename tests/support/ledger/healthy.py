@@ -33,6 +33,7 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.people import answer, asking, decide, edit
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
@@ -43,6 +44,7 @@ from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
+from turnstile.schema.people.interrupts import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
@@ -50,12 +52,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
+HEIDI, IVAN, JUDY, KIM = (AgentId(name) for name in ("heidi", "ivan", "judy", "kim"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -69,6 +71,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["talked"] = await play(pool, GRACE)
     turns |= await _cut(pool)
     turns |= await _forked(pool)
+    turns["asking"] = await _asking(pool)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -126,6 +129,15 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
     [asked] = (await asks(pool, "asking")).tasks
     await succeed(pool, asked.agent_turn_id)
     return turns
+
+
+async def _asking(pool: Pool) -> TurnRef:
+    """A turn that waits for people about a call, and was told about three others."""
+    turn = await asking(pool, "held", "approved", "rejected", "edited", agent=KIM)
+    await decide(pool, "approved")
+    await decide(pool, "rejected", answer(Decision.REJECT))
+    await decide(pool, "edited", answer(Decision.EDIT, edit=edit(turn, "edited", {"q": "mild"})))
+    return turn
 
 
 async def _called(pool: Pool) -> TurnRef:

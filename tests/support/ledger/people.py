@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.ledger.agents import ALICE, PROJECT, begin, lease, rows
 from tests.support.ledger.calls import TOOL, call_record
-from turnstile.ledger.people.interrupts import Answer, Decided, Edit, decide_interrupt
+from turnstile.ledger.people.decisions import Answer, Decided, Edit, decide_interrupt
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step

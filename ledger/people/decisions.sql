@@ -1,46 +1,17 @@
 -- What turns ask people (protocol §13). Lock order: head, waiting row, interrupt, inbox, node.
 
--- name: get_interrupt :opt
--- A question, of one channel if that is given.
-SELECT {interrupt_columns} FROM state.interrupts q
-JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
-WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND (:channel_id::text IS NULL OR q.channel_id = :channel_id);
-
--- name: page_interrupts :many
--- Questions of a project that are open, of one channel, agent or turn if that is given, the newest first, after a place in that order.
-SELECT {interrupt_columns} FROM state.interrupts q
-JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
-WHERE q.project_id COLLATE "C" = :project_id AND q.status = 'open' AND (:channel_id::text IS NULL OR q.channel_id = :channel_id)
-  AND (:agent_id::text IS NULL OR q.agent_id = :agent_id) AND (:agent_turn_id::text IS NULL OR q.agent_turn_id = :agent_turn_id)
-  AND q.created_at <= coalesce(:before_at::timestamptz, 'infinity')
-  AND (:before_at::timestamptz IS NULL OR q.created_at < :before_at OR (q.created_at = :before_at AND q.interrupt_id < :before_id))
-ORDER BY q.created_at DESC, q.interrupt_id DESC LIMIT :row_limit::int;
-
--- name: page_all_interrupts :many
--- As page_interrupts, in any status, or one.
-SELECT {interrupt_columns} FROM state.interrupts q
-JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
-WHERE q.project_id COLLATE "C" = :project_id AND (:status::text IS NULL OR q.status = :status)
-  AND (:channel_id::text IS NULL OR q.channel_id = :channel_id)
-  AND (:agent_id::text IS NULL OR q.agent_id = :agent_id) AND (:agent_turn_id::text IS NULL OR q.agent_turn_id = :agent_turn_id)
-  AND q.created_at <= coalesce(:before_at::timestamptz, 'infinity')
-  AND (:before_at::timestamptz IS NULL OR q.created_at < :before_at OR (q.created_at = :before_at AND q.interrupt_id < :before_id))
-ORDER BY q.created_at DESC, q.interrupt_id DESC LIMIT :row_limit::int;
-
 -- name: find_question :opt
 -- A question with what an edit of its call, its command and its doorbell need: the call, its tool as it is now, and its turn.
 SELECT q.interrupt_id, q.status, q.reason, q.agent_id, q.agent_turn_id, q.channel_id, q.step_id, q.tool_call_id, q.tool_name, q.response_schema,
        q.allowed_decisions, w.turn_epoch, a.worker_target, i.context_headers, i.inbox_id,
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, s.parent_step_id,
        s.profile_box_id::text AS profile_box_id, s.context_box_id::text AS context_box_id, s.output_box_id::text AS output_box_id,
-       c.content AS call_content,
        (SELECT to_jsonb(t) - 'project_id' FROM resource.tools t WHERE t.tool_name = q.tool_name AND t.project_id = q.project_id) AS tool,
        (SELECT x FROM jsonb_array_elements(s.metadata -> 'commands') x WHERE x ->> 'tool_call_id' = q.tool_call_id) AS command
 FROM state.interrupts q
 JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
 JOIN state.agent_steps s ON s.step_id = q.step_id AND s.project_id = q.project_id
 JOIN state.agent_inbox i ON i.agent_turn_id = q.agent_turn_id AND i.project_id = q.project_id AND i.message_type IN {turn_types}
-LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id
 LEFT JOIN resource.project_agents a ON a.agent_id = q.agent_id AND a.project_id = q.project_id
 WHERE q.interrupt_id = :interrupt_id AND q.project_id = :project_id AND q.channel_id = :channel_id;
 

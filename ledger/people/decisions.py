@@ -1,7 +1,7 @@
-"""Questions to people: read, decided and expired (protocol §13).
+"""Questions to people: decided and expired (protocol §13).
 
 Guarantees: a question is closed once, by a decision, its expiry or its turn's end; whoever comes later hears which.
-Each is one round trip. Never publishes: the caller sends the command of a call that was let go, or rings for a result.
+Each is one round trip. Never publishes: the caller sends the command of a call that is let go, or rings for its result.
 """
 
 import json
@@ -11,10 +11,9 @@ from typing import Literal
 
 from pydantic import Json, JsonValue
 
-from turnstile.ledger.access.pages import Place
 from turnstile.ledger.operations.sweep import rule_rows
 from turnstile.ledger.pool import Pool
-from turnstile.ledger.queries import Connection, Row, query
+from turnstile.ledger.queries import Connection, query
 from turnstile.runtime.faults import Fault, hit
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card
@@ -30,7 +29,7 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
-from turnstile.schema.people.interrupts import Decision, Interrupt, InterruptReason, InterruptStatus
+from turnstile.schema.people.interrupts import Decision, InterruptReason, InterruptStatus
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.wire.headers import ContextHeaders
 
@@ -112,41 +111,6 @@ class Expired(Tolerant):
     agent_id: AgentId
 
 
-async def get_interrupt(
-    conn: Connection, project: ProjectId, interrupt: InterruptId, channel: ChannelId | None = None
-) -> Interrupt | None:
-    """The question, if the project, or its channel if one is given, has it."""
-    row = await query("get_interrupt").opt(conn, project_id=project, interrupt_id=interrupt, channel_id=channel)
-    return None if row is None else _interrupt(row)
-
-
-async def page_interrupts(
-    conn: Connection,
-    project: ProjectId,
-    *,
-    status: InterruptStatus | None = InterruptStatus.OPEN,
-    channel: ChannelId | None = None,
-    agent: AgentId | None = None,
-    turn: AgentTurnId | None = None,
-    before: Place | None = None,
-    row_limit: int = 100,
-) -> list[Interrupt]:
-    """The newest first, those before a place; a status of None means any. Open ones have an index of their own."""
-    is_open = status is InterruptStatus.OPEN
-    rows = await query("page_interrupts" if is_open else "page_all_interrupts").many(
-        conn,
-        project_id=project,
-        channel_id=channel,
-        agent_id=agent,
-        agent_turn_id=turn,
-        before_at=None if before is None else before.at,
-        before_id=None if before is None else before.id,
-        row_limit=row_limit,
-        **({} if is_open else {"status": status}),
-    )
-    return [_interrupt(row) for row in rows]
-
-
 async def find_question(
     conn: Connection, project: ProjectId, channel: ChannelId, interrupt: InterruptId
 ) -> Question | None:
@@ -188,9 +152,3 @@ async def expire_interrupt(pool: Pool, interrupt: InterruptId) -> bool:
     row = await pool.run(lambda conn: query("expire_interrupt").one(conn, interrupt_id=interrupt))
     hit(Fault.INTERRUPT_EXPIRED)
     return row["expired"]
-
-
-def _interrupt(row: Row) -> Interrupt:
-    values = dict(row)
-    schema = values["response_schema"]
-    return Interrupt.model_validate(values | {"response_schema": None if schema is None else json.loads(schema)})
