@@ -183,8 +183,6 @@ class CardMetadata(BaseModel):
     """The tool, on cards of results."""
     partial: bool | None = None
     """True for a deliverable that the model did not finish."""
-    edited: bool | None = None
-    """True for the second `tool.call` card of a call, whose arguments are a person's."""
 
 
 class Card(Tolerant):
@@ -223,11 +221,6 @@ def readable_content(card: Card) -> CardContent | None:
         return content_of(card)
     except CardUnreadable:
         return None
-
-
-def is_edited(card: Card) -> bool:
-    """Whether it is a call with a person's arguments."""
-    return card.type == CardType.TOOL_CALL and card.metadata.edited is True
 
 
 def value_of(card: Card) -> JsonValue:

@@ -11,7 +11,6 @@ Rules for what is rendered:
 - A result belongs to the nearest earlier call with its id; only the first result of a call counts. A result without a
   call is left out. A call without a result, as of a turn that was ended, gets `{"status":"canceled"}`; one of the turn
   that a `meta.parent_pointer` names, `{"status":"pending"}`: that turn waits for this one.
-- The result of a call that a person edited says so in a `note`.
 - A deliverable is left out if an `agent.thought` of the same `agent_turn_id` has its content: the same text, or the
   call of the same choice. Every other JSON deliverable (of `submit_result`, of a terminating tool, a fallback) is
   rendered as JSON text.
@@ -48,7 +47,6 @@ from turnstile.schema.cards import (
     ThoughtCall,
     ToolResultContent,
     content_of,
-    is_edited,
     readable_content,
 )
 from turnstile.schema.errors import ModelError
@@ -60,7 +58,6 @@ OPENING = "(What you said and did in earlier turns follows.)"
 CONTINUE = "Continue."
 SUMMARY = "(What was said before this is summed up here.)"
 
-EDITED = "A person changed the arguments of this call before it was sent."
 IMAGE = "(an image was left out)"
 
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_-]+")
@@ -75,8 +72,6 @@ class _Answered:
     missing: str
     """Stands for a result that is not there."""
     result: Card | None = None
-    edited: bool = False
-    """Whether a person changed its arguments before it was sent."""
 
 
 @dataclass(slots=True)
@@ -98,8 +93,6 @@ class _Pairs:
             call = self.open.pop(card.tool_call_id, None)
             if call is not None:
                 call.result = card
-        elif card.tool_call_id is not None and is_edited(card) and (edited := self.open.get(card.tool_call_id)):
-            edited.edited = True
 
 
 @dataclass(slots=True)
@@ -211,7 +204,7 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
     ]
     yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
     for call, each in zip(calls, answered, strict=True):
-        result = each.missing if each.result is None else _result_text(each.result, edited=each.edited)
+        result = each.missing if each.result is None else _result_text(each.result)
         yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
 
 
@@ -221,7 +214,7 @@ def _args(call: ThoughtCall) -> str:
     return _json({"malformed_arguments": call.arguments} if arguments is None else arguments)
 
 
-def _result_text(card: Card, *, edited: bool = False) -> str:
+def _result_text(card: Card) -> str:
     """Status, and result or error, as JSON; `__cg_control`, which is for the kernel, is left out (protocol §7.5)."""
     content = content_of(card)
     if not isinstance(content, ToolResultContent):
@@ -234,8 +227,6 @@ def _result_text(card: Card, *, edited: bool = False) -> str:
         shown["result"] = result
     if content.error is not None:
         shown["error"] = {"code": content.error.code, "message": content.error.message}
-    if edited:
-        shown["note"] = EDITED
     return _DATA_URI.sub(IMAGE, _json(shown))
 
 
