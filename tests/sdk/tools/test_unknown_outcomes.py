@@ -2,21 +2,20 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from pydantic import JsonValue
 
-from tests.sdk.tools.stack import PROJECT, Call, Played, Stack, eventually
+from tests.sdk.tools.stack import Call, Played, Stack, eventually
 from tests.sdk.tools.test_once import start
 from tests.support.conditions import until
-from turnstile.ledger.people.interrupts import page_interrupts
 from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId
+from turnstile.schema.people.interrupt_requests import InterruptListReply
 from turnstile.schema.people.interrupts import Interrupt, InterruptReason, InterruptStatus
 from turnstile.sdk.tools.service import ToolService
 
@@ -25,6 +24,12 @@ MODES = ("hang", "unsafe")
 
 async def _documented() -> None:
     """Work."""
+
+
+async def questions(stack: Stack, agent: AgentId) -> Sequence[Interrupt]:
+    """What people are asked about the agent's calls."""
+    reply = await stack.client.request("interrupt.list", {"agent_id": agent})
+    return InterruptListReply.model_validate(reply).interrupts
 
 
 @dataclass
@@ -47,7 +52,9 @@ class Died:
         """The open question about the call."""
 
         async def there() -> Interrupt | None:
-            found = await self.stack.pool.run(lambda conn: page_interrupts(conn, PROJECT, agent=self.agent, row_limit=5))
+            found = await self.stack.pool.run(
+                lambda conn: page_interrupts(conn, PROJECT, agent=self.agent, row_limit=5)
+            )
             return found[0] if found else None
 
         return await until(there, 15, "a person is asked")
@@ -60,9 +67,7 @@ class Died:
 
 
 @asynccontextmanager
-async def died(
-    stack: Stack, target: str, tmp_path: Path, *, options: JsonObject | None = None
-) -> AsyncGenerator[Died]:
+async def died(stack: Stack, target: str, tmp_path: Path, *, options: JsonObject | None = None) -> AsyncGenerator[Died]:
     """Such a turn; processes that are left at the end are killed."""
     file = tmp_path / "runs"
     service = ToolService()
@@ -152,4 +157,4 @@ async def test_one_that_is_run_is_not_asked_about(stack: Stack, target: str) -> 
         played = await turn
         assert len(heard) == 2, "the net sends it to nobody"
     assert (played.result["result"], runs) == ("done", ["run"])
-    assert not await stack.pool.run(lambda conn: page_interrupts(conn, PROJECT, status=None, agent=agent))
+    assert not await questions(stack, agent)
