@@ -135,9 +135,8 @@ class _UntimedConnection:
 def rules() -> Mapping[str, Rule]:
     """Every rule of the files `audit*.sql` by name, in the order in which the audit checks them."""
     folder = resources.files("turnstile.ledger").joinpath("operations")
-    files = sorted(
-        each.name for each in folder.iterdir() if each.name.startswith("audit") and each.name.endswith(".sql")
-    )
+    named = {each.name for each in folder.iterdir() if each.name.startswith("audit") and each.name.endswith(".sql")}
+    files = sorted(named - {"audit_setup.sql"})
     texts = [folder.joinpath(name).read_text("utf-8") for name in files]
     return {found.name: _rule(found) for text in texts for found in parse(text).values()}
 
