@@ -64,7 +64,7 @@ for name, commands, purpose in (
     ("agent", agents, "Agents: add, list and remove them, and set their memory."),
     ("tool", tools, "Tools that agents can call."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
-    ("turn", turn_commands, "Turns: show, list and stop them."),
+    ("turn", turn_commands, "Turns: show, list, stop and run them again."),
     ("approvals", approval_commands, "What turns ask people: list, show, and decide it."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
     ("model", local_models, "Local models: fetch their weights, serve one."),
