@@ -222,7 +222,7 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
         key = {"prefer": "wait=20", "idempotency-key": f"key-{name}"}
         made = (await web.post("/v1/turns", json=body, headers=key)).json()
         assert made["status"] == "success", made
-        asking_turn = json.dumps({"steps": [calling(("ask_human", {"question": SECRET}))]})
+        asking_turn = json.dumps({"steps": [calling(("ask_human", {"question": "Which?"}))]})
         asked = {"agent_id": agent, "instruction": asking_turn}
         waiting = (await web.post("/v1/turns", json=asked)).json()["agent_turn_id"]
 
@@ -336,7 +336,7 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
     async with asking(sides.gateway, sides.its_token) as web:
         for path in (f"/v1/turns/{its.turn}", f"/v1/turns/{its.turn}/tree", f"/v1/conversations/{its.conversation}"):
             assert (await web.get(path)).status_code == 200, path
-        assert SECRET in (await web.get(f"/v1/interrupts/{its.interrupt}")).text
+        assert "Which?" in (await web.get(f"/v1/interrupts/{its.interrupt}")).text
         refused = await web.post(f"/v1/interrupts/{its.interrupt}/decision", json={"decision": "reject"})
         assert refused.json()["code"] == "withdrawn"
         assert SECRET in (await web.get(f"/v1/turns/{its.turn}")).text
