@@ -14,7 +14,8 @@ WHERE t.project_id COLLATE "C" = :project_id AND (:channel_id::text IS NULL OR t
   AND (:agent_id::text IS NULL OR t.agent_id = :agent_id) AND (:agent_turn_id::text IS NULL OR t.agent_turn_id = :agent_turn_id)
   AND (:status::text IS NULL OR t.status = :status)
   AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
-      SELECT b.created_at, b.interrupt_id FROM state.interrupts b WHERE b.interrupt_id = :after_id AND b.project_id = :project_id))
+      SELECT b.created_at, b.interrupt_id FROM state.interrupts b WHERE b.interrupt_id = :after_id AND b.project_id = :project_id
+        AND (:channel_id::text IS NULL OR b.channel_id = :channel_id)))
 ORDER BY t.created_at DESC, t.interrupt_id DESC LIMIT :row_limit::int;
 
 -- name: get_interrupt :opt
