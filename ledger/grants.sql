@@ -24,6 +24,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
      'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
     ('state.memory_cuts', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (position, cut_card_id, updated_at)'),
+    ('state.rollbacks', 'SELECT, INSERT', 'SELECT'),  -- a bridge copies them with a box; the owner's function writes them
     ('resource.tools',
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',
@@ -46,6 +47,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.turn_waiting_tools',
      'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, deadline, call_card_id)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
+    ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
     ('state.interrupts',  -- a worker asks; only a bridge decides
      'SELECT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
     ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
@@ -75,7 +77,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.interrupts'), ('state.gateway_tokens'), ('state.migrations')
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

@@ -16,6 +16,8 @@ class Fault(StrEnum):
 
     ENQUEUE_COMMITTED = "enqueue.committed"
     ENQUEUE_PUBLISHED = "enqueue.published"
+    WAY_MADE = "way.made"
+    WAY_PUBLISHED = "way.published"
     CLAIM_TAKEN = "claim.taken"
     WORKFLOW_STARTED = "workflow.started"
     WORKFLOW_SIGNALLED = "workflow.signalled"
@@ -36,6 +38,8 @@ class Fault(StrEnum):
     INTERRUPT_EXPIRED = "interrupt.expired"
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
+    STEER_COMMITTED = "steer.committed"
+    STEER_PUBLISHED = "steer.published"
     TREE_MARKED = "tree.marked"
     BATCH_OPENED = "batch.opened"
     CHILDREN_ENQUEUED = "children.enqueued"

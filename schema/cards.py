@@ -20,6 +20,7 @@ class CardType(StrEnum):
 
     INSTRUCTION = "task.instruction"
     RESULT_FIELDS = "task.result_fields"
+    STEER = "task.steer"
     THOUGHT = "agent.thought"
     TOOL_CALL = "tool.call"
     TOOL_RESULT = "tool.result"

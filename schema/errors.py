@@ -23,6 +23,12 @@ class StaleTurn(TurnstileError):
     code: str = "stale_turn"
 
 
+class Steered(TurnstileError):
+    """A turn that could end has a steer that no step has asked with: another step follows (protocol §6, steer)."""
+
+    code: str = "steered"
+
+
 class Refused(TurnstileError):
     """The ledger refused a request; `code` names the rule."""
 

@@ -24,6 +24,8 @@ InboxId = NewType("InboxId", str)
 StepId = NewType("StepId", str)
 ToolCallId = NewType("ToolCallId", str)
 CardId = NewType("CardId", str)
+SteerId = NewType("SteerId", str)
+"""Something said to a turn while it runs; the card of the same id has its text."""
 BoxId = NewType("BoxId", str)
 """A uuid in its canonical text form."""
 InterruptId = NewType("InterruptId", str)
@@ -50,6 +52,11 @@ def uuid7() -> str:
 def first_id(moment: datetime) -> str:
     """The smallest id that `uuid7` can return at `moment`."""
     return str(uuid.UUID(int=(max(0, int(moment.timestamp() * 1000)) << 80)))
+
+
+def new_steer_id() -> SteerId:
+    """A new steer's id, which its card has too."""
+    return SteerId(f"steer-{uuid7()}")
 
 
 def new_box_id() -> BoxId:

@@ -34,6 +34,21 @@ class MessageType(StrEnum):
     STOP = "stop"
 
 
+class MultitaskStrategy(StrEnum):
+    """What an enqueue does with its requester's turns in hand or queued in the same conversation (§6, enqueue)."""
+
+    ENQUEUE = "enqueue"
+    """The new turn waits behind them."""
+    REJECT = "reject"
+    """The new turn is refused while there is one."""
+    INTERRUPT = "interrupt"
+    """They are asked to stop, and the new turn is the conversation's next."""
+    ROLLBACK = "rollback"
+    """As `interrupt`, and later turns of the conversation read nothing of them."""
+    STEER = "steer"
+    """The instruction goes to the newest of them, as a steer; without one it is a turn."""
+
+
 class TurnStatus(StrEnum):
     """How a turn ended: the `status` of its outcome and of its `task` event (protocol §5)."""
 
@@ -62,6 +77,22 @@ class WaitStatus(StrEnum):
     APPLIED = "applied"  # final: a result was applied
     EXPIRED = "expired"  # final: a timeout was applied
     DROPPED = "dropped"  # final: stop, fence, or no call card
+
+
+class SteerStatus(StrEnum):
+    """`state.steers.status` (protocol §6, steer)."""
+
+    WAITING = "waiting"  # -> taken | skipped
+    TAKEN = "taken"  # a step asks the model with it; -> applied | skipped
+    APPLIED = "applied"  # final: that step is committed
+    SKIPPED = "skipped"  # final: the turn ended first
+
+
+class SteerPriority(StrEnum):
+    """When a steer is taken."""
+
+    ASAP = "asap"
+    WHEN_IDLE = "when_idle"
 
 
 class AfterExecution(StrEnum):

@@ -21,6 +21,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import DecideReply, InterruptStatus
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
@@ -84,6 +85,13 @@ class SyncTurn:
     def stop(self, reason: str = "", *, cascade: Cascade = "waited") -> Stopped:
         """End the turn and the turns below it; false if it was over. Raises `Refused` or `ServerUnavailable`."""
         return self.client.call(lambda: self.turn.stop(reason, cascade=cascade))
+
+    def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
+        """Say something to the turn while it runs: its next step asks the model with it (protocol §6, steer).
+
+        With `when_idle` only once the turn would end. Raises `Refused` or `ServerUnavailable`.
+        """
+        return self.client.call(lambda: self.turn.steer(text, when_idle=when_idle, correlation_id=correlation_id))
 
     def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children."""

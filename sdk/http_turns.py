@@ -23,14 +23,15 @@ from turnstile.schema.access import read_secret
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import CardType
 from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, ServerUnavailable, TurnstileError
-from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, StepId, ToolCallId, step_id
+from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, SteerId, StepId, ToolCallId, step_id
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, Interrupt
-from turnstile.schema.states import ChunkType, ReplyStatus, TurnStatus
+from turnstile.schema.people.steers import SteerReply
+from turnstile.schema.states import ChunkType, ReplyStatus, SteerStatus, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
-from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult
+from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
 from turnstile.transport.json_messages import encode
 
 _WAIT_SECONDS = 30
@@ -70,6 +71,13 @@ class _Stop(Tolerant):
     already_final: bool
     marked: int | None = None
     on_their_way: int | None = None
+
+
+class _Steer(Tolerant):
+    agent_turn_id: AgentTurnId
+    steer_id: SteerId
+    steer_status: SteerStatus
+    duplicate: bool = False
 
 
 class _Interrupts(Tolerant):
@@ -263,6 +271,14 @@ class HttpTurn(Turn):
         done = await self._backend.request("POST", f"{_path(await self.start())}/stop", _Stop, asked)
         found = {name: value for name, value in done.model_dump().items() if value is not None}
         return Stopped.model_validate({**found, "status": ReplyStatus.ACCEPTED})
+
+    async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
+        asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
+        body: JsonObject = {"text": asked.text, "priority": asked.priority.value}
+        key = {"idempotency-key": asked.correlation_id or ""}
+        path = f"{_path(asked.agent_turn_id)}/steer"
+        done = await self._backend.request("POST", path, _Steer, body, headers=key)
+        return SteerReply.model_validate({**done.model_dump(), "status": ReplyStatus.ACCEPTED})
 
     async def tree(self) -> Sequence[TreeTurn]:
         path, turns, query = f"{_path(await self.start())}/tree", list[TreeTurn](), ""

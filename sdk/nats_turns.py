@@ -19,13 +19,14 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptView,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.chunk_order import ChunkOrder
 from turnstile.sdk.client import BridgeClient, TaskWaiter, WatchEvent
-from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult
+from turnstile.sdk.turn import Backend, Cascade, Stopped, Turn, TurnResult, steer_request
 from turnstile.transport.connection import NatsConnection
 from turnstile.transport.connection import connect as connect_nats
 
@@ -77,6 +78,10 @@ class NatsTurn(Turn):
         if cascade != "waited":
             asked["cascade"] = cascade
         return await self._bridge.request_as("stop", asked, Stopped)
+
+    async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
+        asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
+        return await self._bridge.request_as("steer", asked, SteerReply)
 
     async def tree(self) -> Sequence[TreeTurn]:
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []

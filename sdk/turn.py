@@ -9,13 +9,15 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import SubmittedField
-from turnstile.schema.ids import AgentTurnId, CardId, InterruptId
+from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
-from turnstile.schema.states import ChunkType, TurnStatus
+from turnstile.schema.people.steers import SteerReply, SteerRequest
+from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest, StopReply
+from turnstile.sdk.requests import parse_request
 
 Cascade = Literal["waited", "all"]
 """Which turns below a stopped one end too: those that are waited for, or all."""
@@ -112,8 +114,24 @@ class Turn(ABC):
         """
 
     @abstractmethod
+    async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
+        """Say something to the turn while it runs: its next step asks the model with it (protocol §6, steer).
+
+        With `when_idle` only once the turn would end, which then takes another step. `describe` tells what became of
+        it. With a `correlation_id` of yours, the same request made again is the same steer. Raises `Refused`
+        (`already_final` for a turn that is over, `not_yours`), or `ServerUnavailable`.
+        """
+
+    @abstractmethod
     async def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children; raises as `stop` does."""
+
+
+def steer_request(turn: AgentTurnId, text: str, *, when_idle: bool, correlation_id: str | None) -> SteerRequest:
+    """The request for a steer; raises `BadRequest`. It has a name of its own, so that it can be repeated."""
+    priority = SteerPriority.WHEN_IDLE if when_idle else SteerPriority.ASAP
+    given: dict[str, JsonValue] = {"agent_turn_id": turn, "text": text, "priority": priority.value}
+    return parse_request(SteerRequest, {**given, "correlation_id": correlation_id or uuid7()})
 
 
 class Backend(ABC):

@@ -183,7 +183,7 @@ def _each_once(cards: Sequence[Card]) -> list[Card]:
 
 def _render(card: Card, pairs: _Pairs, said: _Thoughts, names: CallNames) -> Iterable[ModelMessage]:
     match card.type:
-        case CardType.INSTRUCTION | CardType.MUST_END_WITH_REQUIRED:
+        case CardType.INSTRUCTION | CardType.STEER | CardType.MUST_END_WITH_REQUIRED:
             yield _user(_text(card))
         case CardType.MEMORY_SUMMARY:
             yield _user(f"{SUMMARY}\n\n{_text(card)}")

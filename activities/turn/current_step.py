@@ -25,9 +25,10 @@ from turnstile.schema.errors import ModelError
 from turnstile.schema.ids import CardId, StepId, step_id
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.people.interrupts import Hold
-from turnstile.schema.states import StepStatus, TurnStatus
+from turnstile.schema.states import SteerStatus, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import StepFigures, StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire.events import Message
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ class CurrentStep:
     def messages(self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None) -> tuple[ModelMessage, ...]:
         """The messages of its request, if the memory begins at this place; raises `CardUnreadable`."""
         memory = self.memory
-        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, memory.own)
+        own = (*memory.own, *self.begun.steers)
+        return build_messages(pinned.system_prompt, memory.earlier(first, summary), self.begun.context, own)
 
     def figures(
         self, pinned: PinnedConfig | None, answer: ModelAnswer | None = None, error_code: str | None = None
@@ -116,6 +118,10 @@ class CurrentStep:
         card, ending = fallback_ending(self.turn, made, status, code, reason, stats)
         return (*cards, card), ending
 
+    def applied(self, record: StepRecord) -> list[Message]:
+        """The events that tell which steers the commit of the step applied."""
+        return self.turn_events.steers(record.steers, SteerStatus.APPLIED, self.key)
+
     def record(
         self,
         cards: tuple[Card, ...],
@@ -124,10 +130,15 @@ class CurrentStep:
         call_waits: Sequence[float] = (),
         holds: Sequence[Hold | None] = (),
         first_kept: CardId | None = None,
+        *,
+        steered: bool = False,
     ) -> StepRecord:
-        """What the step's commit writes; cards of the context box enter the output box without being made again."""
-        known = {card.card_id for card in self.begun.context}
-        kept = [card.card_id for card in cards if card.card_id in known]
+        """What the step's commit writes; cards of the context box enter the output box without being made again.
+
+        So do steers; but these are new to the turn, and its step row names them.
+        """
+        known, said = ({card.card_id for card in of} for of in (self.begun.context, self.begun.steers))
+        kept = [card.card_id for card in cards if card.card_id in known | said]
         new = tuple(card.card_id for card in cards if card.card_id not in known)
         metadata = metadata.model_copy(update={"new_card_ids": new})
         made = [call.tool_call_id for card in cards for call in card.tool_calls or ()]
@@ -143,5 +154,7 @@ class CurrentStep:
             call_waits=call_waits,
             holds=holds,
             kept=kept,
+            steers=[card.card_id for card in cards if card.card_id in said],
+            steered=steered,
             first_kept=first_kept,
         )

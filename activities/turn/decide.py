@@ -33,6 +33,10 @@ from turnstile.schema.turns import TurnRef
 
 EMPTY_DELIVERABLE = "(the model gave no text)"
 MAX_STEPS_CODE = "max_steps"
+SUPERSEDED = (
+    "This was not delivered: the user has said something more, which follows. Take it into account, then end anew."
+)
+"""What the model is told of the call by which it ended its turn, where a steer waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Deliver:
     deliverable: CardId | None
     error_code: str | None = None
     tool_result: CardId | None = None
+    if_steered: Continue | None = None
+    """What follows instead if a steer waits (protocol §6, steer); None where no step may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,8 @@ def _without_calls(asked: StepRequest, answer: ModelAnswer, thought: tuple[Card,
     if not asked.needs_call:
         content = TextContent(text=text if text.strip() else EMPTY_DELIVERABLE)
         deliverable = _deliverable(asked, content, partial=partial)
-        return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id)
+        more = None if asked.is_last else Continue(thought)
+        return Deliver((*thought, deliverable), TurnStatus.SUCCESS, deliverable.card_id, if_steered=more)
     card_id, reminder = step_card_id(asked.step_id, "must-end-with"), TextContent(text=_reminder(asked))
     card = asked.card(card_id, CardType.MUST_END_WITH_REQUIRED, Role.SYSTEM, reminder, SYSTEM_AUTHOR)
     return Continue((*thought, card))
@@ -199,7 +206,14 @@ def _accept(asked: StepRequest, thought: tuple[Card, ...], call: _Call, data: Js
     )
     result = _result(asked, call, accepted)
     deliverable = _deliverable(asked, JsonContent(data=data))
-    return Deliver((*thought, result, deliverable), TurnStatus.SUCCESS, deliverable.card_id, None, result.card_id)
+    superseded = _refusal(asked, call, "superseded", SUPERSEDED)
+    return Deliver(
+        (*thought, result, deliverable),
+        TurnStatus.SUCCESS,
+        deliverable.card_id,
+        tool_result=result.card_id,
+        if_steered=None if asked.is_last else Continue((*thought, superseded)),
+    )
 
 
 def _unknown(asked: StepRequest, call: _Call) -> str:

@@ -67,7 +67,7 @@ async def end_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry
         done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON)
     except StaleTurn:
         return TurnStopped(step=step, outcome=None)
-    await TurnEvents(publisher, turn, done.context_headers, telemetry).finished(pool, done, None)
+    await TurnEvents(publisher, turn, done.context_headers, telemetry).finished(pool, done)
     return TurnStopped(step=step, outcome=done.outcome(turn.agent_turn_id))
 
 

@@ -45,10 +45,10 @@ from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
-from turnstile.schema.errors import ModelError, Refused, StaleTurn
+from turnstile.schema.errors import ModelError, Refused, StaleTurn, Steered
 from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
-from turnstile.schema.states import Activity, HeadStatus, StepPhase, StepStatus, TurnStatus
+from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, StepFigures, SuspendMetadata
 from turnstile.schema.turns import (
     QuickStepResult,
@@ -180,7 +180,8 @@ class StepActivities:
             return await self._fail(step, pinned, code, str(error))
         if isinstance(answer, Compacted):
             figures = step.figures(pinned).model_copy(update={"compaction": answer.told})
-            return await self._continue(step, (*pinned.cards, *answer.cards), figures, answer.first_kept)
+            cards = (*pinned.cards, *step.begun.steers, *answer.cards)
+            return await self._continue(step, cards, figures, answer.first_kept)
         hit(Fault.MODEL_ANSWERED)
         return await self._commit(step, pinned, decide(asked, answer), answer)
 
@@ -209,7 +210,9 @@ class StepActivities:
             opening.append(events.state(HeadStatus.RUNNING, head.updated_at, activity=doing))
         if step.number == 1 and head.step_attempt == 1:
             opening.append(events.consumed())
-        await events.publish(*opening, events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt}))
+        started = events.step(step.key, StepPhase.STARTED, {"attempt": head.step_attempt})
+        said = (card.card_id for card in step.begun.steers)
+        await events.publish(*opening, started, *events.steers(said, SteerStatus.TAKEN, step.key))
 
     async def _call_tool(self, step: CurrentStep) -> StepResult:
         """Call the tool of a UI action: the only step of its turn, without a model (protocol §7.10)."""
@@ -243,7 +246,8 @@ class StepActivities:
     async def _commit(
         self, step: CurrentStep, pinned: PinnedConfig, decision: Decision, answer: ModelAnswer
     ) -> StepResult:
-        cards = (*pinned.cards, *decision.cards)
+        opening = (*pinned.cards, *step.begun.steers)
+        cards = (*opening, *decision.cards)
         figures = step.figures(pinned, answer)
         match decision:
             case Continue():
@@ -265,7 +269,14 @@ class StepActivities:
                     decision.tool_result,
                     turn_stats(step.number, figures),
                 )
-                return await self._finish(step, cards, ending, figures, StepStatus.COMPLETED)
+                more = decision.if_steered
+                try:
+                    return await self._finish(
+                        step, cards, ending, figures, StepStatus.COMPLETED, yields=more is not None
+                    )
+                except Steered:
+                    kept = () if more is None else more.cards
+                    return await self._continue(step, (*opening, *kept), figures, steered=True)
 
     async def _fail(self, step: CurrentStep, pinned: PinnedConfig | None, code: str, message: str) -> StepResult:
         """End the turn as failed, with the cards that there are."""
@@ -275,15 +286,23 @@ class StepActivities:
         return await self._finish(step, *ended, figures, StepStatus.FAILED)
 
     async def _continue(
-        self, step: CurrentStep, cards: tuple[Card, ...], figures: StepFigures, first_kept: CardId | None = None
+        self,
+        step: CurrentStep,
+        cards: tuple[Card, ...],
+        figures: StepFigures,
+        first_kept: CardId | None = None,
+        *,
+        steered: bool = False,
     ) -> StepResult:
         """Another step follows; with `first_kept`, the cards cut the memory of the turns from there on."""
-        record = step.record(cards, ContinueMetadata.of(figures), StepStatus.COMPLETED, first_kept=first_kept)
+        metadata = ContinueMetadata.of(figures)
+        record = step.record(cards, metadata, StepStatus.COMPLETED, first_kept=first_kept, steered=steered)
         done = await self._keep(step, lambda conn: commit_step(conn, step.turn, record))
         hit(Fault.STEP_COMMITTED if first_kept is None else Fault.MEMORY_CUT)
         if done.result == "done":
             self._record(step, record)
-        await step.turn_events.publish(step.turn_events.completed(step.number, done.step_metadata))
+        completed = step.turn_events.completed(step.number, done.step_metadata)
+        await step.turn_events.publish(completed, *step.applied(record))
         hit(Fault.STEP_PUBLISHED)
         return StepContinues(step=step.number, quick=self.fast_models.is_quick(step.turn.profile_box_id))
 
@@ -305,7 +324,8 @@ class StepActivities:
             record_calls(self.telemetry, step.turn, step.begun.head, record)
             await step.turn_events.publish(*step.turn_events.asked(step.number, record, done.updated_at))
         asleep = done.updated_at if done.status is HeadStatus.SUSPENDED else None
-        await step.turn_events.publish(*step.turn_events.suspended(step.number, done.step_metadata, None, asleep))
+        messages = step.turn_events.suspended(step.number, done.step_metadata, None, asleep)
+        await step.turn_events.publish(*messages, *step.applied(record))
         hit(Fault.CALLS_PUBLISHED)
         return StepSuspends(
             step=step.number,
@@ -320,7 +340,7 @@ class StepActivities:
         head = step.begun.head
         ending = Ending(ended.status, ended.deliverable.card_id, ended.error_code, None, ended.tool_result)
         done = await self._keep(step, lambda conn: finish_turn(conn, step.turn, ending, cards=[ended.deliverable]))
-        await step.turn_events.finished(self.pool, done, None)
+        await step.turn_events.finished(self.pool, done)
         return StepEnds(step=head.step_count, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def _stop(self, step: CurrentStep) -> StepResult:
@@ -339,17 +359,25 @@ class StepActivities:
             return await self._stop_between(step.turn, step.number)
 
     async def _finish(
-        self, step: CurrentStep, cards: tuple[Card, ...], ending: Ending, figures: StepFigures, status: StepStatus
+        self,
+        step: CurrentStep,
+        cards: tuple[Card, ...],
+        ending: Ending,
+        figures: StepFigures,
+        status: StepStatus,
+        *,
+        yields: bool = False,
     ) -> StepResult:
         record = step.record(cards, EndMetadata.of(figures), status)
         fences = status is StepStatus.CANCELED  # every stop raises the epoch (§3)
         done = await self._keep(
-            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences)
+            step, lambda conn: finish_turn(conn, step.turn, ending, record=record, raise_epoch=fences, yields=yields)
         )
         if done.result == "done":
             self._record(step, record)
         recorded = done.step_metadata or record.metadata
-        await step.turn_events.finished(self.pool, done, step.turn_events.completed(step.number, recorded))
+        completed = step.turn_events.completed(step.number, recorded)
+        await step.turn_events.finished(self.pool, done, *step.applied(record), completed)
         return StepEnds(step=step.number, outcome=done.outcome(step.turn.agent_turn_id))
 
     async def _keep(self, step: CurrentStep, transition: Callable[[Connection], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ publishes it again under the same message id (protocol §8). Worker, bridge and 
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,11 +21,11 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, CardId, StepId, ToolCallId, interrupt_id, step_id
 from turnstile.schema.people.interrupts import InterruptEvent
-from turnstile.schema.states import Activity, HeadStatus, StepPhase
+from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase
 from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
-from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, StateEvent, StepEvent, steer_events
 
 log = logging.getLogger(__name__)
 SENDER = "turnstile.worker"
@@ -83,6 +83,10 @@ class TurnEvents:
             recorded.model_dump(mode="json", include={"timing", "finish_reason", "truncated", "error_code"}),
             list(recorded.new_card_ids),
         )
+
+    def steers(self, steers: Iterable[str], status: SteerStatus, step: StepId) -> list[Message]:
+        """`steer` events of this turn."""
+        return steer_events(self.address, self.turn.agent_turn_id, steers, status, step)
 
     def waiting(self, tools: Sequence[str], updated_at: datetime) -> Message:
         """The `state` event of a suspended turn; `tools` has the tool of each call that it waits for."""
@@ -145,10 +149,10 @@ class TurnEvents:
         except ServerUnavailable as error:
             log.warning("turn %s: events not published: %s", self.turn.agent_turn_id, error)
 
-    async def finished(self, pool: Pool, done: FinishedTurn, step: Message | None) -> None:
+    async def finished(self, pool: Pool, done: FinishedTurn, *before: Message) -> None:
         """Announce the end of this worker's turn after its last events, and record the span of the announcement."""
         hit(Fault.TURN_FINISHED)
-        announced = await self.ended(pool, done, *([] if step is None else [step]))
+        announced = await self.ended(pool, done, *before)
         if announced:
             hit(Fault.TURN_ANNOUNCED)
         if done.is_new:

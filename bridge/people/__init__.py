@@ -1,1 +1,1 @@
-"""Verbs for the people that turns ask (protocol §13)."""
+"""Verbs for the people that turns ask, and that say something to turns (protocol §13)."""

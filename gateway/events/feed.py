@@ -36,7 +36,9 @@ from turnstile.transport.connection import NATS_TROUBLE, NatsConnection
 from turnstile.transport.json_messages import decode_object
 
 log = logging.getLogger(__name__)
-SHOWN: Final = frozenset({CardType.THOUGHT, CardType.TOOL_CALL, CardType.TOOL_RESULT, CardType.DELIVERABLE})
+SHOWN: Final = frozenset(
+    {CardType.STEER, CardType.THOUGHT, CardType.TOOL_CALL, CardType.TOOL_RESULT, CardType.DELIVERABLE}
+)
 """Cards that clients see; prompts and offered tools are the profile's."""
 _SPOKEN: Final = frozenset({CardType.THOUGHT, CardType.DELIVERABLE})
 _LOOK_SECONDS = 5.0

@@ -21,6 +21,7 @@ _STATUS: Mapping[str, int] = {
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
+    "not_yours": 403,
     "correlation_conflict": 409,
     "ambiguous": 409,
     "wrong_event_id": 409,
@@ -31,7 +32,17 @@ _STATUS: Mapping[str, int] = {
     "server_unavailable": 503,
     "internal_error": 500,
 }
-_BUSY = frozenset({"rate_limited", "queue_full", "project_full", "instances_full", "threads_full", "too_many_streams"})
+_BUSY = frozenset(
+    {
+        "rate_limited",
+        "queue_full",
+        "project_full",
+        "instances_full",
+        "threads_full",
+        "too_many_streams",
+        "too_many_steers",
+    }
+)
 
 
 class Problem(Tolerant):

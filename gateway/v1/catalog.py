@@ -72,6 +72,18 @@ def _turns(turns: Turns, events: Events) -> list[Endpoint]:
             statuses={202: "The turn will end."},
         ),
         Endpoint(
+            name="steer_turn",
+            method="POST",
+            path="/v1/turns/{turn_id}/steer",
+            right=Right.ASK,
+            summary="Say something to a turn while it runs. The same Idempotency-Key with the same body is one steer.",
+            handler=turns.steer,
+            body=r.TurnSteer,
+            answer=r.SteerAnswer,
+            statuses={202: "It waits for the turn's next step."},
+            request_headers={"Idempotency-Key": "The caller's own name for the request: 1 to 256 ASCII characters."},
+        ),
+        Endpoint(
             name="get_turn_tree",
             method="GET",
             path="/v1/turns/{turn_id}/tree",

@@ -23,10 +23,12 @@ from turnstile.schema.ids import (
     ChannelId,
     ConversationId,
     InterruptId,
+    SteerId,
     ToolCallId,
 )
 from turnstile.schema.people.interrupts import Decision, Interrupt
 from turnstile.schema.profiles import RuntimeConfig
+from turnstile.schema.states import SteerPriority, SteerStatus
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
@@ -113,6 +115,28 @@ class StopAnswer(Tolerant):
     """The number of turns that this stop has marked, the turn's own tree."""
     on_their_way: int | None = None
     """The number of them with a model request or calls that may still leave."""
+
+
+class TurnSteer(Strict):
+    """What to say to a turn while it runs."""
+
+    text: str = Field(min_length=1)
+    """What its model shall read next, as the user's words."""
+    priority: SteerPriority = SteerPriority.ASAP
+    """`asap`: with the turn's next step. `when_idle`: when the turn would end, which then takes another step."""
+
+
+class SteerAnswer(Tolerant):
+    """A steer that was accepted: the turn's next step reads it, unless the turn ends first."""
+
+    agent_turn_id: AgentTurnId
+    """The turn."""
+    steer_id: SteerId
+    """The steer; the turn's `steers` say what becomes of it."""
+    steer_status: SteerStatus
+    """Where it stands: of a new one `waiting`."""
+    duplicate: bool
+    """Whether the same request was made before: then this is its steer."""
 
 
 class TurnTree(Tolerant):
@@ -309,7 +333,7 @@ class CardAnswer(Tolerant):
     card_id: CardId
     """Its id."""
     type: str
-    """Its type, such as `agent.thought`, `tool.call`, `tool.result` or `task.deliverable`."""
+    """Its type, such as `agent.thought`, `tool.call`, `tool.result`, `task.steer` or `task.deliverable`."""
     content: JsonValue
     """Its content."""
     tool_calls: list[ThoughtCall] | None = None

@@ -20,12 +20,14 @@ from turnstile.gateway.http.endpoints import Answer, Call
 from turnstile.gateway.v1.outputs import output_of
 from turnstile.gateway.v1.resources import (
     Output,
+    SteerAnswer,
     StopAnswer,
     TreeQuery,
     Turn,
     TurnCreate,
     TurnPage,
     TurnsQuery,
+    TurnSteer,
     TurnStop,
     TurnTree,
     cursor_of,
@@ -40,6 +42,7 @@ from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
 
@@ -133,6 +136,16 @@ class Turns:
         """Stop a turn whose client went away, if it can be stopped: nobody is left to be told."""
         with contextlib.suppress(TurnstileError):
             await self.stop_turn(principal, view, TurnStop(reason="its client went away"), Headers())
+
+    async def steer(self, call: Call[object, TurnSteer]) -> Answer:
+        """Say something to a turn while it runs."""
+        principal, wanted = call.principal, call.body
+        view = await self.described(principal, AgentTurnId(call.path["turn_id"]))
+        payload: JsonObject = {**wanted.model_dump(mode="json"), "agent_turn_id": view.agent_turn_id}
+        if (key := key_in(call.headers)) is not None:
+            payload["correlation_id"] = key
+        reply = await self.asking.ask(principal, view.channel_id, "steer", payload, SteerReply, call.headers)
+        return Answer(SteerAnswer.model_validate(reply.model_dump()), 202)
 
     async def tree(self, call: Call[TreeQuery, object]) -> Answer:
         """The tree that a turn is in, as far as the token may see it."""

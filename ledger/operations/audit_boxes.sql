@@ -105,7 +105,7 @@ ORDER BY ids LIMIT :row_limit::int;
 
 -- name: cards_are_in_their_boxes :many
 -- Protocol §2.9: the cards of a turn are in its output box, and in no other box that existed before it; never in its context box.
--- Only results that no call took are in no box. Turns that are over are found by their outcomes, the few others by lookup.
+-- Only results that no call took, and what no step asked with (§6, steer), are in no box. Turns that are over are found by their outcomes, the few others by lookup.
 SELECT jsonb_build_object('project_id', c.tenant_id, 'agent_turn_id', c.metadata ->> 'agent_turn_id', 'card_id', c.card_id,
                           'box_id', b.box_id) AS ids,
        CASE WHEN b.card_id IS NULL THEN 'the card is in no box' WHEN b.box_id::text = t.context_box_id THEN 'the turn wrote it into its context box'
@@ -119,7 +119,7 @@ LEFT JOIN LATERAL (
       AND c.metadata ->> 'type' NOT IN ('task.instruction', 'task.result_fields', 'meta.parent_pointer') LIMIT 1) t ON true
 WHERE o.agent_turn_id IS NULL
   AND CASE WHEN b.card_id IS NULL
-           THEN c.metadata ->> 'type' <> 'tool.result' AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
+           THEN c.metadata ->> 'type' NOT IN ('tool.result', 'task.steer') AND (c.metadata ? 'agent_turn_id' OR c.metadata ->> 'type' = 'sys.profile')
            ELSE b.box_id::text = t.context_box_id OR (b.box_id::text <> t.output_box_id AND c.created_at - interval '1 minute' > (
                 SELECT x.created_at FROM public.boxes x WHERE x.box_id = b.box_id)) END
   AND (:since_id::text IS NULL OR (c.card_id >= :since_id AND c.card_id < '1'))

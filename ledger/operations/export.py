@@ -21,10 +21,10 @@ TABLES: Final[tuple[str, ...]] = (
     *("resource.profiles", "resource.project_agents", "resource.tools"),
     *("state.agent_state_head", "state.agent_state_pointers", "state.agent_inbox", "state.turn_waiting_tools"),
     *("state.agent_steps", "state.execution_edges", "state.identity_edges", "state.turn_outcomes", "state.rejections"),
-    *("state.conversations", "state.turn_nodes"),
+    *("state.conversations", "state.turn_nodes", "state.steers"),
     *("state.threads", "state.thread_segments", "state.thread_messages", "state.thread_replies"),
     *("state.pmo_batches", "state.pmo_batch_tasks", "public.boxes", "public.cards", "public.box_cards"),
-    *("state.memory_cuts", "state.interrupts"),
+    *("state.memory_cuts", "state.rollbacks", "state.interrupts"),
 )
 """The exported tables, in an order in which they can be imported."""
 

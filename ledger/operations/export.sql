@@ -69,6 +69,11 @@ WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.source_age
 SELECT to_jsonb(x)::text AS row FROM state.turn_outcomes x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
 
+-- name: export_steers :many
+-- What was said to turns; the text is on the card of the same id.
+SELECT to_jsonb(x)::text AS row FROM state.steers x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.agent_id = ANY (:agent_ids));
+
 -- name: export_rejections :many
 -- The rejections that were recorded.
 SELECT to_jsonb(x)::text AS row FROM state.rejections x
@@ -145,4 +150,9 @@ WHERE x.tenant_id = :project_id AND (:agent_ids::text[] IS NULL
 -- name: export_memory_cuts :many
 -- Where boxes are cut; if agents are named, those of their turns.
 SELECT to_jsonb(x)::text AS row FROM state.memory_cuts x
+WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));
+
+-- name: export_rollbacks :many
+-- Turns that were rolled back; if agents are named, in boxes of their turns.
+SELECT to_jsonb(x)::text AS row FROM state.rollbacks x
 WHERE x.project_id = :project_id AND (:agent_ids::text[] IS NULL OR x.box_id IN (SELECT b.box_id FROM state.agent_boxes(:project_id, :agent_ids) b));

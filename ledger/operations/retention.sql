@@ -107,15 +107,17 @@ SELECT (SELECT p.agent_turn_id FROM page p ORDER BY p.agent_turn_id DESC LIMIT 1
                     WHERE o.agent_turn_id = t.agent_turn_id AND a.metadata ->> 'agent_turn_id' = o.agent_turn_id OFFSET 0))) AS found;
 
 -- name: list_turn_cards :many
--- The result cards that were reported to these turns and are in no box.
+-- The result cards that were reported to these turns, and the cards of steers that no step asked with, which are in no box.
 SELECT c.card_id FROM (
     SELECT DISTINCT i.project_id, i.payload ->> 'tool_result_card_id' AS card_id FROM state.agent_inbox i
-    WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN {report_types}) n
+    WHERE i.agent_turn_id = ANY (:ids::text[]) AND i.message_type IN {report_types}
+    UNION
+    SELECT s.project_id, s.steer_id FROM state.steers s WHERE s.agent_turn_id = ANY (:ids::text[])) n
 JOIN public.cards c ON c.card_id = n.card_id AND c.tenant_id = n.project_id
 WHERE NOT EXISTS (SELECT FROM public.box_cards b WHERE b.card_id = c.card_id OFFSET 0);
 
 -- name: remove_turns :many
--- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, node, batches with their tasks, and the edges that ask for or answer
+-- Removes all rows of these turns: outcome, inbox rows, calls, questions, steps, steers, node, batches with their tasks, and the edges that ask for or answer
 -- them. Skips locked turns, and those that have a child which is not over: its end locks batch and call in another order.
 -- The turns' cards stay as long as their boxes.
 WITH
@@ -138,6 +140,9 @@ inbox AS (
 ),
 steps AS (
     DELETE FROM state.agent_steps s USING gone WHERE s.agent_turn_id = gone.agent_turn_id AND s.project_id = gone.project_id
+),
+steers AS (
+    DELETE FROM state.steers s USING gone WHERE s.agent_turn_id = gone.agent_turn_id
 ),
 questions AS (
     DELETE FROM state.interrupts q USING gone WHERE q.agent_turn_id = gone.agent_turn_id AND q.project_id = gone.project_id
@@ -213,6 +218,7 @@ CROSS JOIN LATERAL (SELECT x.* FROM state.unused_boxes(:before::timestamptz, fal
 -- Removes these boxes, and the cards that are in no other box.
 WITH
 places AS (DELETE FROM public.box_cards p WHERE p.box_id = ANY (:ids::text[]::uuid[]) RETURNING p.card_id),
+rollbacks AS (DELETE FROM state.rollbacks r WHERE r.box_id = ANY (:ids::text[]::uuid[])),
 cards AS (
     DELETE FROM public.cards c USING (SELECT DISTINCT p.card_id FROM places p) held
     WHERE c.card_id = held.card_id AND NOT EXISTS (

@@ -90,7 +90,8 @@ LIMIT :row_limit::int;
 -- Rule 'unannounced': outcomes that are not marked as announced, oldest first.
 SELECT o.agent_turn_id, o.project_id, o.agent_id, o.channel_id, o.turn_epoch, o.status, o.deliverable_card_id, o.tool_result_card_id,
        o.output_box_id::text AS output_box_id, o.error_code, o.error, o.stats, o.ended_at,
-       i.context_headers, i.payload -> 'ui_action' AS ui_action, false AS in_tree
+       i.context_headers, i.payload -> 'ui_action' AS ui_action, false AS in_tree,
+       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = o.agent_turn_id AND s.status = 'skipped' ORDER BY s.seq) AS skipped_steers
 FROM state.turn_outcomes o
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 LEFT JOIN resource.project_agents a ON a.agent_id = o.agent_id AND a.project_id = o.project_id

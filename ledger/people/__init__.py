@@ -1,1 +1,1 @@
-"""Questions to people (protocol §13): opened, decided, and looked at."""
+"""People in the loop (protocol §13): questions to people, and what they say to turns."""

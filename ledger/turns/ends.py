@@ -29,12 +29,12 @@ from turnstile.schema.cards import (
     make_card,
     readable_content,
 )
-from turnstile.schema.errors import StaleTurn
-from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, ToolCallId, turn_card_id
-from turnstile.schema.states import HeadStatus, TurnStatus
+from turnstile.schema.errors import StaleTurn, Steered
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, SteerId, ToolCallId, turn_card_id
+from turnstile.schema.states import HeadStatus, SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
 from turnstile.schema.turns import Outcome, TurnRef
-from turnstile.schema.wire.events import Address, InboxProgress, Message, TaskEvent
+from turnstile.schema.wire.events import Address, InboxProgress, Message, TaskEvent, steer_events
 from turnstile.schema.wire.headers import ContextHeaders
 from turnstile.schema.wire.ui_actions import StoredAction
 
@@ -72,6 +72,8 @@ class EndedTurn(Tolerant):
     ended_at: datetime
     context_headers: ContextHeaders
     ui_action: StoredAction = None
+    skipped_steers: list[SteerId] = Field(default_factory=list[SteerId])
+    """What was said to the turn that no step asked with: it ended first (protocol §6, steer)."""
     in_tree: bool = False
     """Whether the turn's end may have decided or marked something: then there is someone to ring."""
 
@@ -95,9 +97,13 @@ class EndedTurn(Tolerant):
         return None
 
     def announcement(self, address: Address) -> list[Message]:
-        """The `task` event and, for a UI action, the final ack, with the message ids that every repeat uses."""
+        """The `task` event and, for a UI action, the final ack, with the message ids that every repeat uses.
+
+        Before them, which steers were skipped.
+        """
         event = TaskEvent.model_validate(self.model_dump() | {"agent_turn_id": address.agent_turn_id})
-        return address.ended(event, self.ui_action)
+        skipped = steer_events(address, event.agent_turn_id, self.skipped_steers, SteerStatus.SKIPPED)
+        return [*skipped, *address.ended(event, self.ui_action)]
 
 
 class FinishedTurn(EndedTurn):
@@ -209,9 +215,11 @@ async def finish_turn(
     cards: Sequence[Card] = (),
     from_statuses: Sequence[HeadStatus] = (HeadStatus.RUNNING,),
     raise_epoch: bool = False,
+    yields: bool = False,
 ) -> FinishedTurn:
     """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is closed.
 
+    With `yields`, raises `Steered` if a steer waits, and nothing has changed: another step shall follow (§6, steer).
     `raise_epoch` raises the epoch even if no next turn is leased, which fences the turn's worker (protocol §8).
     """
     last: dict[str, Any] = {"step_id": None, "step": 0, "tool_call_ids": None, "step_metadata": None}
@@ -224,6 +232,8 @@ async def finish_turn(
         **last,
         **card_columns(record.cards if record is not None else cards),
         kept_ids=[] if record is None else list(record.kept),
+        steer_ids=[] if record is None else list(record.steers),
+        yields=yields,
         from_statuses=list(from_statuses),
         idle_bump=int(raise_epoch),
         status=ending.status,
@@ -237,6 +247,8 @@ async def finish_turn(
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} lost its gate")
     if row["result"] == "again":
         raise Again
+    if row["result"] == "steered":
+        raise Steered(f"a steer waits for turn {turn.agent_turn_id}")
     return FinishedTurn.model_validate(dict(row))
 
 

@@ -315,9 +315,9 @@ card AS (
 ),
 outcome AS (
     INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
-                                     deliverable_card_id, output_box_id, error_code, trace_id, stats)
+                                     deliverable_card_id, output_box_id, error_code, error, trace_id, stats)
     SELECT :agent_turn_id, :project_id, :agent_id, t.channel_id, 0, t.inbox_id, 'canceled', :card_id,
-           CASE WHEN t.free THEN t.wanted_box_id ELSE :new_box_id::uuid END, :error_code, t.trace_id,
+           CASE WHEN t.free THEN t.wanted_box_id ELSE :new_box_id::uuid END, :error_code, :error::text, t.trace_id,
            jsonb_build_object('steps', 0) || state.turn_timing(t.created_at, NULL)
     FROM target t
     RETURNING channel_id, inbox_id, status, deliverable_card_id, output_box_id, stats, ended_at
@@ -335,5 +335,6 @@ boxed AS (
     SELECT o.output_box_id, coalesce((SELECT position FROM own), last.position + 1), :card_id FROM outcome o CROSS JOIN last
 )
 SELECT o.channel_id, o.inbox_id, o.status, o.deliverable_card_id, o.output_box_id::text AS output_box_id, o.stats, o.ended_at,
-       t.context_headers, EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree
+       t.context_headers, EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree,
+       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'waiting' ORDER BY s.seq) AS skipped_steers
 FROM outcome o CROSS JOIN target t;

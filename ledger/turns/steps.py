@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Json
 
 from turnstile.ledger.queries import Connection, Row, query
-from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns
+from turnstile.ledger.turns.cards import BoxCache, OpenedBox, card_columns, card_of
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType
 from turnstile.schema.errors import StaleTurn
@@ -80,6 +80,8 @@ class BegunStep:
     output: tuple[Card, ...]
     context_position: int = 0
     """The last position of the context box that was read: the turn's first step pins it."""
+    steers: tuple[Card, ...] = ()
+    """What was said to the turn, which this step asks the model with; every attempt of it has the same (§6, steer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class StepRecord:
     """Of each of `calls`, the question that a person must answer first; empty if there is none."""
     kept: Sequence[CardId] = ()
     """The cards that exist already: they enter the output box and are not made again."""
+    steers: Sequence[CardId] = ()
+    """Those of the cards that are steers: they are applied with this commit."""
+    steered: bool = False
+    """Whether the turn would have ended with this step, had no steer waited: then the next step takes all that wait."""
     first_kept: CardId | None = None
     """With a `memory.cut` among the cards: the card at which turns begin to read the output box from then on."""
 
@@ -145,13 +151,13 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
     )
     if not rows:
         raise StaleTurn(f"turn {turn.agent_turn_id} epoch {turn.turn_epoch} is not to be stepped")
-    parts: list[list[Row]] = [[], [], []]
+    parts: list[list[Row]] = [[], [], [], []]
     for row in rows[1:]:
         parts[int(row["part"]) - 1].append(row)
     head = StepHead.model_validate_json(rows[0]["content"], context=STORED)
     profile, context, output = (
         cache.extend(turn.project_id, box, prefix, opened, part)
-        for box, prefix, opened, part in zip(boxes, known, head.boxes, parts, strict=True)
+        for box, prefix, opened, part in zip(boxes, known, head.boxes, parts[:3], strict=True)
     )
     now, upto = head.updated_at, head.boxes[1].upto
     return BegunStep(
@@ -160,6 +166,7 @@ async def begin_step(conn: Connection, turn: TurnRef, step: int, cache: BoxCache
         context.readable(now, upto),
         output.readable(now, None),
         context.position if upto is None else upto,
+        tuple(card_of(row) for row in parts[3]),
     )
 
 
@@ -185,6 +192,8 @@ async def commit_step(conn: Connection, turn: TurnRef, record: StepRecord) -> Co
         call_names=[call.tool_name for call in record.calls],
         call_card_ids=[call.tool_call_card_id for call in record.calls],
         kept_ids=list(record.kept),
+        steer_ids=list(record.steers),
+        steered=record.steered,
         wait_seconds=min(free, default=None),
         call_waits=waits,
         holds=json.dumps([_question(*each) for each in zip(record.calls, waits, holds, strict=True) if each[2]]),

@@ -7,7 +7,9 @@
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
 -- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
--- step, which pins its last position. No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
+-- step, which pins its last position. Cards of other turns that were rolled back in their box (§6, enqueue) are not read. Then the
+-- steers that the step asks the model with (part 4, §6 steer), which its first attempt takes.
+-- No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
 WITH
 {mark_of_turn(true)},
 head AS (
@@ -31,7 +33,8 @@ pinned AS MATERIALIZED (
 ),
 opened AS MATERIALIZED (
     SELECT x.part, x.box_id, v.version, x.upto, coalesce(m.position, 0) AS since,
-           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known
+           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known,
+           x.part > 1 AND EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = x.box_id) AS rolled_back
     FROM head CROSS JOIN LATERAL (VALUES
         (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
         (2, head.context_box_id, :known_context::bigint, :context_version::text,
@@ -40,6 +43,11 @@ opened AS MATERIALIZED (
     LEFT JOIN public.boxes b ON b.box_id = x.box_id
     LEFT JOIN state.memory_cuts m ON m.box_id = x.box_id AND x.part = 3
     CROSS JOIN LATERAL (SELECT coalesce(extract(epoch FROM b.updated_at)::text, '') AS version) v
+),
+steers AS MATERIALIZED (  -- a later attempt always asks, since its snapshot may be older than what the first one took
+    SELECT s.* FROM head CROSS JOIN LATERAL state.take_steers(
+        :agent_turn_id, :agent_turn_id || '-s' || (head.step_count + 1), head.step_attempt = 1) s
+    WHERE head.step_attempt > 1 OR EXISTS (SELECT FROM state.steers w WHERE w.agent_turn_id = :agent_turn_id AND w.status = 'waiting')
 )
 SELECT 0 AS part, 0::bigint AS position, NULL AS card_id, jsonb_build_object(
            'message_type', i.message_type, 'status', head.status, 'step_count', head.step_count, 'step_attempt', head.step_attempt,
@@ -73,7 +81,11 @@ SELECT o.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c
 FROM opened o CROSS JOIN LATERAL (
     SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
     WHERE b.box_id = o.box_id AND b.position > o.known AND b.position <= coalesce(o.upto, b.position)
-      AND state.is_alive(c.expires_at, c.deleted_at) OFFSET 0) c
+      AND state.is_alive(c.expires_at, c.deleted_at)
+      AND NOT (o.rolled_back AND c.metadata ->> 'agent_turn_id' IS DISTINCT FROM :agent_turn_id AND EXISTS (
+          SELECT FROM state.rollbacks r WHERE r.box_id = o.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) OFFSET 0) c
+UNION ALL
+SELECT 4, s.seq, s.card_id, s.content, NULL, NULL, s.metadata, s.expires_at FROM steers s
 ORDER BY 1, 2;
 
 -- name: retry_step :opt
@@ -91,8 +103,9 @@ RETURNING h.step_attempt, h.model_failures;
 -- Commits a step that does not end the turn: its row, its cards at the end of the output box, the head on the next step. With
 -- calls (command_intent, §6): waiting rows, edges tool_call/request and the suspended head, before any command is published; the
 -- head's deadline is the earliest of theirs. Calls with a hold are held by an interrupt each, have no deadline, and wait_seconds is
--- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3).
--- result: done | already (committed before, and the gate is open). No row: stale, or a mark forbids the calls.
+-- null if all are (§13). With a memory.cut among the cards: where turns begin to read the box from now on (§7.3). The steers that it
+-- asked with are applied: their cards are among the given ones. A step that would have ended the turn but for a steer (:steered) makes
+-- all that wait due. result: done | already (committed before, and the gate is open). No row: stale, or a mark forbids the calls.
 WITH
 {mark_of_turn(cardinality(:call_ids::text[]) > 0)},
 head AS (
@@ -128,6 +141,14 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT head.output_box_id, head.base + c.ordinal, c.card_id FROM head
     CROSS JOIN unnest(:card_ids::text[]) WITH ORDINALITY c (card_id, ordinal)
+),
+applied AS (
+    UPDATE state.steers s SET status = 'applied', settled_at = clock_timestamp() FROM head
+    WHERE s.steer_id = ANY (:steer_ids::text[]) AND s.agent_turn_id = :agent_turn_id AND s.status = 'taken'
+),
+made_due AS (
+    UPDATE state.steers s SET due = true FROM head
+    WHERE :steered::boolean AND s.agent_turn_id = :agent_turn_id AND s.status = 'waiting' AND NOT s.due
 ),
 cut AS (  -- the card that is kept is in the box, or comes with this step
     INSERT INTO state.memory_cuts AS m (box_id, project_id, position, cut_card_id)
@@ -184,8 +205,14 @@ WHERE s.step_id = :step_id AND s.project_id = :project_id;
 -- answered, step and outcome; the head is leased to the next free turn of its queue, or idle. Only a paused head idles with a
 -- queue: if an enqueue came between our snapshot and our lock and no next turn is in sight, nothing changes: 'again'. So too
 -- if a step was committed or a stop requested meanwhile, whose rows we would not see: these set updated_at, and an enqueue does not.
--- result: done | again | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
+-- A step that may be followed by another one (:yields) does not end a turn for which a steer waits: 'steered', and nothing changes. A
+-- steer, too, sets updated_at. Every other end skips what waits, by a trigger (0030).
+-- result: done | again | steered | already (the outcome is there, by this step or, without a step, by anybody). No row: stale.
 WITH
+steers AS MATERIALIZED (
+    SELECT s.steer_id, s.status FROM state.steers s
+    WHERE s.agent_turn_id = :agent_turn_id AND s.status IN ('waiting', 'taken') AND s.steer_id <> ALL (:steer_ids::text[])
+),
 head AS MATERIALIZED (
     SELECT h.*, h.xmin AS version FROM state.agent_state_head h
     WHERE h.agent_id = :agent_id AND h.project_id = :project_id AND h.active_agent_turn_id = :agent_turn_id
@@ -206,7 +233,8 @@ go AS MATERIALIZED (
     SELECT head.*, greatest(head.output_position, (
                SELECT max(b.position) FROM public.box_cards b WHERE b.box_id = head.output_box_id)) AS base
     FROM head JOIN state.agent_state_head seen ON seen.agent_id = head.agent_id AND seen.project_id = head.project_id
-    WHERE seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at))
+    WHERE (seen.xmin = head.version OR (EXISTS (SELECT FROM next) AND (seen.step_count, seen.updated_at) = (head.step_count, head.updated_at)))
+      AND NOT (:yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting'))
 ),
 dropped AS (
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
@@ -235,6 +263,10 @@ cards AS (
 boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT go.output_box_id, go.base + c.ordinal, c.card_id FROM go CROSS JOIN new_cards c
+),
+applied AS (
+    UPDATE state.steers s SET status = 'applied', settled_at = clock_timestamp() FROM go
+    WHERE s.steer_id = ANY (:steer_ids::text[]) AND s.agent_turn_id = :agent_turn_id AND s.status = 'taken'
 ),
 step AS (
     INSERT INTO state.agent_steps (project_id, agent_id, step_id, agent_turn_id, channel_id, parent_step_id, trace_id, status,
@@ -292,10 +324,12 @@ SELECT 'done' AS result, o.status, o.deliverable_card_id, o.tool_result_card_id,
        (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id) AS worker_target,
        coalesce((SELECT jsonb_agg(jsonb_build_object('inbox_id', s.inbox_id, 'status', s.status, 'reason', s.last_error))
                  FROM (TABLE settled UNION ALL TABLE stopped) s), '[]') AS rows,
-       EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree
+       EXISTS (SELECT FROM state.turn_nodes m WHERE m.agent_turn_id = :agent_turn_id) AS in_tree,
+       ARRAY(SELECT s.steer_id FROM steers s ORDER BY s.steer_id) AS skipped_steers
 FROM outcome o CROSS JOIN freed f LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id
 UNION ALL
-SELECT 'again', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT CASE WHEN :yields::boolean AND EXISTS (SELECT FROM steers s WHERE s.status = 'waiting') THEN 'steered' ELSE 'again' END,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM head WHERE NOT EXISTS (SELECT FROM go)
 UNION ALL
 SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.output_box_id::text, o.error_code, o.error, o.stats,
@@ -304,7 +338,8 @@ SELECT 'already', o.status, o.deliverable_card_id, o.tool_result_card_id, o.outp
        CASE h.status WHEN 'dispatched' THEN h.active_channel_id END, CASE h.status WHEN 'dispatched' THEN h.output_box_id::text END,
        (SELECT n.context_headers FROM state.agent_inbox n WHERE h.status = 'dispatched' AND n.inbox_id = h.active_inbox_id),
        i.context_headers, i.payload -> 'ui_action',
-       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]', false
+       (SELECT a.worker_target FROM resource.project_agents a WHERE a.agent_id = :agent_id AND a.project_id = :project_id), '[]', false,
+       ARRAY(SELECT s.steer_id FROM state.steers s WHERE s.agent_turn_id = :agent_turn_id AND s.status = 'skipped' ORDER BY s.seq)
 FROM state.turn_outcomes o JOIN state.agent_state_head h ON h.agent_id = o.agent_id AND h.project_id = o.project_id
 LEFT JOIN state.agent_steps s ON s.step_id = :step_id::text AND s.project_id = :project_id
 LEFT JOIN state.agent_inbox i ON i.inbox_id = o.inbox_id

@@ -15,7 +15,10 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
            FROM state.agent_state_head q WHERE q.agent_id = i.agent_id AND q.project_id = i.project_id) END AS queued_because,
        h.resume_deadline, h.waiting_tool_count, coalesce(o.started_at, h.started_at) AS started_at,
        o.ended_at, o.announced_at, o.deliverable_card_id, o.tool_result_card_id, o.error_code, o.error, o.stats,
-       (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps
+       (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps,
+       (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.seq) FROM (
+            SELECT s.steer_id, s.priority, s.status, s.step_id, s.steered_by, s.created_at, s.settled_at, s.seq FROM state.steers s
+            WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) x) AS steers
 FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id

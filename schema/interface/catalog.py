@@ -25,6 +25,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptRequest,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
+from turnstile.schema.people.steers import SteerEvent, SteerReply, SteerRequest
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
 from turnstile.schema.tools import ToolCallHolder, ToolCommandPayload, ToolDefinition
@@ -103,6 +104,15 @@ VERBS = (
     Verb("enqueue", "Ask an agent for a turn.", "6", inbox.EnqueueRequest, inbox.EnqueueReply, _CLIENT),
     Verb("report", "Answer a call.", "6", inbox.ReportRequest, inbox.ReportReply, _TOOL),
     Verb("stop", "End a turn.", "6", inbox.StopRequest, inbox.StopReply, _CLIENT),
+    Verb(
+        name="steer",
+        summary="Say something to a turn while it runs.",
+        section="6",
+        request=SteerRequest,
+        reply=SteerReply,
+        callers=_CLIENT,
+        durable=False,
+    ),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
     Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
     Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
@@ -240,6 +250,12 @@ _SUBJECTS = (
         subject="evt.agent.{agent_id}.inbox_progress",
         summary="The new status of a row of an agent's inbox. Published without waiting, best effort.",
         payload=events.InboxProgress,
+        headers=envelopes.AgentHeaders,
+    ),
+    Entry(
+        subject="evt.agent.{agent_id}.steer",
+        summary="Where a steer of a turn stands: it waits, a step takes it, it is applied, or skipped. Best effort.",
+        payload=SteerEvent,
         headers=envelopes.AgentHeaders,
     ),
     Entry(

@@ -20,6 +20,7 @@ from turnstile.schema.ids import (
     StepId,
     ToolCallId,
 )
+from turnstile.schema.people.steers import Steer
 from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import (
     EndReason,
@@ -39,6 +40,7 @@ def _parsed(value: object) -> object:
 
 
 _Json = Annotated[JsonObject, BeforeValidator(_parsed)]
+_Steers = Annotated[tuple[Steer, ...] | None, BeforeValidator(_parsed)]
 
 
 class TurnView(Tolerant):
@@ -98,6 +100,8 @@ class TurnView(Tolerant):
     """Figures, as in its `task` event."""
     steps: int
     """The number of committed steps."""
+    steers: _Steers = None
+    """What was said to it while it ran, in order, and where that stands; null for nothing."""
 
 
 class CallView(Tolerant):

@@ -1,7 +1,7 @@
 """Builds events and doorbells as messages to publish (protocol §5). Pure; a publisher publishes them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
@@ -9,10 +9,11 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from turnstile.schema.base import JsonObject, Tolerant
-from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, StepId
+from turnstile.schema.ids import AgentId, AgentTurnId, BoxId, CardId, ChannelId, InboxId, ProjectId, SteerId, StepId
 from turnstile.schema.people.interrupts import InterruptEvent
+from turnstile.schema.people.steers import SteerEvent
 from turnstile.schema.pump.threads import EndReason, MessageId, ReplyKind, ThreadId
-from turnstile.schema.states import ChunkType, HeadStatus, StepPhase, TurnStatus
+from turnstile.schema.states import ChunkType, HeadStatus, SteerStatus, StepPhase, TurnStatus
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.ui_actions import ActionAck, ActionRef, final_ack
@@ -255,6 +256,10 @@ class Address:
         """An `inbox_progress` event."""
         return self._event("inbox_progress", event)
 
+    def steer(self, event: SteerEvent) -> Message:
+        """A `steer` event."""
+        return self._event("steer", event)
+
     def interrupt(self, event: InterruptEvent) -> Message:
         """An `interrupt` event: a person is asked."""
         more: dict[str, str] = {headers.STEP_ID: event.step_id, headers.TOOL_CALL_ID: event.tool_call_id}
@@ -285,3 +290,11 @@ class Address:
             project_id=self.project_id,
             agent_id=self.agent_id,
         )
+
+
+def steer_events(
+    address: Address, turn: AgentTurnId, steers: Iterable[str], status: SteerStatus, step: StepId | None = None
+) -> list[Message]:
+    """Where these steers of a turn stand now."""
+    ids = (SteerId(each) for each in steers)
+    return [address.steer(SteerEvent(agent_turn_id=turn, steer_id=each, status=status, step_id=step)) for each in ids]

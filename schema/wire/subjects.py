@@ -28,7 +28,7 @@ CALLED_BY = {"enqueue": False, "stop": False, "decide": True, "steer": True, "re
 
 _PROBE = "_probe"
 
-AgentEvent = Literal["state", "step", "task", "inbox_progress", "interrupt"]
+AgentEvent = Literal["state", "step", "task", "inbox_progress", "interrupt", "steer"]
 """The last token of an agent's events."""
 
 

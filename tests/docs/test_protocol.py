@@ -59,7 +59,8 @@ async def defaults(pool: Pool) -> dict[tuple[str, str], bool]:
     """The columns of a migrated ledger, and whether each has a default."""
     async with pool.connection() as conn:
         rows = await conn.fetch(
-            "SELECT table_schema || '.' || table_name AS name, column_name, column_default IS NOT NULL AS filled"
+            "SELECT table_schema || '.' || table_name AS name, column_name,"
+            " column_default IS NOT NULL OR is_identity = 'YES' AS filled"
             " FROM information_schema.columns WHERE table_schema IN ('public', 'resource', 'state')"
         )
     return {(row["name"], row["column_name"]): row["filled"] for row in rows}
@@ -81,7 +82,8 @@ async def test_each_column_is_there_and_written_unless_it_is_marked(defaults: di
 def written(name: str) -> frozenset[str]:
     """The columns of a table that a statement, or a function of trees and people, inserts or updates."""
     found: set[str] = set()
-    files = (ROOT / "ledger" / "migrations" / name for name in ("0024_join_turns.sql", "0029_ask_people.sql"))
+    numbers = ("0024_join_turns", "0029_ask_people", "0030_steer_turns")
+    files = (ROOT / "ledger" / "migrations" / f"{each}.sql" for each in numbers)
     functions = [part for file in files for part in file.read_text(encoding="utf-8").split(";")]
     for sql in (*(query.sql for query in all_queries().values()), *functions):
         for insert in re.finditer(rf"INSERT INTO {re.escape(name)}(?: AS \w+)?\s*\(([^)]*)\)", sql):
@@ -142,6 +144,7 @@ VOCABULARIES: dict[str, set[str]] = {
     "inbox progress": set(cast("tuple[str, ...]", get_args(InboxProgress.model_fields["status"].annotation))),
     "message type": of(states.MessageType),
     "wait status": of(states.WaitStatus),
+    "steer status": of(states.SteerStatus),
     "chunk type": of(states.ChunkType),
     "reply status": of(states.ReplyStatus),
     "action status": of(states.ActionStatus),

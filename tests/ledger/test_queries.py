@@ -14,7 +14,7 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import decisions
+from turnstile.ledger.people import decisions, multitask, steers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -187,8 +187,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "lock_migrations": {"pg_advisory_lock"},
     "lock_thread": threads.LockedThread,
     "look_at_thread": threads._Look,
+    "made_way": {"stopped"},
     "make_box": NOTHING,
     "make_head": NOTHING,
+    "make_way": multitask.FoundTurn,
     "mark_announced": NOTHING,
     "measure_inbox": monitor.InboxLag,
     "mark_replied": {"request_id"},
@@ -246,6 +248,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "retry_step": {"step_attempt", "model_failures"},
     "server_version": {"number", "text", "read_only"},
     "set_agent_status": {"verdict"},
+    "steer_turn": steers.AcceptedSteer,
     "stop_queued_turn": intake.QueuedStop,
     "sum_usage": usage.UsageLine,
     "still_holds": {"held"},
@@ -254,6 +257,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "touch_bridge": NOTHING,
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
+    "turn_requester": {"requester"},
     "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }
@@ -304,6 +308,7 @@ def sql_types(field: str) -> set[str]:
         ("Json", JSON),
         ("ActionRef", JSON),
         ("annotation=dict", JSON),
+        ("tuple", JSON),
         (r"Annotated\[dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),

@@ -4,6 +4,7 @@ import re
 
 from tests.support.paths import ROOT
 from turnstile.activities.models.answer import ANSWER_LIMIT_BYTES, TOO_LARGE
+from turnstile.schema.people.steers import MOST_WAITING
 from turnstile.schema.pump.documents import LIMITS as XML
 from turnstile.schema.pump.documents import PayloadCode
 from turnstile.schema.wire.inbox import RESULT_LIMIT_BYTES, TEXT_LIMIT_BYTES
@@ -25,6 +26,7 @@ def test_the_sizes_are_the_codes() -> None:
     told = {name: (number, code) for name, (number, _, code) in table().items() if not name.startswith("[")}
     assert told == {
         "text of a request": (str(TEXT_LIMIT_BYTES), "text_too_large"),
+        "steers that wait": (str(MOST_WAITING), "too_many_steers"),
         "inline result of a report": (str(RESULT_LIMIT_BYTES), "result_too_large"),
         "a model's answer": (str(ANSWER_LIMIT_BYTES), TOO_LARGE),
         "payload as XML": (str(XML.size), PayloadCode.TOO_LARGE.value),

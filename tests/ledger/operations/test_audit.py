@@ -71,6 +71,7 @@ BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
 TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
 ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
+STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
@@ -572,6 +573,33 @@ DAMAGES = [
         {"box_id": "$cut_box", "agent_turn_id": "$cut", "card_id": "$cut-s2-thought"},
     ),
     Damage(
+        "what_made_way_is_asked_to_stop",
+        "DELETE FROM state.agent_inbox WHERE message_type = 'stop' AND agent_turn_id = '$displaced'",
+        {"agent_id": "mallory", "agent_turn_id": "$displaced"},
+    ),
+    Damage(
+        "what_made_way_is_recorded",
+        ROW.format("payload = payload - 'multitask'", "inbox_id = '$displaced_row'"),
+        {"agent_turn_id": "$rolled_back", "other_agent_turn_id": "$displaced"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "UPDATE state.turn_outcomes SET stats = stats - 'rolled_back_by' WHERE agent_turn_id = '$rolled_back'",
+        {"agent_id": "mallory", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "UPDATE boxes SET updated_at = now() - interval '3 hours' WHERE box_id = '$rolled_back_box'",
+        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)"
+        " VALUES ('$rolled_back_box', 'p1', 1, '$rolled_back-deliverable')",
+        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+        {"cuts_name_a_card_of_their_box"},
+    ),
+    Damage(
         "sleeping_instances_have_no_turns",
         "UPDATE resource.project_agents SET status = 'dormant' WHERE agent_id IN ('alice', 'grace')",
         {"agent_id": "alice", "agent_turn_id": "$running"},
@@ -694,6 +722,38 @@ DAMAGES = [
         "expired_interrupts_are_closed",
         ASKED.format(f"expires_at = {LATE}", "held"),
         {"agent_turn_id": "$asking", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
+        "steers_go_with_their_turn",
+        STEER.format("status = 'waiting', settled_at = NULL", "skipped"),
+        {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+    ),
+    Damage(
+        "steers_go_with_their_turn",
+        STEER.format("step_id = '$steered-s7'", "taken"),
+        {"agent_turn_id": "$steered", "steer_id": "$taken"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        place("$heard_box", "$skipped"),
+        {"agent_turn_id": "$heard", "steer_id": "$skipped"},
+        {"deliverable_in_its_box"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        place("$heard_box", "$first"),
+        {"agent_turn_id": "$heard", "steer_id": "$first"},
+        {"deliverable_in_its_box", "no_card_twice_in_a_box"},
+    ),
+    Damage(
+        "steers_are_asked_with_once",
+        STEER.format("step_id = '$heard-s2'", "second"),
+        {"agent_turn_id": "$heard", "steer_id": "$second"},
+    ),
+    Damage(
+        "steers_are_in_order",
+        "ALTER TABLE state.steers ALTER COLUMN seq DROP IDENTITY;" + STEER.format("seq = 0", "second"),
+        {"agent_turn_id": "$heard", "steer_id": "$second", "other_steer_id": "$first"},
     ),
 ]
 

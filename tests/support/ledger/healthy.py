@@ -6,8 +6,11 @@ earlier one was stopped while it slept. Carol is idle after a child of Alice's t
 turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank is idle after a UI action. Grace is idle
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
-Judy's turn sleeps while its tool has asked another agent, which has answered. A box was made of the cards of Alice's
-plain turn.
+Judy's turn sleeps while its tool has asked another agent, which has answered. Kim's turn was steered: it runs, and one
+steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Leo's turn
+waits for people: of four calls one is held, one approved, one rejected and one edited. Mallory's second turn has taken
+the place of the first, which is rolled back and over, and the third that of the second, which is in hand and asked to
+stop. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -33,7 +36,9 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.people import answer, asking, decide, edit
+from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
 from turnstile.ledger.operations.sweep import touch_worker
@@ -52,12 +57,13 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY, KIM = (AgentId(name) for name in ("heidi", "ivan", "judy", "kim"))
+HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
+KIM, LEO, MALLORY = (AgentId(name) for name in ("kim", "leo", "mallory"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM, LEO, MALLORY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -72,6 +78,8 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns |= await _cut(pool)
     turns |= await _forked(pool)
     turns["asking"] = await _asking(pool)
+    turns |= await _displaced(pool)
+    steered = await _steered(pool, turns)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -86,6 +94,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     for name, turn in turns.items():
         names |= {name: turn.agent_turn_id, f"{name}_row": turn.inbox_id}
         names |= {f"{name}_box": turn.output_box_id, f"{name}_context": turn.context_box_id}
+    names |= steered
     await set_agent_status(pool, PROJECT, HEIDI, "pause", LOCAL)
     await ask(pool, HEIDI)
     made = made_box_id(PROJECT, "made")
@@ -133,11 +142,38 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
 
 async def _asking(pool: Pool) -> TurnRef:
     """A turn that waits for people about a call, and was told about three others."""
-    turn = await asking(pool, "held", "approved", "rejected", "edited", agent=KIM)
+    turn = await asking(pool, "held", "approved", "rejected", "edited", agent=LEO)
     await decide(pool, "approved")
     await decide(pool, "rejected", answer(Decision.REJECT))
     await decide(pool, "edited", answer(Decision.EDIT, edit=edit(turn, "edited", {"q": "mild"})))
     return turn
+
+
+async def _displaced(pool: Pool) -> dict[str, TurnRef]:
+    """A turn that was rolled back, and one that is asked to make way for a third."""
+    await plain(pool, agent=MALLORY, conversation="c3")
+    turns = {"rolled_back": await start(pool, MALLORY)}
+    await begin(pool, turns["rolled_back"])
+    await again(pool, "rollback", agent=MALLORY, conversation="c3")
+    await end(pool, turns["rolled_back"])
+    turns["displaced"] = await start(pool, MALLORY)
+    await begin(pool, turns["displaced"])
+    await again(pool, "interrupt", agent=MALLORY, conversation="c3")
+    return turns
+
+
+async def _steered(pool: Pool, turns: dict[str, TurnRef]) -> dict[str, str]:
+    """A turn with steers that are applied and skipped, and one that runs; returns the steers by name."""
+    turns["heard"] = turn = await lease(pool, KIM)
+    first, second = await say(pool, turn, "first"), await say(pool, turn, "second")
+    begun = await begin(pool, turn)
+    skipped = await say(pool, turn, "too late", priority="when_idle")
+    await finish_asked(pool, turn, begun, yields=False)
+    turns["steered"] = turn = await lease(pool, KIM)
+    taken = await say(pool, turn, "taken")
+    await begin(pool, turn)
+    waiting = await say(pool, turn, "waiting")
+    return {"first": first, "second": second, "skipped": skipped, "taken": taken, "waiting": waiting}
 
 
 async def _called(pool: Pool) -> TurnRef:

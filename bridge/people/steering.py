@@ -1,0 +1,35 @@
+"""The verb `steer`: what somebody says to a turn while it runs (protocol §6, steer).
+
+Nobody is woken: the turn's next step takes what waits. The event that follows the commit is best effort; `describe`
+says where a steer stands.
+"""
+
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.verbs.micro_service import VerbRequest
+from turnstile.ledger.people.steers import steer
+from turnstile.ledger.pool import Pool
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.schema.people.steers import SteerReply, SteerRequest
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.wire.events import Address, steer_events
+
+
+async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> SteerReply:
+    """Accept what the caller says to a turn; a request under the same correlation is accepted once."""
+    wanted, caller = request.parse(SteerRequest), request.named_caller()
+    done = await steer(pool, request.project_id, wanted, caller)
+    hit(Fault.STEER_COMMITTED)
+    turn = wanted.agent_turn_id
+    if done.is_new:
+        named = (request.project_id, done.channel_id, done.agent_id, turn)
+        address = Address(*named, turn_epoch=0, context=done.context_headers, sender=SENDER)
+        await publish_best_effort(publisher, *steer_events(address, turn, [done.steer_id], done.steer_status))
+    hit(Fault.STEER_PUBLISHED)
+    return SteerReply(
+        status=ReplyStatus.ACCEPTED,
+        agent_turn_id=turn,
+        steer_id=done.steer_id,
+        steer_status=done.steer_status,
+        duplicate=not done.is_new,
+    )

@@ -1,0 +1,132 @@
+"""What somebody says to a turn while it runs is asked with once, in order, or skipped (protocol §6, steer)."""
+
+import pytest
+
+from tests.support.ledger.agents import ALICE, ask, begin, box, finish, head, lease, rows, start, stop
+from tests.support.ledger.calls import end, settle, sleeper, told
+from tests.support.ledger.steers import commit_asked, finish_asked, say, steers
+from turnstile.ledger.pool import Pool
+from turnstile.schema.access import Caller
+from turnstile.schema.errors import Refused, Steered
+from turnstile.schema.ids import AgentTurnId
+
+
+async def test_the_next_step_asks_with_a_steer_and_its_commit_applies_it(agents: Pool) -> None:
+    turn = await lease(agents)
+    await begin(agents, turn)
+    first, second = await say(agents, turn, "use Python"), await say(agents, turn, "and be brief")
+    assert await steers(agents, turn) == {first: ("waiting", None), second: ("waiting", None)}
+    await commit_asked(agents, turn, await begin(agents, turn))
+    begun = await begin(agents, turn, 2)
+    step = f"{turn.agent_turn_id}-s2"
+    assert [each.card_id for each in begun.steers] == [first, second]
+    assert begun.steers[0].content == {"__type__": "TextContent", "text": "use Python"}
+    assert await steers(agents, turn) == {first: ("taken", step), second: ("taken", step)}
+    await finish_asked(agents, turn, begun)
+    assert await steers(agents, turn) == {first: ("applied", step), second: ("applied", step)}
+    kinds = [(place.type, place.card_id) for place in await box(agents, turn.output_box_id)]
+    assert [each for each in kinds if each[0] == "task.steer"] == [("task.steer", first), ("task.steer", second)]
+
+
+async def test_each_attempt_of_a_step_asks_with_the_same(agents: Pool) -> None:
+    turn = await lease(agents)
+    first = await say(agents, turn, "one")
+    begun = await begin(agents, turn)
+    second = await say(agents, turn, "two")
+    again = await begin(agents, turn)
+    assert [each.card_id for each in begun.steers] == [each.card_id for each in again.steers] == [first]
+    await commit_asked(agents, turn, begun)
+    assert [each.card_id for each in (await begin(agents, turn, 2)).steers] == [second]
+
+
+async def test_a_turn_that_would_end_takes_another_step(agents: Pool) -> None:
+    turn = await lease(agents)
+    begun = await begin(agents, turn)
+    said = await say(agents, turn, "wait", priority="when_idle")
+    await commit_asked(agents, turn, begun)
+    begun = await begin(agents, turn, 2)
+    assert begun.steers == ()
+    with pytest.raises(Steered):
+        await finish_asked(agents, turn, begun)
+    await commit_asked(agents, turn, begun, steered=True)
+    begun = await begin(agents, turn, 3)
+    assert [each.card_id for each in begun.steers] == [said]
+    assert (await finish_asked(agents, turn, begun)).skipped_steers == []
+
+
+async def test_a_turn_that_ends_regardless_skips_what_waits_and_says_so(agents: Pool) -> None:
+    turn = await lease(agents)
+    taken = await say(agents, turn, "taken")
+    await begin(agents, turn)
+    waiting = await say(agents, turn, "waiting")
+    done = await end(agents, turn)
+    assert done.skipped_steers == [taken, waiting]
+    assert {each[0] for each in (await steers(agents, turn)).values()} == {"skipped"}
+    assert "task.steer" not in {place.type for place in await box(agents, turn.output_box_id)}
+    assert (await end(agents, turn)).skipped_steers == [taken, waiting]
+
+
+async def test_a_sleeping_turn_takes_a_steer_after_its_results_and_is_not_woken(agents: Pool) -> None:
+    turn = await sleeper(agents, "a")
+    said = await say(agents, turn, "meanwhile")
+    assert (await head(agents))["status"] == "suspended"
+    await settle(agents, turn, await told(agents, "a"))
+    begun = await begin(agents, turn, 2)
+    assert [each.card_id for each in begun.steers] == [said]
+    await finish_asked(agents, turn, begun)
+    kinds = [place.type for place in await box(agents, turn.output_box_id)]
+    assert kinds.index("tool.result") < kinds.index("task.steer")
+
+
+async def test_a_queued_turn_is_steered_once_it_is_leased(agents: Pool) -> None:
+    first = await lease(agents)
+    queued = (await ask(agents)).reply.agent_turn_id
+    assert queued is not None
+    said = await say(agents, queued, "first of all")
+    await begin(agents, first)
+    await finish(agents, first)
+    turn = await start(agents)
+    assert [each.card_id for each in (await begin(agents, turn)).steers] == [said]
+
+
+async def test_a_queued_turn_that_is_stopped_skips_its_steers(agents: Pool) -> None:
+    await lease(agents)
+    queued = await ask(agents)
+    assert queued.reply.agent_turn_id is not None
+    await say(agents, queued.reply.agent_turn_id, "first of all")
+    stopped = await stop(agents, ALICE, queued)
+    assert stopped is not None
+    assert {each[0] for each in (await steers(agents, queued.reply.agent_turn_id)).values()} == {"skipped"}
+
+
+async def test_a_repeat_is_the_same_steer_also_after_the_end(agents: Pool) -> None:
+    turn = await lease(agents)
+    first = await say(agents, turn, "once", correlation_id="c")
+    assert await say(agents, turn, "once", correlation_id="c") == first
+    with pytest.raises(Refused) as refused:
+        await say(agents, turn, "twice", correlation_id="c")
+    assert refused.value.code == "correlation_conflict"
+    await end(agents, turn)
+    assert await say(agents, turn, "once", correlation_id="c") == first
+    assert len(await steers(agents, turn)) == 1
+
+
+async def test_each_refusal_has_its_code_and_changes_nothing(agents: Pool) -> None:
+    turn = await lease(agents)
+    before = await head(agents)
+    stranger, unknown = Caller("mallory"), AgentTurnId("nobody")
+    for code, refused_turn, caller in (
+        ("not_yours", turn.agent_turn_id, stranger),
+        ("unknown_turn", unknown, stranger),
+        ("unknown_turn", unknown, Caller("root", operates=True)),
+    ):
+        with pytest.raises(Refused) as refused:
+            await say(agents, refused_turn, "hello", caller=caller)
+        assert refused.value.code == code
+    assert await head(agents) == before
+    await end(agents, turn)
+    with pytest.raises(Refused) as refused:
+        await say(agents, turn, "hello")
+    assert refused.value.code == "already_final"
+    assert await rows(agents, "SELECT FROM state.steers") == []
+    assert await rows(agents, "SELECT FROM cards WHERE metadata ->> 'type' = 'task.steer'") == []
