@@ -106,6 +106,10 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={"cascade": "all"}),
     ],
+    "steer_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on"}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on", "priority": "when_idle"}),
+    ],
     "get_turn_tree": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/tree"),
         lambda own, its: Asked(f"/v1/turns/{own.turn}/tree", {"cursor": its.turn}),
