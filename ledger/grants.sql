@@ -24,6 +24,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.conversations', 'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)',
      'SELECT, INSERT, UPDATE (turn_count, last_turn_id, updated_at)'),
     ('state.memory_cuts', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE (position, cut_card_id, updated_at)'),
+    ('state.rollbacks', 'SELECT, INSERT', 'SELECT'),  -- a bridge copies them with a box; the owner's function writes them
     ('resource.tools',
      'SELECT, INSERT, DELETE, UPDATE (description, parameters, target_subject, after_execution, options)', 'SELECT'),
     ('state.agent_state_head',
@@ -76,7 +77,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('public.cards'), ('public.box_cards'), ('resource.profiles'), ('resource.project_agents'), ('resource.tools'), ('state.agent_state_head'),
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
-    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
+    ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL

@@ -16,6 +16,8 @@ class Fault(StrEnum):
 
     ENQUEUE_COMMITTED = "enqueue.committed"
     ENQUEUE_PUBLISHED = "enqueue.published"
+    WAY_MADE = "way.made"
+    WAY_PUBLISHED = "way.published"
     CLAIM_TAKEN = "claim.taken"
     WORKFLOW_STARTED = "workflow.started"
     WORKFLOW_SIGNALLED = "workflow.signalled"

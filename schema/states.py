@@ -34,6 +34,21 @@ class MessageType(StrEnum):
     STOP = "stop"
 
 
+class MultitaskStrategy(StrEnum):
+    """What an enqueue does with its requester's turns in hand or queued in the same conversation (§6, enqueue)."""
+
+    ENQUEUE = "enqueue"
+    """The new turn waits behind them."""
+    REJECT = "reject"
+    """The new turn is refused while there is one."""
+    INTERRUPT = "interrupt"
+    """They are asked to stop, and the new turn is the conversation's next."""
+    ROLLBACK = "rollback"
+    """As `interrupt`, and later turns of the conversation read nothing of them."""
+    STEER = "steer"
+    """The instruction goes to the newest of them, as a steer; without one it is a turn."""
+
+
 class TurnStatus(StrEnum):
     """How a turn ended: the `status` of its outcome and of its `task` event (protocol §5)."""
 

@@ -7,6 +7,7 @@ A handler commits, then publishes the commit's messages, then returns the reply.
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
+from turnstile.bridge.people.multitask import MultitaskEnqueues
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
@@ -17,7 +18,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
 from turnstile.ledger.turns.cards import get_card
-from turnstile.ledger.turns.intake import enqueue
+from turnstile.ledger.turns.intake import enqueue_turn, planned
 from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import describe_call, report
 from turnstile.runtime.faults import Fault, hit
@@ -26,7 +27,7 @@ from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
 from turnstile.schema.people.steers import SteerReply
-from turnstile.schema.states import ReplyStatus
+from turnstile.schema.states import MultitaskStrategy, ReplyStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import (
     BoxForkReply,
@@ -62,6 +63,7 @@ class Verbs:
 
     def __post_init__(self) -> None:
         self._counts = AdmissionCache(self.admission.max_live_turns)
+        self._over = MultitaskEnqueues(self.pool, self.publisher, self.telemetry)
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
@@ -86,8 +88,7 @@ class Verbs:
         if request.wait_seconds and wanted.correlation_id is None:
             raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
         limit = self._counts.limit_for(request.project_id)
-        done = await enqueue(
-            self.pool,
+        command, cards = planned(
             request.project_id,
             request.channel_id,
             wanted,
@@ -96,9 +97,13 @@ class Verbs:
             sender=request.headers.get(headers.SENDER, "client")[:128],
             admission=replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit),
         )
+        if wanted.multitask_strategy is MultitaskStrategy.ENQUEUE:
+            done = await self.pool.run(lambda conn: enqueue_turn(conn, command, cards))
+            hit(Fault.ENQUEUE_COMMITTED)
+        else:
+            done = await self._over.enqueue(command, cards, request.caller)
         if limit and headers.PARENT_TURN_ID not in request.headers:  # a child has a higher limit
             self._counts.found(request.project_id)
-        hit(Fault.ENQUEUE_COMMITTED)
         if (lease := done.lease) is not None:
             await publish_best_effort(self.publisher, lease.dispatched(SENDER), lease.doorbell(SENDER, "enqueue"))
         hit(Fault.ENQUEUE_PUBLISHED)
@@ -154,7 +159,9 @@ class Verbs:
         """End a turn, whatever its status is (protocol §6, stop)."""
         wanted = request.parse(StopRequest)
         _same(request, headers.TURN_ID, wanted.agent_turn_id)
-        return await stop_turn(self.pool, self.publisher, request.project_id, wanted, self.telemetry)
+        return await stop_turn(
+            self.pool, self.publisher, request.project_id, wanted, self.telemetry, caller=request.caller
+        )
 
     async def steer(self, request: VerbRequest) -> SteerReply:
         """Say something to a turn while it runs (protocol §6, steer)."""

@@ -11,18 +11,20 @@ from collections.abc import Sequence
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.publishing.endings import announce, end_by_force
 from turnstile.ledger.operations.sweep import MarkedTurn
+from turnstile.ledger.people.multitask import requester_of
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import mark_tree, rings_of
 from turnstile.ledger.turns.ends import STOP_REASON, STOPPED, EndedTurn, end_by_fallback, fallback_card
-from turnstile.ledger.turns.intake import stop_queued_turn
+from turnstile.ledger.turns.intake import QueuedStop, stop_queued_turn
 from turnstile.ledger.turns.lease import Lease
 from turnstile.ledger.turns.views import locate_turn
 from turnstile.ledger.turns.waiting import RequestedStop, request_stop
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.access import Caller
 from turnstile.schema.errors import Refused, ServerUnavailable, StaleTurn
-from turnstile.schema.ids import AgentId, InboxId, ProjectId, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ProjectId, uuid7
 from turnstile.schema.states import HeadStatus, ReplyStatus, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
@@ -34,14 +36,25 @@ _TRIES = 20
 
 
 async def stop_turn(
-    pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry = SILENT
+    pool: Pool,
+    publisher: Publisher,
+    project: ProjectId,
+    request: StopRequest,
+    telemetry: Telemetry = SILENT,
+    *,
+    caller: Caller | None = None,
 ) -> StopReply:
-    """Stop the turn; raises `Refused` (unknown_turn). `accepted` means that it will end, not that it has ended."""
+    """Stop the turn; raises `Refused` (unknown_turn). `accepted` means that it will end, not that it has ended.
+
+    A caller who does not operate stops turns that it has asked for; else `Refused` (not_yours), and nothing is changed.
+    """
     inbox_id = InboxId(uuid7())
     turn_id = request.agent_turn_id
+    if caller is not None and not caller.operates:
+        await _check_requester(pool, project, turn_id, caller)
     tree = await mark_tree(pool, project, turn_id, request.reason, whole=request.cascade == "all")
     hit(Fault.TREE_MARKED)
-    reply = await _stop_one(pool, publisher, project, request, inbox_id, telemetry)
+    reply = await _stop_one(pool, publisher, project, request, inbox_id, stop_reason(caller), telemetry)
     if len(tree.turns) > 1 or (tree.turns and tree.turns[0] != turn_id):
         rings = await pool.run(lambda conn: rings_of(conn, [turn_id]))
         await publish_best_effort(publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))
@@ -55,9 +68,10 @@ async def _stop_one(
     project: ProjectId,
     request: StopRequest,
     inbox_id: InboxId,
+    error: str,
     telemetry: Telemetry,
 ) -> StopReply:
-    """Ask the turn to end, or end it here if it has not begun."""
+    """Ask the turn to end, or end it here, with this `error`, if it has not begun."""
     turn_id = request.agent_turn_id
     for _ in range(_TRIES):
         found = await pool.run(lambda conn: request_stop(conn, project, turn_id, request.reason, inbox_id))
@@ -69,19 +83,30 @@ async def _stop_one(
             case "already_final":
                 return reply.model_copy(update={"already_final": True})
             case "queued":
-                if await _stop_queued(pool, publisher, project, found, request, telemetry):
+                if await _stop_queued(pool, publisher, project, found, turn_id, error, telemetry):
                     return reply
             case "dispatched":
-                if await _stop_dispatched(pool, publisher, project, request, telemetry):
+                if await stop_dispatched(pool, publisher, project, turn_id, error, telemetry):
                     return reply
             case "duplicate":
-                await _ring(publisher, project, found, request)
+                await ring_stop(publisher, project, found, turn_id)
                 return reply.model_copy(update={"duplicate": True})
             case _:
-                await _ring(publisher, project, found, request)
+                await ring_stop(publisher, project, found, turn_id)
                 return reply
         await asyncio.sleep(0.05)  # its status changed between the two statements: try again
     raise ServerUnavailable(f"turn {turn_id} could not be stopped now: try again")
+
+
+async def _check_requester(pool: Pool, project: ProjectId, turn: AgentTurnId, caller: Caller) -> None:
+    requester = await pool.run(lambda conn: requester_of(conn, project, turn))  # it never changes
+    if requester != caller.name:
+        raise Refused("not_yours", "somebody else asked for this turn: its requester or an operator may stop it")
+
+
+def stop_reason(caller: Caller | None) -> str:
+    """The `error` of a turn that is stopped before it begins; it says who did it, if that is known."""
+    return STOP_REASON if caller is None else f"{STOP_REASON} by {caller.name}"
 
 
 async def fence_stopped(pool: Pool, publisher: Publisher, turn: TurnRef, telemetry: Telemetry = SILENT) -> bool:
@@ -96,8 +121,7 @@ async def end_marked(
     ended = 0
     for turn in marked:
         found = RequestedStop.model_validate(turn.model_dump() | {"verdict": "queued", "turn_epoch": 0})
-        request = StopRequest(agent_turn_id=turn.agent_turn_id)
-        ended += await _stop_queued(pool, publisher, turn.project_id, found, request, telemetry)
+        ended += await _stop_queued(pool, publisher, turn.project_id, found, turn.agent_turn_id, STOP_REASON, telemetry)
     return ended
 
 
@@ -106,56 +130,69 @@ async def _stop_queued(
     publisher: Publisher,
     project: ProjectId,
     found: RequestedStop,
-    request: StopRequest,
+    turn_id: AgentTurnId,
+    error: str,
     telemetry: Telemetry,
 ) -> bool:
-    turn_id, agent = request.agent_turn_id, AgentId(found.agent_id or "")
-    turn = _unleased(project, found, request)
-    card = fallback_card(turn, (), TurnStatus.CANCELED, STOP_REASON)
-    done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED))
+    turn, agent = unleased(project, found, turn_id), AgentId(found.agent_id or "")
+    card = fallback_card(turn, (), TurnStatus.CANCELED, error)
+    done = await pool.run(lambda conn: stop_queued_turn(conn, project, agent, turn_id, card, STOPPED, error))
     if done is None:
         return False
-    skipped = InboxProgress(inbox_id=done.inbox_id, status="skipped", reason=STOPPED)
-    address = Address.of(turn, done.context_headers, SENDER)
-    await publish_best_effort(publisher, address.inbox_progress(skipped))
-    how = {"error_code": STOPPED, "error": STOP_REASON}
-    await announce(pool, publisher, turn, EndedTurn.model_validate(done.model_dump(round_trip=True) | how), telemetry)
+    await announce_queued(pool, publisher, turn, done, error, telemetry)
     return True
 
 
-async def _stop_dispatched(
-    pool: Pool, publisher: Publisher, project: ProjectId, request: StopRequest, telemetry: Telemetry
+async def announce_queued(
+    pool: Pool, publisher: Publisher, turn: TurnRef, done: QueuedStop, error: str, telemetry: Telemetry = SILENT
+) -> None:
+    """Publish the end of a turn that was queued."""
+    skipped = InboxProgress(inbox_id=done.inbox_id, status="skipped", reason=STOPPED)
+    address = Address.of(turn, done.context_headers, SENDER)
+    await publish_best_effort(publisher, address.inbox_progress(skipped))
+    how = {"error_code": STOPPED, "error": error}
+    await announce(pool, publisher, turn, EndedTurn.model_validate(done.model_dump(round_trip=True) | how), telemetry)
+
+
+async def stop_dispatched(
+    pool: Pool,
+    publisher: Publisher,
+    project: ProjectId,
+    turn_id: AgentTurnId,
+    error: str,
+    telemetry: Telemetry = SILENT,
 ) -> bool:
     """End a leased turn that was not begun, by one statement; False if a worker began it meanwhile."""
-    turn = await pool.run(lambda conn: locate_turn(conn, project, request.agent_turn_id))
+    turn = await pool.run(lambda conn: locate_turn(conn, project, turn_id))
     if turn is None:
         return False
     dispatched = (HeadStatus.DISPATCHED,)
     try:
-        done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, STOP_REASON, dispatched)
+        done = await end_by_fallback(pool, turn, TurnStatus.CANCELED, STOPPED, error, dispatched)
     except StaleTurn:
         return False
     await announce(pool, publisher, turn, done, telemetry)
     return True
 
 
-async def _ring(publisher: Publisher, project: ProjectId, found: RequestedStop, request: StopRequest) -> None:
+async def ring_stop(publisher: Publisher, project: ProjectId, found: RequestedStop, turn_id: AgentTurnId) -> None:
+    """Publish the doorbell of a stop."""
     if found.worker_target is None:
         return
-    values = found.model_dump() | {"project_id": project, "agent_turn_id": request.agent_turn_id}
+    values = found.model_dump() | {"project_id": project, "agent_turn_id": turn_id}
     lease = Lease.model_validate(values)
     await publish_best_effort(publisher, lease.doorbell(SENDER, "stop"))
     hit(Fault.STOP_PUBLISHED)
 
 
-def _unleased(project: ProjectId, found: RequestedStop, request: StopRequest) -> TurnRef:
+def unleased(project: ProjectId, found: RequestedStop, turn_id: AgentTurnId) -> TurnRef:
     """A reference to a turn without a lease, for its card and event: epoch 0, no boxes."""
     return TurnRef.model_validate(
         {
             "project_id": project,
             "channel_id": found.channel_id,
             "agent_id": found.agent_id,
-            "agent_turn_id": request.agent_turn_id,
+            "agent_turn_id": turn_id,
             "turn_epoch": 0,
             "inbox_id": found.inbox_id or "",
             "worker_target": found.worker_target or "",

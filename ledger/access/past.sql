@@ -26,7 +26,8 @@ context AS MATERIALIZED (
 ),
 output AS MATERIALIZED (
     SELECT b.position, b.card_id, c.metadata ->> 'type' AS type, c.metadata ->> 'agent_turn_id' IS NOT DISTINCT FROM :agent_turn_id AS own,
-           CASE WHEN c.metadata ->> 'type' = 'memory.cut' THEN c.content -> 'data' END AS cut
+           CASE WHEN c.metadata ->> 'type' = 'memory.cut' THEN c.content -> 'data' END AS cut, EXISTS (
+               SELECT FROM state.rollbacks r WHERE r.box_id = turn.output_box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id') AS rolled_back
     FROM turn JOIN public.box_cards b ON b.box_id = turn.output_box_id
     JOIN public.cards c ON c.card_id = b.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
 ),
@@ -35,13 +36,13 @@ cut AS MATERIALIZED (
     SELECT o.cut ->> 'summary_card_id' AS summary_card_id,
            (SELECT f.position FROM output f WHERE f.card_id = o.cut ->> 'first_card_id') AS since
     FROM output o JOIN ended ON o.position <= ended.position
-    WHERE o.cut IS NOT NULL ORDER BY o.position DESC LIMIT 1
+    WHERE o.cut IS NOT NULL AND (o.own OR NOT o.rolled_back) ORDER BY o.position DESC LIMIT 1
 )
 SELECT x.card_id FROM (
     SELECT 1 AS part, o.position, o.card_id, o.type FROM output o JOIN cut ON o.card_id = cut.summary_card_id
     UNION ALL
     SELECT 2, o.position, o.card_id, o.type FROM output o JOIN ended ON o.position < ended.position
-    WHERE NOT o.own AND o.type <> 'memory.summary' AND o.position >= coalesce((SELECT cut.since FROM cut), 0)
+    WHERE NOT o.own AND NOT o.rolled_back AND o.type <> 'memory.summary' AND o.position >= coalesce((SELECT cut.since FROM cut), 0)
       AND o.card_id NOT IN (SELECT c.card_id FROM context c)
     UNION ALL
     SELECT 3, c.position, c.card_id, c.type FROM context c

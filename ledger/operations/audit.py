@@ -135,7 +135,7 @@ class _UntimedConnection:
 def rules() -> Mapping[str, Rule]:
     """Every rule by name, in the order in which the audit checks them."""
     names = ("audit", "audit_inbox", "audit_calls", "audit_boxes", "audit_conversations", "audit_memory", "audit_trees")
-    names += ("audit_steers",)
+    names += ("audit_steers", "audit_multitask")
     sql = resources.files("turnstile.ledger").joinpath("operations")
     texts = [sql.joinpath(f"{name}.sql").read_text("utf-8") for name in names]
     return {found.name: _rule(found) for text in texts for found in parse(text).values()}

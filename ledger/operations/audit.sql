@@ -138,8 +138,8 @@ WHERE t.message_type IN {turn_types} AND t.request_digest IS NOT NULL
 ORDER BY ids LIMIT :row_limit::int;
 
 -- name: first_come_first_served :many
--- Protocol §3: turns of an agent with boxes that no other agent uses ran in the order of their enqueues, with rising epochs. For a
--- window only boxes that were made in it are checked, since others may have been shared before.
+-- Protocol §3: turns of an agent with boxes that no other agent uses ran in the order of their enqueues, with rising epochs, but for
+-- those that took the place of another. For a window only boxes that were made in it are checked: others may have been shared before.
 SELECT jsonb_build_object('project_id', t.project_id, 'agent_id', t.agent_id, 'agent_turn_id', t.agent_turn_id) AS ids,
        format('it has epoch %s, and a turn enqueued before it %s', t.turn_epoch, t.previous) AS detail
 FROM (
@@ -148,7 +148,7 @@ FROM (
         SELECT i.project_id, i.agent_id, i.agent_turn_id, i.turn_epoch, i.created_at, i.payload ->> 'output_box_id' AS box,
                min(i.agent_id) OVER shared <> max(i.agent_id) OVER shared AS is_shared
         FROM state.agent_inbox i
-        WHERE i.message_type = 'turn' AND i.request_digest IS NOT NULL
+        WHERE i.message_type = 'turn' AND i.request_digest IS NOT NULL AND i.payload #>> '{multitask,ahead_of}' IS NULL
           AND (:since::timestamptz IS NULL OR i.created_at >= :since)
           AND (:project_id::text IS NULL OR i.project_id COLLATE "C" = :project_id)
         WINDOW shared AS (PARTITION BY i.payload ->> 'output_box_id')

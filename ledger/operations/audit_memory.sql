@@ -2,7 +2,7 @@
 
 -- name: cuts_name_a_card_of_their_box :many
 -- Protocol §7.3: a memory.cut names a card that is in its box before it and after the one that the cut before named, and a box is
--- read from the card that its latest cut names.
+-- read from the card that its latest cut names. Cuts of turns that were rolled back and are over do not count.
 SELECT jsonb_build_object('project_id', c.project_id, 'box_id', c.box_id, 'card_id', c.cut_card_id) AS ids,
        CASE WHEN c.place IS NULL THEN 'the box does not have the cut from which it is read'
             WHEN c.first IS NULL THEN 'the cut names no card of its box'
@@ -17,7 +17,9 @@ FROM (
                    SELECT min(f.position) FROM public.box_cards f
                    WHERE f.card_id = c.content #>> '{data,first_card_id}' AND f.box_id = m.box_id) AS first
         FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
-        WHERE b.box_id = m.box_id AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'author_id' = 'system') k ON true
+        WHERE b.box_id = m.box_id AND c.metadata ->> 'type' = 'memory.cut' AND c.metadata ->> 'author_id' = 'system'
+          AND NOT EXISTS (SELECT FROM state.rollbacks r JOIN state.turn_outcomes o ON o.agent_turn_id = r.agent_turn_id
+                          WHERE r.box_id = m.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) k ON true
     WHERE (:since::timestamptz IS NULL OR m.updated_at >= :since) AND (:project_id::text IS NULL OR m.project_id = :project_id)
     WINDOW boxes AS (PARTITION BY m.box_id ORDER BY k.place)
 ) c

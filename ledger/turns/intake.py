@@ -51,7 +51,7 @@ _REFUSALS = {
     "unknown_context_box": "context_box_id names no box of this project",
     "unknown_output_box": "output_box_id names no box of this project",
 }
-_LIMITS = {
+LIMITS = {
     "queue_full": "too many turns wait for the agent: again when some have ended",
     "project_full": "the project has too many turns queued and active: again when some have ended",
     "instances_full": "the project has too many instances of profiles: again when retention has put some to sleep",
@@ -130,6 +130,23 @@ async def enqueue(
     `instances_full`. A UI action leases its agent at once, or is answered `busy` and writes nothing (protocol §7.10);
     the caller must have checked that its tool may be called.
     """
+    command, cards = planned(
+        project, channel, request, incoming, depth_limit=depth_limit, sender=sender, admission=admission
+    )
+    return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
+
+
+def planned(
+    project: ProjectId,
+    channel: ChannelId,
+    request: EnqueueRequest | UiAction,
+    incoming: Mapping[str, str],
+    *,
+    depth_limit: int,
+    sender: str,
+    admission: Admission = UNLIMITED,
+) -> tuple[Enqueue, list[Card]]:
+    """The enqueue with its ids, and its cards; raises `BadRequest` or `Refused` for what no ledger is asked about."""
     action = request if isinstance(request, UiAction) else None
     if request.text_bytes() > TEXT_LIMIT_BYTES:
         what = "text in a request is" if action is None else "the arguments of an action are"
@@ -151,8 +168,7 @@ async def enqueue(
         admission=admission,
         action=action,
     )
-    cards = _cards(command, sender)
-    return await pool.run(lambda conn: enqueue_turn(conn, command, cards))
+    return command, _cards(command, sender)
 
 
 async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) -> Enqueued:
@@ -205,7 +221,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
             raise Again
         case "headless":
             await query("make_head").many(conn, project_id=command.project_id, agent_id=command.agent_id)
-            raise Again
+            return await enqueue_turn(conn, command, cards)  # on the same connection: it may be in a transaction
         case "nothing_to_do":
             raise BadRequest(
                 "one of instruction and context_box_id is needed: the agent has no memory box to start from"
@@ -215,7 +231,7 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         case "rate_limited":
             raise rate_limited(command.admission.wait_seconds)
         case "queue_full" | "project_full" | "instances_full" as limit:
-            raise Limited(limit, _LIMITS[limit])
+            raise Limited(limit, LIMITS[limit])
         case refusal:
             raise Refused(refusal, _REFUSALS[refusal])
 
@@ -282,9 +298,15 @@ def _lease(row: Row, command: Enqueue) -> NewLease | None:
 
 
 async def stop_queued_turn(
-    conn: Connection, project: ProjectId, agent: AgentId, turn: AgentTurnId, card: Card, error_code: str
+    conn: Connection,
+    project: ProjectId,
+    agent: AgentId,
+    turn: AgentTurnId,
+    card: Card,
+    error_code: str,
+    error: str | None = None,
 ) -> QueuedStop | None:
-    """End a queued turn (protocol §6, stop); returns None if it is not queued."""
+    """End a queued turn (protocol §6, stop), for the reason in `error`; returns None if it is not queued."""
     return await query("stop_queued_turn").opt_as(
         conn,
         QueuedStop,
@@ -296,4 +318,5 @@ async def stop_queued_turn(
         metadata=card.metadata.model_dump_json(exclude_none=True),
         new_box_id=new_box_id(),
         error_code=error_code,
+        error=error,
     )

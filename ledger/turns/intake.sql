@@ -315,9 +315,9 @@ card AS (
 ),
 outcome AS (
     INSERT INTO state.turn_outcomes (agent_turn_id, project_id, agent_id, channel_id, turn_epoch, inbox_id, status,
-                                     deliverable_card_id, output_box_id, error_code, trace_id, stats)
+                                     deliverable_card_id, output_box_id, error_code, error, trace_id, stats)
     SELECT :agent_turn_id, :project_id, :agent_id, t.channel_id, 0, t.inbox_id, 'canceled', :card_id,
-           CASE WHEN t.free THEN t.wanted_box_id ELSE :new_box_id::uuid END, :error_code, t.trace_id,
+           CASE WHEN t.free THEN t.wanted_box_id ELSE :new_box_id::uuid END, :error_code, :error::text, t.trace_id,
            jsonb_build_object('steps', 0) || state.turn_timing(t.created_at, NULL)
     FROM target t
     RETURNING channel_id, inbox_id, status, deliverable_card_id, output_box_id, stats, ended_at

@@ -7,7 +7,8 @@
 -- input in the order of §7.2: first a row 'head' (its JSON in content), then the cards of the profile, context and output
 -- boxes (part 1, 2, 3) after the positions that the caller knows; from the beginning where a box is of another version, since a
 -- card in it expired or was deleted; the output box from the card that its latest cut kept. The context box is read as of the first
--- step, which pins its last position. Then the steers that the step asks the model with (part 4, §6 steer), which its first attempt takes.
+-- step, which pins its last position. Cards of other turns that were rolled back in their box (§6, enqueue) are not read. Then the
+-- steers that the step asks the model with (part 4, §6 steer), which its first attempt takes.
 -- No rows: the gate is closed, by a mark (§6, join) too, or the step is not the next.
 WITH
 {mark_of_turn(true)},
@@ -32,7 +33,8 @@ pinned AS MATERIALIZED (
 ),
 opened AS MATERIALIZED (
     SELECT x.part, x.box_id, v.version, x.upto, coalesce(m.position, 0) AS since,
-           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known
+           greatest(CASE v.version WHEN x.version THEN x.known ELSE 0 END, m.position - 1) AS known,
+           x.part > 1 AND EXISTS (SELECT FROM state.rollbacks r WHERE r.box_id = x.box_id) AS rolled_back
     FROM head CROSS JOIN LATERAL (VALUES
         (1, head.profile_box_id, :known_profile::bigint, :profile_version::text, NULL::int),
         (2, head.context_box_id, :known_context::bigint, :context_version::text,
@@ -79,7 +81,9 @@ SELECT o.part, c.position, c.card_id, c.content, c.tool_calls, c.tool_call_id, c
 FROM opened o CROSS JOIN LATERAL (
     SELECT b.position, c.* FROM public.box_cards b JOIN public.cards c ON c.card_id = b.card_id
     WHERE b.box_id = o.box_id AND b.position > o.known AND b.position <= coalesce(o.upto, b.position)
-      AND state.is_alive(c.expires_at, c.deleted_at) OFFSET 0) c
+      AND state.is_alive(c.expires_at, c.deleted_at)
+      AND NOT (o.rolled_back AND c.metadata ->> 'agent_turn_id' IS DISTINCT FROM :agent_turn_id AND EXISTS (
+          SELECT FROM state.rollbacks r WHERE r.box_id = o.box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id')) OFFSET 0) c
 UNION ALL
 SELECT 4, s.seq, s.card_id, s.content, NULL, NULL, s.metadata, s.expires_at FROM steers s
 ORDER BY 1, 2;

@@ -42,6 +42,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
 _LINEAGE = (PARENT_AGENT_ID, PARENT_TURN_ID, PARENT_STEP_ID, THREAD_ID)
 _TRACESTATE_LIMIT = 512
+_SENDER_LIMIT = 128
 _DEPTH_LIMIT = 1_000_000
 
 
@@ -90,7 +91,7 @@ def trace_id(traceparent: str) -> str:
 
 
 def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
-    """The caller's headers that an enqueue keeps: trace (new if missing), depth (0 if missing) and lineage.
+    """The caller's headers that an enqueue keeps: trace (new if missing), depth (0 if missing), lineage and sender.
 
     A malformed `traceparent` starts a new trace, as W3C asks; a malformed depth or lineage is `BadRequest`.
     """
@@ -102,6 +103,8 @@ def context_headers(incoming: Mapping[str, str]) -> dict[str, str]:
         if (state := incoming.get(TRACESTATE)) and len(state) <= _TRACESTATE_LIMIT:
             kept[TRACESTATE] = state
     kept.update({name: token(value, name) for name in _LINEAGE if (value := incoming.get(name))})
+    if sender := incoming.get(SENDER):
+        kept[SENDER] = sender[:_SENDER_LIMIT]
     return kept
 
 

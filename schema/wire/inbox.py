@@ -25,7 +25,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.pump.threads import MessageId, ThreadId
-from turnstile.schema.states import AfterExecution, InboxStatus, ReplyStatus, TurnStatus
+from turnstile.schema.states import AfterExecution, InboxStatus, MultitaskStrategy, ReplyStatus, TurnStatus
 
 TEXT_LIMIT_BYTES = 524_288
 """Text in one request (protocol §6): 512 KiB of UTF-8."""
@@ -55,6 +55,8 @@ class EnqueueRequest(Strict):
     """Settings that this turn overrides or adds."""
     correlation_id: str | None = Field(default=None, min_length=1, max_length=256)
     """The caller's own name for the request; a repeat with the same content returns the same turn."""
+    multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE
+    """What becomes of the turns that the caller has in hand or queued in the same conversation."""
     message_type: Literal["turn"] = "turn"
     """The type of the request: a turn."""
     metadata: JsonObject = Field(default_factory=dict)
@@ -136,6 +138,8 @@ class EnqueueReply(Reply):
     """The trace that the turn belongs to: 32 hex digits."""
     duplicate: bool = False
     """Whether the same request was made before: then these are its ids, and nothing was written."""
+    stopped: tuple[AgentTurnId, ...] = ()
+    """With the strategies `interrupt` and `rollback`: the turns that make way for this one."""
 
 
 class DescribeRequest(Strict):
@@ -151,6 +155,17 @@ class DescribeRequest(Strict):
     """With a turn: whether to answer its whole tree, too."""
 
 
+class Multitask(Tolerant):
+    """What a turn did with other turns of its requester in its conversation (protocol §6, enqueue)."""
+
+    strategy: MultitaskStrategy
+    """`interrupt` or `rollback`."""
+    stopped: tuple[AgentTurnId, ...] = ()
+    """The turns that were asked to stop."""
+    ahead_of: AgentTurnId | None = None
+    """The queued turn of somebody else whose place it took, if there was one."""
+
+
 class TurnPayload(Tolerant):
     """`payload` of an inbox row of type `turn`."""
 
@@ -164,6 +179,8 @@ class TurnPayload(Tolerant):
     """The settings of the enqueue."""
     conversation_id: ConversationId | None = None
     """The conversation that the turn is in, if it is in one."""
+    multitask: Multitask | None = None
+    """What the turn did with others of its conversation, if its strategy was `interrupt` or `rollback`."""
 
 
 class ReportPayload(Tolerant):

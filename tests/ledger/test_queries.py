@@ -14,7 +14,7 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import steers
+from turnstile.ledger.people import multitask, steers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -186,8 +186,10 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "lock_migrations": {"pg_advisory_lock"},
     "lock_thread": threads.LockedThread,
     "look_at_thread": threads._Look,
+    "made_way": {"stopped"},
     "make_box": NOTHING,
     "make_head": NOTHING,
+    "make_way": multitask.FoundTurn,
     "mark_announced": NOTHING,
     "measure_inbox": monitor.InboxLag,
     "mark_replied": {"request_id"},
@@ -248,6 +250,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "touch_bridge": NOTHING,
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
+    "turn_requester": {"requester"},
     "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }

@@ -28,6 +28,7 @@ TABLES = (
     "state.pmo_batch_tasks",
     "state.conversations",
     "state.memory_cuts",
+    "state.rollbacks",
     "public.cards",
     "public.boxes",
     "public.box_cards",

@@ -58,7 +58,15 @@ def player(request: ModelRequest) -> ScriptLine:
     """Says the lines of its instruction, `{"steps": [line, …]}`, one a step (or one an attempt, where a step is
     `{"attempts": [line, …]}`); then answers with the request.
     """
-    told = next(each.content for each in request.messages if each.role == "user")
+    return _played(request, next(each.content for each in request.messages if each.role == "user"))
+
+
+def talks(request: ModelRequest) -> ScriptLine:
+    """As `player`, by the last instruction: a turn of a conversation reads those of earlier turns, too."""
+    return _played(request, [each.content for each in request.messages if each.content.startswith('{"steps"')][-1])
+
+
+def _played(request: ModelRequest, told: str) -> ScriptLine:
     lines = json.JSONDecoder().raw_decode(told)[0]["steps"]  # the fields that are wanted may follow
     if request.step > len(lines):
         return mirror(request)
@@ -102,6 +110,7 @@ SCRIPTS: dict[str, Script] = {
     "buggy": buggy,
     "three_steps": three_steps,
     "player": player,
+    "talks": talks,
     "asks_itself": asks_itself,
     "unending": unending,
 }

@@ -571,6 +571,33 @@ DAMAGES = [
         {"box_id": "$cut_box", "agent_turn_id": "$cut", "card_id": "$cut-s2-thought"},
     ),
     Damage(
+        "what_made_way_is_asked_to_stop",
+        "DELETE FROM state.agent_inbox WHERE message_type = 'stop' AND agent_turn_id = '$displaced'",
+        {"agent_id": "mallory", "agent_turn_id": "$displaced"},
+    ),
+    Damage(
+        "what_made_way_is_recorded",
+        ROW.format("payload = payload - 'multitask'", "inbox_id = '$displaced_row'"),
+        {"agent_turn_id": "$rolled_back", "other_agent_turn_id": "$displaced"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "UPDATE state.turn_outcomes SET stats = stats - 'rolled_back_by' WHERE agent_turn_id = '$rolled_back'",
+        {"agent_id": "mallory", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "UPDATE boxes SET updated_at = now() - interval '3 hours' WHERE box_id = '$rolled_back_box'",
+        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+    ),
+    Damage(
+        "what_was_rolled_back_is_forgotten",
+        "INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)"
+        " VALUES ('$rolled_back_box', 'p1', 1, '$rolled_back-deliverable')",
+        {"box_id": "$rolled_back_box", "agent_turn_id": "$rolled_back"},
+        {"cuts_name_a_card_of_their_box"},
+    ),
+    Damage(
         "sleeping_instances_have_no_turns",
         "UPDATE resource.project_agents SET status = 'dormant' WHERE agent_id IN ('alice', 'grace')",
         {"agent_id": "alice", "agent_turn_id": "$running"},

@@ -7,8 +7,9 @@ turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank i
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
 Judy's turn sleeps while its tool has asked another agent, which has answered. Kim's turn was steered: it runs, and one
-steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. A box was
-made of the cards of Alice's plain turn.
+steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Mallory's
+second turn has taken the place of the first, which is rolled back and over, and the third that of the second, which is
+in hand and asked to stop. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -34,6 +35,7 @@ from tests.support.ledger.agents import (
     stop,
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
+from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
@@ -52,12 +54,12 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY, KIM = (AgentId(name) for name in ("heidi", "ivan", "judy", "kim"))
+HEIDI, IVAN, JUDY, KIM, MALLORY = (AgentId(name) for name in ("heidi", "ivan", "judy", "kim", "mallory"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM, MALLORY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -71,6 +73,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["talked"] = await play(pool, GRACE)
     turns |= await _cut(pool)
     turns |= await _forked(pool)
+    turns |= await _displaced(pool)
     steered = await _steered(pool, turns)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
@@ -129,6 +132,19 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
     turns["asker"] = await sleeper(pool, "asking", agent=JUDY)
     [asked] = (await asks(pool, "asking")).tasks
     await succeed(pool, asked.agent_turn_id)
+    return turns
+
+
+async def _displaced(pool: Pool) -> dict[str, TurnRef]:
+    """A turn that was rolled back, and one that is asked to make way for a third."""
+    await plain(pool, agent=MALLORY, conversation="c3")
+    turns = {"rolled_back": await start(pool, MALLORY)}
+    await begin(pool, turns["rolled_back"])
+    await again(pool, "rollback", agent=MALLORY, conversation="c3")
+    await end(pool, turns["rolled_back"])
+    turns["displaced"] = await start(pool, MALLORY)
+    await begin(pool, turns["displaced"])
+    await again(pool, "interrupt", agent=MALLORY, conversation="c3")
     return turns
 
 

@@ -1,0 +1,74 @@
+"""Enqueues with a `multitask_strategy`: what becomes of the turns before the new one (protocol §6, enqueue).
+
+The ledger decides and writes all in one transaction. What follows its commit is best effort, and repaired by the safety
+net: ends of queued turns are announced, the turn in hand is rung for, or ended here if no step of it has begun.
+"""
+
+from dataclasses import dataclass
+
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.verbs.stop import announce_queued, ring_stop, stop_dispatched, stop_reason, unleased
+from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, Over, enqueue_over
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.trees.marks import rings_of
+from turnstile.ledger.turns.ends import STOPPED, fallback_card
+from turnstile.ledger.turns.intake import Enqueue, Enqueued
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.runtime.telemetry import Telemetry
+from turnstile.schema.access import Caller
+from turnstile.schema.cards import Card
+from turnstile.schema.errors import Refused
+from turnstile.schema.states import TurnStatus
+
+_NEEDS_PRINCIPAL = (
+    "a multitask_strategy needs to know whose turns are meant: ask req.sys.bridge.enqueue.{your name}, or the gateway"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MultitaskEnqueues:
+    """Enqueues that make others stop, or are refused for their sake."""
+
+    pool: Pool
+    publisher: Publisher
+    telemetry: Telemetry
+
+    async def enqueue(self, command: Enqueue, cards: list[Card], caller: Caller | None) -> Enqueued:
+        """Enqueue by the request's strategy, and publish what became of the turns before it.
+
+        Raises `Refused` (principal_required, no_conversation, turn_in_progress), and as a plain enqueue does.
+        """
+        if caller is None:
+            raise Refused("principal_required", _NEEDS_PRINCIPAL)
+        error = stop_reason(caller)
+
+        def deliverable(found: FoundTurn) -> Card:
+            turn = unleased(command.project_id, found, found.agent_turn_id)
+            return fallback_card(turn, (), TurnStatus.CANCELED, error)
+
+        reason = f"{command.request.multitask_strategy} by {caller.name}"
+        how = Over(caller, reason, deliverable, (STOPPED, error))
+        made = await enqueue_over(self.pool, command, cards, how)
+        hit(Fault.ENQUEUE_COMMITTED)
+        if isinstance(made, Busy):
+            raise Refused("steer", made.agent_turn_id)
+        hit(Fault.WAY_MADE)
+        await self._tell(command, made, error)
+        hit(Fault.WAY_PUBLISHED)
+        return made.enqueued
+
+    async def _tell(self, command: Enqueue, made: MadeWay, error: str) -> None:
+        project = command.project_id
+        for found, done in made.stopped:
+            turn_id = found.agent_turn_id
+            if done is not None:
+                turn = unleased(project, found, turn_id)
+                await announce_queued(self.pool, self.publisher, turn, done, error, self.telemetry)
+            elif found.verdict != "dispatched" or not await stop_dispatched(
+                self.pool, self.publisher, project, turn_id, error, self.telemetry
+            ):
+                await ring_stop(self.publisher, project, found, turn_id)
+                if len(made.marked) > 1:
+                    rings = await self.pool.run(lambda conn, turn_id=turn_id: rings_of(conn, [turn_id]))
+                    await publish_best_effort(self.publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))

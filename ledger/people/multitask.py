@@ -1,0 +1,144 @@
+"""Enqueues that do something with the turns before them: `multitask_strategy` (protocol §6, enqueue).
+
+Guarantees: the new turn is enqueued and the others are asked to stop in one transaction, under the lock of the agent's
+head, or nothing is written. Only turns of the same requester, conversation and channel are touched, and none that
+another turn asked for. A queued turn ends in that transaction; one in hand has a stop in its inbox, and ends as a
+stopped turn does. A repeat by correlation returns the first answer. Costs three round trips, and one for each queued
+turn that ends. Never publishes.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.turns.intake import LIMITS, Enqueue, Enqueued, QueuedStop, enqueue_turn, stop_queued_turn
+from turnstile.ledger.turns.waiting import RequestedStop
+from turnstile.schema.access import Caller
+from turnstile.schema.cards import Card
+from turnstile.schema.errors import Limited, Refused
+from turnstile.schema.ids import AgentId, AgentTurnId, ProjectId
+
+NO_CONVERSATION = (
+    "a multitask_strategy needs a conversation: name a conversation_id, or ask an agent whose profile keeps one"
+)
+
+
+class FoundTurn(RequestedStop):
+    """A turn that makes way; `inbox_id` is that of its own row if it is queued, else that of its stop."""
+
+    agent_turn_id: AgentTurnId
+
+
+@dataclass(frozen=True, slots=True)
+class MadeWay:
+    """The new turn, and the turns that make way for it: with their ends if they were queued."""
+
+    enqueued: Enqueued
+    stopped: Sequence[tuple[FoundTurn, QueuedStop | None]] = ()
+    marked: Sequence[AgentTurnId] = ()
+    """The turn in hand and those below it that were marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """With the strategy `steer`: the newest turn in hand or queued. Nothing was enqueued."""
+
+    agent_turn_id: AgentTurnId
+
+
+class _RolledBack(Exception):
+    """Undoes an enqueue in favour of a steer."""
+
+    def __init__(self, busy: Busy) -> None:
+        super().__init__()
+        self.busy = busy
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Who asks, and how the turns before the new one end: why, and with what if they are queued."""
+
+    caller: Caller
+    reason: str
+    deliverable: Callable[[FoundTurn], Card]
+    error: tuple[str, str]
+    """The code and the text."""
+
+
+async def enqueue_over(pool: Pool, command: Enqueue, cards: list[Card], how: Over) -> MadeWay | Busy:
+    """Enqueue with a strategy other than `enqueue`.
+
+    Raises as `enqueue`, and `Refused` (turn_in_progress, no_conversation).
+    """
+    try:
+        return await pool.transact(lambda conn: make_way(conn, command, cards, how))
+    except _RolledBack as undone:
+        return undone.busy
+
+
+async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over) -> MadeWay:
+    """As `enqueue_over`, in the transaction of the connection, which must be rolled back for what it raises."""
+    limit = command.admission.max_queued_turns
+    unlimited = replace(command, admission=replace(command.admission, max_queued_turns=0))  # some may leave the queue
+    done = await enqueue_turn(conn, unlimited, cards)
+    turn = done.reply.agent_turn_id
+    if done.reply.duplicate or turn is None:
+        return MadeWay(await _as_before(conn, command, done))
+    verdict, *found = await query("make_way").many(
+        conn,
+        project_id=command.project_id,
+        agent_turn_id=turn,
+        strategy=command.request.multitask_strategy,
+        principal=how.caller.name,
+        reason=how.reason,
+        max_queued_turns=limit,
+    )
+    match verdict["verdict"]:
+        case "no_conversation":
+            raise Refused("no_conversation", NO_CONVERSATION)
+        case "queue_full":
+            raise Limited("queue_full", LIMITS["queue_full"])
+        case "turn_in_progress":
+            busy = verdict["agent_turn_id"]
+            raise Refused(
+                "turn_in_progress", f"turn {busy} of this conversation is in hand or queued: wait, or stop it"
+            )
+        case "steer":
+            raise _RolledBack(Busy(verdict["agent_turn_id"]))
+        case _:
+            pass
+    turns = [FoundTurn.model_validate(dict(row)) for row in found]
+    stopped = [(each, await _end(conn, command.project_id, each, how.deliverable(each), how.error)) for each in turns]
+    marked: list[AgentTurnId] = []
+    for each in turns:
+        if each.verdict != "queued":
+            row = await query("mark_tree").one(
+                conn, project_id=command.project_id, agent_turn_id=each.agent_turn_id, reason=how.reason, whole=False
+            )
+            marked += row["marked"] or []
+    reply = done.reply.model_copy(update={"stopped": tuple(each.agent_turn_id for each in turns)})
+    return MadeWay(replace(done, reply=reply), stopped, marked)
+
+
+async def _end(
+    conn: Connection, project: ProjectId, found: FoundTurn, card: Card, error: tuple[str, str]
+) -> QueuedStop | None:
+    if found.verdict != "queued":
+        return None
+    return await stop_queued_turn(conn, project, AgentId(found.agent_id or ""), found.agent_turn_id, card, *error)
+
+
+async def _as_before(conn: Connection, command: Enqueue, done: Enqueued) -> Enqueued:
+    """The reply of the first enqueue under this correlation."""
+    row = await query("made_way").one(conn, project_id=command.project_id, agent_turn_id=done.reply.agent_turn_id)
+    return replace(done, reply=done.reply.model_copy(update={"stopped": tuple(json.loads(row["stopped"]))}))
+
+
+async def requester_of(conn: Connection, project: ProjectId, turn: AgentTurnId) -> str | None:
+    """Who asked for the turn, None if nobody said; raises `Refused` (unknown_turn)."""
+    row = await query("turn_requester").opt(conn, project_id=project, agent_turn_id=turn)
+    if row is None:
+        raise Refused("unknown_turn", "the project has no such turn")
+    return row["requester"]

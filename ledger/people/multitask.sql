@@ -1,0 +1,18 @@
+-- Turns that make way for one that the same principal asks for in the same conversation (protocol §6, enqueue).
+
+-- name: make_way :many
+-- What a turn that this transaction has enqueued finds in its conversation. First a row with the verdict on the whole: accepted |
+-- no_conversation | queue_full | turn_in_progress | steer; then a row for each turn that stops:
+-- queued | dispatched | accepted, as of request_stop.
+SELECT w.verdict, w.agent_turn_id, w.agent_id, w.channel_id, w.inbox_id, w.turn_epoch, w.worker_target, w.context_headers
+FROM state.make_way(:project_id, :agent_turn_id, :strategy, :principal, :reason, :max_queued_turns::int) w;
+
+-- name: made_way :one
+-- The turns that made way for this one, as it was enqueued.
+SELECT coalesce(i.payload -> 'multitask' -> 'stopped', '[]') AS stopped FROM state.agent_inbox i
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type = 'turn';
+
+-- name: turn_requester :opt
+-- Who asked for a turn, which never changes; null if nobody said.
+SELECT i.context_headers ->> 'CG-Sender' AS requester FROM state.agent_inbox i
+WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.message_type IN {turn_types};

@@ -1,0 +1,395 @@
+"""Strategies of an enqueue on the turns before it: reject, interrupt, rollback (protocol §6, enqueue)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.ledger.agents import (
+    ALICE,
+    BOB,
+    CHANNEL,
+    PROJECT,
+    STARTED,
+    begin,
+    box,
+    card,
+    finish,
+    head,
+    play,
+    profile,
+    rows,
+    start,
+    value,
+)
+from tests.support.ledger.calls import end, suspend
+from tests.support.ledger.multitask import EVE, again, over, plain
+from turnstile.ledger.people.multitask import Busy, requester_of
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.boxes import compose_box, fork_box
+from turnstile.ledger.turns.cards import BoxCache
+from turnstile.ledger.turns.intake import Enqueued
+from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
+from turnstile.ledger.turns.steps import BegunStep, StepRecord, commit_step
+from turnstile.schema.cards import SYSTEM_AUTHOR, CardType, JsonContent, MemoryCut, Role, TextContent, make_card
+from turnstile.schema.errors import Limited, Refused
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, new_box_id, step_card_id, step_id
+from turnstile.schema.profiles import Memory
+from turnstile.schema.states import TurnStatus
+from turnstile.schema.step_metadata import ContinueMetadata
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.box_requests import BoxMakeRequest
+from turnstile.schema.wire.limits import Admission
+
+STOPPING = ("interrupt", "rollback")
+
+
+def turn_id(done: Enqueued) -> AgentTurnId:
+    assert done.reply.agent_turn_id is not None
+    return done.reply.agent_turn_id
+
+
+async def queue(pool: Pool) -> list[str]:
+    """Alice's queued turns, in their order."""
+    found = await rows(
+        pool, "SELECT agent_turn_id FROM state.queued_turns WHERE agent_id = 'alice' ORDER BY created_at"
+    )
+    return [row["agent_turn_id"] for row in found]
+
+
+async def stops(pool: Pool) -> list[str]:
+    """The turns that are asked to stop."""
+    found = await rows(
+        pool, "SELECT correlation_id FROM state.agent_inbox WHERE message_type = 'stop' AND archived_at IS NULL"
+    )
+    return [row["correlation_id"] for row in found]
+
+
+async def outcome(pool: Pool, turn: AgentTurnId) -> dict[str, Any]:
+    [row] = await rows(pool, "SELECT * FROM state.turn_outcomes WHERE agent_turn_id = $1", turn)
+    return row
+
+
+async def say(pool: Pool) -> TurnRef:
+    """The leased turn from its claim to its end, with its instruction in the box, as a turn that remembers has it."""
+    turn = await start(pool)
+    await begin(pool, turn)
+    await _commit_asked(pool, turn)
+    await finish(pool, turn, 2)
+    return turn
+
+
+async def _commit_asked(pool: Pool, turn: TurnRef) -> None:
+    asked = CardId(f"{turn.agent_turn_id}-instruction")
+    thought = card(turn, 1, "thought")
+    instruction = make_card(
+        asked, CardType.INSTRUCTION, Role.USER, TextContent(text="x"), author="me", turn=turn.agent_turn_id
+    )
+    record = StepRecord(1, ContinueMetadata(), [instruction, thought], [], STARTED, kept=[asked])
+    await pool.run(lambda conn: commit_step(conn, turn, record))
+
+
+def read(begun: BegunStep) -> set[str | None]:
+    """The turns of whose cards the output box was read."""
+    return {each.metadata.agent_turn_id for each in begun.output}
+
+
+async def test_reject_refuses_and_names_the_turn(agents: Pool) -> None:
+    first = await again(agents, "reject")
+    before = await value(agents, "SELECT count(*) FROM state.agent_inbox")
+    with pytest.raises(Refused) as refused:
+        await again(agents, "reject")
+    assert refused.value.code == "turn_in_progress"
+    assert turn_id(first.enqueued) in str(refused.value)
+    assert await value(agents, "SELECT count(*) FROM state.agent_inbox") == before
+    await again(agents, "reject", who=EVE)  # it waits behind the first
+    await play(agents)
+    assert (await head(agents))["status"] == "dispatched"
+    await again(agents, "reject")
+
+
+async def test_reject_names_the_newest_that_is_queued(agents: Pool) -> None:
+    await plain(agents)
+    newest = await plain(agents)
+    with pytest.raises(Refused) as refused:
+        await again(agents, "reject")
+    assert turn_id(newest) in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", STOPPING)
+@pytest.mark.parametrize("state", ["dispatched", "running", "suspended"])
+async def test_the_turn_in_hand_is_asked_to_stop_and_the_new_one_is_next(
+    agents: Pool, strategy: str, state: str
+) -> None:
+    await plain(agents)
+    turn = await start(agents)
+    if state != "dispatched":
+        await begin(agents, turn)
+    if state == "suspended":
+        await suspend(agents, turn, "a")
+    await plain(agents, EVE)
+    made = await again(agents, strategy)
+    [(found, ended)] = made.stopped
+    assert (found.agent_turn_id, ended) == (turn.agent_turn_id, None)
+    assert found.verdict == ("dispatched" if state == "dispatched" else "accepted")
+    assert made.marked == [turn.agent_turn_id]
+    assert made.enqueued.reply.stopped == (turn.agent_turn_id,)
+    assert await stops(agents) == [turn.agent_turn_id]
+    assert (await queue(agents))[0] == turn_id(made.enqueued)
+    assert (await head(agents))["active_agent_turn_id"] == turn.agent_turn_id
+    done = await end(agents, turn)
+    assert (done.status, done.next_turn_id) == (TurnStatus.CANCELED, turn_id(made.enqueued))
+    assert await stops(agents) == []
+    kept = (await outcome(agents, turn.agent_turn_id))["stats"]
+    assert ("rolled_back_by" in json.loads(kept)) == (strategy == "rollback")
+
+
+@pytest.mark.parametrize("strategy", STOPPING)
+async def test_own_queued_turns_end_and_those_of_others_stay(agents: Pool, strategy: str) -> None:
+    await plain(agents, EVE)
+    mine, theirs, more = await plain(agents), await plain(agents, EVE), await plain(agents)
+    elsewhere = await plain(agents, conversation="c2")
+    made = await again(agents, strategy)
+    assert [found.agent_turn_id for found, _ in made.stopped] == [turn_id(mine), turn_id(more)]
+    assert [done.status for _, done in made.stopped if done is not None] == [TurnStatus.CANCELED] * 2
+    assert await queue(agents) == [turn_id(each) for each in (made.enqueued, theirs, elsewhere)]
+    assert (await outcome(agents, turn_id(mine)))["error_code"] == "stopped"
+    assert await stops(agents) == []
+    newer = await again(agents, strategy, who=EVE)
+    assert await queue(agents) == [turn_id(each) for each in (newer.enqueued, made.enqueued, elsewhere)]
+
+
+@pytest.mark.parametrize("strategy", ["reject", *STOPPING])
+async def test_nothing_of_another_conversation_channel_agent_or_tree_is_touched(agents: Pool, strategy: str) -> None:
+    parent = {headers.PARENT_TURN_ID: "t-1"}
+    others = [await plain(agents, incoming=parent), await plain(agents, incoming=parent)]
+    others += [await plain(agents, conversation="c2"), await plain(agents, agent=BOB)]
+    others += [(await again(agents, strategy, channel=ChannelId("u_me"))).enqueued, await plain(agents, EVE)]
+    made = await again(agents, strategy)
+    assert made.enqueued.reply.stopped == ()
+    assert await stops(agents) == []
+    left = await rows(agents, "SELECT agent_turn_id FROM state.agent_inbox WHERE archived_at IS NULL")
+    assert {row["agent_turn_id"] for row in left} == {turn_id(each) for each in (*others, made.enqueued)}
+
+
+async def test_an_idle_agent_takes_the_turn_at_once(agents: Pool) -> None:
+    made = await again(agents, "interrupt")
+    assert made.enqueued.lease is not None
+    assert (made.stopped, made.enqueued.reply.stopped) == ([], ())
+
+
+async def test_turns_that_wait_for_a_paused_agent_make_way(agents: Pool) -> None:
+    await set_agent_status(agents, PROJECT, ALICE, "pause", LOCAL)
+    waits = await plain(agents)
+    made = await again(agents, "rollback")
+    assert [found.agent_turn_id for found, _ in made.stopped] == [turn_id(waits)]
+    assert await queue(agents) == [turn_id(made.enqueued)]
+
+
+@pytest.mark.parametrize("strategy", STOPPING)
+async def test_a_repeat_stops_nothing_and_answers_the_same(agents: Pool, strategy: str) -> None:
+    first = await plain(agents)
+    turn = await start(agents)
+    made = await again(agents, strategy, correlation_id="k")
+    await end(agents, turn)
+    repeated = await again(agents, strategy, correlation_id="k")
+    assert repeated.enqueued.reply.duplicate
+    assert (repeated.stopped, repeated.enqueued.reply.stopped) == ((), (turn_id(first),))
+    assert repeated.enqueued.reply.agent_turn_id == turn_id(made.enqueued)
+    assert await stops(agents) == []
+    with pytest.raises(Refused, match="other content"):
+        await again(agents, "reject", correlation_id="k")
+
+
+async def test_a_stop_asked_before_stays_the_one(agents: Pool) -> None:
+    await plain(agents)
+    turn = await start(agents)
+    await begin(agents, turn)
+    first = await again(agents, "interrupt")
+    second = await again(agents, "interrupt")
+    assert set(second.enqueued.reply.stopped) == {turn.agent_turn_id, turn_id(first.enqueued)}
+    assert len(await stops(agents)) == 1
+    assert await queue(agents) == [turn_id(second.enqueued)]
+
+
+async def test_a_full_queue_counts_what_is_left_of_it(agents: Pool) -> None:
+    one = Admission(max_queued_turns=1)
+    await plain(agents, EVE)
+    await plain(agents)
+    made = await again(agents, "interrupt", admission=one)
+    assert await queue(agents) == [turn_id(made.enqueued)]
+    with pytest.raises(Limited) as full:
+        await again(agents, "interrupt", who=EVE, conversation="c2", admission=one)
+    assert full.value.code == "queue_full"
+    assert await queue(agents) == [turn_id(made.enqueued)]
+
+
+@pytest.mark.parametrize("strategy", ["reject", "interrupt", "rollback", "steer"])
+async def test_without_a_conversation_it_is_refused(agents: Pool, strategy: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await over(agents, strategy, conversation=None)
+    assert refused.value.code == "no_conversation"
+    assert "conversation_id" in str(refused.value)
+    assert await value(agents, "SELECT count(*) FROM state.agent_inbox") == 0
+
+
+async def test_the_conversation_that_a_memory_keeps_is_one(agents: Pool) -> None:
+    await put_profile(agents, PROJECT, profile(memory=Memory(keep="conversation")))
+    first = await again(agents, "interrupt", conversation=None)
+    second = await again(agents, "interrupt", conversation=None)
+    assert second.enqueued.reply.stopped == (turn_id(first.enqueued),)
+
+
+async def test_an_instance_of_a_profile_has_its_conversation(agents: Pool) -> None:
+    await put_profile(agents, PROJECT, profile("Crew", instances=True))
+    first = await again(agents, "interrupt", agent=None, profile_name="Crew")
+    second = await again(agents, "interrupt", agent=None, profile_name="Crew")
+    assert second.enqueued.reply.stopped == (turn_id(first.enqueued),)
+
+
+async def test_steer_finds_the_newest_and_writes_nothing(agents: Pool) -> None:
+    first = await again(agents, "steer")
+    assert await over(agents, "steer") == Busy(turn_id(first.enqueued))
+    newest = await plain(agents)
+    before = await value(agents, "SELECT count(*) FROM state.agent_inbox")
+    assert await over(agents, "steer") == Busy(turn_id(newest))
+    assert await value(agents, "SELECT count(*) FROM state.agent_inbox") == before
+
+
+async def test_later_turns_read_nothing_of_what_was_rolled_back(agents: Pool) -> None:
+    await plain(agents)
+    kept = await say(agents)
+    cache = BoxCache(1 << 20)
+    await plain(agents)
+    gone = await start(agents)
+    await begin(agents, gone, cache=cache)
+    await _commit_asked(agents, gone)
+    made = await again(agents, "rollback")
+    queued = await plain(agents, EVE)
+    begun = await begin_by_old_worker(agents, gone, cache)
+    assert read(begun) == {kept.agent_turn_id, gone.agent_turn_id}  # a step that was on its way reads its own turn
+    await end(agents, gone)
+    there = {each.card_id for each in await box(agents, gone.output_box_id)}
+    assert {f"{gone.agent_turn_id}-instruction", f"{gone.agent_turn_id}-deliverable"} <= there  # nothing is deleted
+    turn = await start(agents)
+    assert turn.agent_turn_id == turn_id(made.enqueued)
+    assert read(await begin(agents, turn, cache=cache)) == {kept.agent_turn_id}
+    assert read(await begin(agents, turn)) == {kept.agent_turn_id}
+    await finish(agents, turn)
+    assert turn_id(queued) == (await head(agents))["active_agent_turn_id"]
+
+
+async def begin_by_old_worker(pool: Pool, turn: TurnRef, cache: BoxCache) -> BegunStep:
+    """A step that began before the mark: the gate is closed now, so the mark is taken away for it."""
+    await rows(pool, "UPDATE state.turn_nodes SET stopping_at = NULL")
+    begun = await begin(pool, turn, 2, cache=cache)
+    await rows(pool, "UPDATE state.turn_nodes SET stopping_at = now()")
+    return begun
+
+
+async def test_a_queued_turn_that_is_rolled_back_leaves_nothing_to_read(agents: Pool) -> None:
+    await plain(agents, EVE)
+    gone = await plain(agents)
+    turn = await start(agents)
+    await begin(agents, turn)
+    made = await again(agents, "rollback")
+    assert f"{turn_id(gone)}-deliverable" in {each.card_id for each in await box(agents, turn.output_box_id)}
+    assert json.loads((await outcome(agents, turn_id(gone)))["stats"])["rolled_back_by"] == turn_id(made.enqueued)
+    assert read(await begin(agents, turn)) == set()
+    await finish(agents, turn)
+    next_turn = await start(agents)
+    assert read(await begin(agents, next_turn)) == {turn.agent_turn_id}
+
+
+def cut_record(turn: TurnRef, step: int, first: CardId) -> StepRecord:
+    """A step that cuts the memory, so that it begins at `first`."""
+    name = step_id(turn.agent_turn_id, step)
+    content = JsonContent(data=MemoryCut(first_card_id=first).model_dump(mode="json"))
+    made = make_card(
+        step_card_id(name, "memory-cut"),
+        CardType.MEMORY_CUT,
+        Role.SYSTEM,
+        content,
+        author=SYSTEM_AUTHOR,
+        turn=turn.agent_turn_id,
+        step=name,
+    )
+    return StepRecord(step, ContinueMetadata(), [made], [], STARTED, first_kept=first)
+
+
+async def test_a_cut_goes_with_the_turn_that_made_it(agents: Pool) -> None:
+    async def cut(turn: TurnRef, first: TurnRef) -> None:
+        await begin(agents, turn)
+        await agents.run(
+            lambda conn: commit_step(conn, turn, cut_record(turn, 1, CardId(f"{first.agent_turn_id}-s1-thought")))
+        )
+
+    told: list[TurnRef] = []
+    for _ in range(3):
+        await plain(agents)
+        told.append(await play(agents))
+    await plain(agents)
+    cutter = await start(agents)
+    await cut(cutter, told[1])
+    await finish(agents, cutter, 2)
+    before = await rows(agents, "SELECT position, cut_card_id FROM state.memory_cuts")
+    await plain(agents)
+    gone = await start(agents)
+    await cut(gone, told[2])
+    assert await rows(agents, "SELECT position, cut_card_id FROM state.memory_cuts") != before
+    await again(agents, "rollback")
+    await end(agents, gone)
+    assert await rows(agents, "SELECT position, cut_card_id FROM state.memory_cuts") == before
+    begun = await begin(agents, await start(agents))
+    assert read(begun) == {turn.agent_turn_id for turn in (*told[1:], cutter)}
+
+
+async def test_the_first_cut_of_a_box_goes_with_the_turn_that_made_it(agents: Pool) -> None:
+    await plain(agents)
+    kept = await play(agents)
+    await plain(agents)
+    gone = await start(agents)
+    await begin(agents, gone)
+    record = cut_record(gone, 1, CardId(f"{kept.agent_turn_id}-s1-thought"))
+    await agents.run(lambda conn: commit_step(conn, gone, record))
+    await again(agents, "rollback")
+    await end(agents, gone)
+    assert await rows(agents, "SELECT FROM state.memory_cuts") == []
+    assert read(await begin(agents, await start(agents))) == {kept.agent_turn_id}
+
+
+async def test_copies_of_the_box_leave_out_what_was_rolled_back(agents: Pool) -> None:
+    await plain(agents)
+    kept = await play(agents)
+    await plain(agents)
+    gone = await start(agents)
+    await begin(agents, gone)
+    await again(agents, "rollback")
+    await end(agents, gone)
+    source = BoxId(str(kept.output_box_id))
+    parts = BoxMakeRequest.model_validate({"parts": [{"box_id": source}]})
+    made = new_box_id()
+    await agents.run(lambda conn: compose_box(conn, PROJECT, CHANNEL, parts, made, "me"))
+    assert {each.card_id for each in await box(agents, made)} == {
+        f"{kept.agent_turn_id}-s1-{name}" for name in ("thought", "deliverable")
+    }
+    forked = new_box_id()
+    await agents.run(lambda conn: fork_box(conn, PROJECT, source, forked))
+    copied = await rows(agents, "SELECT agent_turn_id FROM state.rollbacks WHERE box_id = $1::text::uuid", forked)
+    assert copied == [{"agent_turn_id": gone.agent_turn_id}]
+
+
+async def test_a_plain_enqueue_costs_one_round_trip_and_a_strategy_three(agents: Pool) -> None:
+    await plain(agents)
+    for strategy, trips in (("enqueue", 1), ("interrupt", 3)):
+        before = agents.round_trips
+        await (plain(agents) if strategy == "enqueue" else again(agents, strategy, conversation="c9"))
+        assert agents.round_trips - before <= trips
+
+
+async def test_the_requester_is_kept_with_the_turn(agents: Pool) -> None:
+    done = await plain(agents, EVE)
+    assert await agents.run(lambda conn: requester_of(conn, PROJECT, turn_id(done))) == EVE
+    with pytest.raises(Refused, match="no such turn"):
+        await agents.run(lambda conn: requester_of(conn, PROJECT, AgentTurnId("nobody")))
