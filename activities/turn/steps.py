@@ -275,6 +275,7 @@ class StepActivities:
                         step, cards, ending, figures, StepStatus.COMPLETED, yields=more is not None
                     )
                 except Steered:
+                    hit(Fault.TURN_STEERED)
                     kept = () if more is None else more.cards
                     return await self._continue(step, (*opening, *kept), figures, steered=True)
 

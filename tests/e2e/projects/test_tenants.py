@@ -29,6 +29,7 @@ from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateRequest
 from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+from turnstile.schema.people.steers import SteerRequest
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
 from turnstile.schema.wire.inbox import (
@@ -68,6 +69,7 @@ EMPTY = {
     "state.rejections",
     "state.memory_cuts",
     "state.gateway_tokens",
+    "state.steers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
@@ -201,6 +203,15 @@ MATRIX: dict[str, Make] = {
     "stop, project in the header": lambda _, its: Case(
         "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
     ),
+    "steer agent_turn_id, asleep": lambda _, its: Case("steer", {"agent_turn_id": its.asleep, "text": "go on"}),
+    "steer agent_turn_id, queued": lambda _, its: Case("steer", {"agent_turn_id": its.queued, "text": "go on"}),
+    "steer agent_turn_id, ended": lambda _, its: Case("steer", {"agent_turn_id": its.ended, "text": "go on"}),
+    "steer correlation_id": lambda own, its: Case(
+        "steer", {"agent_turn_id": own.asleep, "text": "go on", "correlation_id": its.correlation}
+    ),
+    "steer, project in the header": lambda _, its: Case(
+        "steer", {"agent_turn_id": its.asleep, "text": "go on"}, {headers.PROJECT_ID: its.project}
+    ),
     "report tool_call_id": lambda _, its: report(its.call),
     "report tool_call_id, with its turn": lambda _, its: report(
         its.call, {headers.TURN_ID: its.asleep, headers.AGENT_ID: its.agent, headers.TOOL_CALL_ID: its.call}
@@ -277,6 +288,7 @@ ACTIONS: dict[str, Make] = {
 REQUESTS: dict[str, type[BaseModel]] = {
     "enqueue": EnqueueRequest,
     "stop": StopRequest,
+    "steer": SteerRequest,
     "report": ReportRequest,
     "describe": DescribeRequest,
     "box_fork": BoxForkRequest,
@@ -294,7 +306,7 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
-    *("key", "tool"),
+    *("key", "tool", "text", "priority"),
     *("worker_target", "display_name", "tags"),
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
