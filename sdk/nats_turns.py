@@ -19,6 +19,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptView,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
@@ -38,7 +39,9 @@ _LINGER_SECONDS = 0.1
 class NatsTurn(Turn):
     """A turn over NATS."""
 
-    def __init__(self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | AgentTurnId) -> None:
+    def __init__(
+        self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | RerunRequest | AgentTurnId
+    ) -> None:
         self._bridge = bridge
         self._agent = agent_id
         self._asked = asked
@@ -46,6 +49,9 @@ class NatsTurn(Turn):
     async def start(self) -> AgentTurnId:
         if isinstance(self._asked, EnqueueRequest):
             self.reply = await self._bridge.request_as("enqueue", self._asked, EnqueueReply)
+            self._asked = turn_of(self.reply)
+        elif isinstance(self._asked, RerunRequest):
+            self.reply = await self._bridge.request_as("rerun", self._asked, RerunReply)
             self._asked = turn_of(self.reply)
         return self._asked
 
@@ -82,6 +88,9 @@ class NatsTurn(Turn):
     async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
         asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
         return await self._bridge.request_as("steer", asked, SteerReply)
+
+    def again(self, request: RerunRequest) -> Turn:
+        return NatsTurn(self._bridge, self._agent, request)
 
     async def tree(self) -> Sequence[TreeTurn]:
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []
@@ -151,8 +160,11 @@ class NatsBackend(Backend):
         view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
         return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
 
-    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
-        page = await self.bridge.request_as("interrupt.list", wanted, InterruptListReply)
+    async def list_interrupts(
+        self, wanted: InterruptListRequest, after: str | None
+    ) -> tuple[list[InterruptId], str | None]:
+        asked = wanted.model_copy(update={} if after is None else {"after": InterruptId(after)})
+        page = await self.bridge.request_as("interrupt.list", asked, InterruptListReply)
         return [each.interrupt_id for each in page.interrupts], page.next
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:

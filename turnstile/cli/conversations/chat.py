@@ -1,8 +1,8 @@
 """`turnstile chat`: one turn for each line of input, all in one conversation.
 
-What is typed at a terminal while a turn is answered steers it; what comes too late for that, and from a pipe all of
-it, waits for the turn's end, but for `/stop`. Leaving the chat stops no turn; the next chat goes on in the conversation
-that was used last.
+What is typed at a terminal while a turn is answered answers what it asks a person, else steers it. What comes too late
+for that, and from a pipe all else, waits for the turn's end, but for `/stop`. Leaving the chat stops no turn; the next
+chat goes on in the conversation that was used last.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from turnstile.cli.conversations.input_lines import InputLines
 from turnstile.cli.errors import failure_of
+from turnstile.cli.people.turn_questions import TurnQuestions
+from turnstile.cli.people.turn_steers import TurnSteers
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_into_ledger
@@ -23,12 +25,10 @@ from turnstile.cli.turns.live import LiveView
 from turnstile.ledger.turns.boxes import agent_boxes
 from turnstile.ledger.turns.views import list_conversations
 from turnstile.schema.errors import BadRequest, TurnstileError
-from turnstile.schema.ids import AgentId, ChannelId, ConversationId, ProjectId, SteerId, StepId, token, uuid7
+from turnstile.schema.ids import AgentId, ChannelId, ConversationId, ProjectId, token, uuid7
 from turnstile.schema.profiles import LlmConfig, Memory, Profile
-from turnstile.schema.states import SteerStatus
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.schema.wire.roster_requests import ProfilePutReply, ProfilePutRequest
-from turnstile.sdk.chunk_order import step_number
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
 
@@ -41,8 +41,6 @@ OF_MODEL = "model-chat"
 """The profile whose instances are talked to where only a model was named."""
 STOP, NEW = "/stop", "/new"
 _SEARCHED = 1000
-_LOOK_SECONDS = 0.5
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +90,15 @@ class Chat:
         self._partner = partner
         self._steers = steers
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._said: asyncio.Queue[str | None] = asyncio.Queue()
-        """What is typed while a turn is answered; None at its end."""
+        self._said: TurnSteers | None = None
+        """Takes what is typed while a turn is answered."""
         self._late: deque[str] = deque()
         """What came too late for a turn: the next ones ask it."""
         self._stop = asyncio.Event()
         """Set by `/stop` and Ctrl-C while a turn is answered."""
         self._answering = False
+        self._asked: TurnQuestions | None = None
+        """What the turn in hand asks the person at the terminal."""
 
     async def run(self, conversation: str | None) -> None:
         """Talk until the input ends; raises `BadRequest`, `Refused` or `ServerUnavailable` before the first line."""
@@ -133,39 +133,41 @@ class Chat:
 
     async def _talk(self, pool: "Pool | None", client: Client, text: str, current: ConversationId) -> None:
         """One turn; what goes wrong with it is printed, and the chat goes on."""
-        session = self._session
+        session, steers = self._session, TurnSteers(self._session)
         self._answering = True
+        self._said = steers if self._steers else None
         session.on_interrupt = self._stop.set
         self._stop.clear()
         try:
-            await self._turn(pool, client, self._partner.ask(text, current))
+            await self._turn(pool, client, self._partner.ask(text, current), steers)
         except TurnstileError as error:
             session.out.failure(failure_of(error))
         finally:
             session.on_interrupt = None
-            self._answering = False
-            while not self._said.empty():
-                if (said := self._said.get_nowait()) is not None:
-                    self._late.append(said)
+            self._answering, self._said = False, None
+            self._late.extend(steers.unsaid())
 
-    async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest) -> None:
+    async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest, steers: TurnSteers) -> None:
         session = self._session
         turn = client.ask_for(request)
         async with turn.chunks() as chunks:
             await enqueue(session, client, turn)
             named = await turn.start()
             view = LiveView(session.out, named, events=False)
+            self._asked = TurnQuestions(session, client, named, answers=True)
             stopping = asyncio.create_task(self._stop_when_asked(turn))
-            steering = asyncio.create_task(self._steer(turn))
+            steering = asyncio.create_task(steers.run(turn))
+            asking = asyncio.create_task(self._asked.watch())
             try:
                 look = None if pool is None else look_into_ledger(session, pool, named)
                 await follow_turn(session, look, chunks, view.take_chunk)
             finally:
                 view.close()
+                self._asked = self._said = None
                 stopping.cancel()
-                self._answering = False
-                await self._said.put(None)
-                await asyncio.wait({stopping, steering})
+                asking.cancel()
+                await steers.close()
+                await asyncio.wait({stopping, asking, steering})
         await self._print_end(turn, streamed=view.streamed)
 
     async def _stop_when_asked(self, turn: Turn) -> None:
@@ -178,52 +180,6 @@ class Chat:
             await turn.stop("chat")
         except TurnstileError as error:
             session.out.failure(failure_of(error))
-
-    async def _steer(self, turn: Turn) -> None:
-        """Say to the turn what is typed until its end, and tell what becomes of it."""
-        waiting: dict[SteerId, str] = {}
-        typed = asyncio.ensure_future(self._said.get())
-        while True:
-            await asyncio.wait({typed}, timeout=_LOOK_SECONDS if waiting else None)
-            over = False
-            if typed.done():
-                text = typed.result()
-                over = text is None
-                if text is not None:
-                    await self._say(turn, text, waiting)
-                    typed = asyncio.ensure_future(self._said.get())
-            if waiting:
-                await self._tell(turn, waiting)
-            if over:
-                return
-
-    async def _say(self, turn: Turn, text: str, waiting: dict[SteerId, str]) -> None:
-        out = self._session.out
-        try:
-            reply = await turn.steer(text)
-        except TurnstileError as error:
-            if error.code == "already_final":
-                self._late.append(text)
-            else:
-                out.failure(failure_of(error))
-            return
-        out.remark("said to the turn: its next step reads it")
-        if reply.steer_id is not None:
-            waiting[reply.steer_id] = text
-
-    async def _tell(self, turn: Turn, waiting: dict[SteerId, str]) -> None:
-        """Print which of these are read now, or never; what cannot be told now is told later."""
-        with suppress(TurnstileError):
-            for steer in (await turn.describe()).steers or ():
-                if steer.status is SteerStatus.WAITING or (text := waiting.pop(steer.steer_id, None)) is None:
-                    continue
-                unread = steer.status is SteerStatus.SKIPPED
-                where = (
-                    "not read: the turn ended first"
-                    if unread
-                    else f"read by step {step_number(steer.step_id or StepId(''))}"
-                )
-                self._session.out.remark(f"{where}: {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}")
 
     async def _print_end(self, turn: Turn, *, streamed: bool) -> None:
         """Print how the turn ended, and its deliverable unless its text was streamed."""
@@ -265,8 +221,10 @@ class Chat:
             while (line := await lines.next()) is not None:
                 if line.strip() == STOP and self._answering:
                     self._stop.set()
-                elif self._steers and self._answering and self._lines.empty() and line.strip() not in {"", NEW}:
-                    await self._said.put(line.strip())
+                elif self._asked is not None and self._asked.wants(line):
+                    await self._asked.take(line)
+                elif self._said is not None and self._lines.empty() and line.strip() and not line.startswith("/"):
+                    await self._said.take(line.strip())
                 else:
                     await self._lines.put(line)
             await self._lines.put(None)
