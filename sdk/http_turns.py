@@ -83,7 +83,7 @@ class _Steer(Tolerant):
 
 class _Interrupts(Tolerant):
     interrupts: list[Interrupt]
-    next: str | None = None
+    next: InterruptId | None = None
 
 
 class _Decided(Tolerant):
@@ -127,9 +127,7 @@ class HttpBackend(Backend):
         found = await self.request("GET", _path(agent_turn_id), _Turn)
         return HttpTurn(self, found.agent_turn_id)
 
-    async def list_interrupts(
-        self, wanted: InterruptListRequest, after: str | None
-    ) -> tuple[list[InterruptId], str | None]:
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
         named = {
             "cursor": wanted.after,
             **wanted.model_dump(mode="json", exclude={"after"}),

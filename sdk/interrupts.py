@@ -25,10 +25,8 @@ PAGE = 100
 class Deciding(Protocol):
     """A way to the people's verbs."""
 
-    async def list_interrupts(
-        self, wanted: InterruptListRequest, after: str | None
-    ) -> tuple[list[InterruptId], str | None]:
-        """A page of ids, and the `after` of the next one; the first has none."""
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        """A page of ids, and the `after` of the next one."""
         ...
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:
@@ -99,11 +97,11 @@ class Interrupt:
 async def find_interrupts(backend: Deciding, wanted: InterruptListRequest, limit: int) -> list[Interrupt]:
     """The questions, the newest first, each with its call."""
     found: list[InterruptId] = []
-    after: str | None = None
     while len(found) < limit:
         page = wanted.model_copy(update={"limit": min(PAGE, limit - len(found))})
-        ids, after = await backend.list_interrupts(page, after)
+        ids, after = await backend.list_interrupts(page)
         found += ids
         if after is None:
             break
+        wanted = wanted.model_copy(update={"after": after})
     return [Interrupt(backend, await backend.get_interrupt(each)) for each in found]

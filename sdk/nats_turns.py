@@ -160,11 +160,8 @@ class NatsBackend(Backend):
         view = turn_in(await describe(self.bridge, {"agent_turn_id": agent_turn_id}))
         return NatsTurn(self.bridge.in_channel(view.channel_id), view.agent_id, view.agent_turn_id)
 
-    async def list_interrupts(
-        self, wanted: InterruptListRequest, after: str | None
-    ) -> tuple[list[InterruptId], str | None]:
-        asked = wanted.model_copy(update={} if after is None else {"after": InterruptId(after)})
-        page = await self.bridge.request_as("interrupt.list", asked, InterruptListReply)
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        page = await self.bridge.request_as("interrupt.list", wanted, InterruptListReply)
         return [each.interrupt_id for each in page.interrupts], page.next
 
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:

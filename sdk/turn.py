@@ -171,10 +171,8 @@ class Backend(ABC):
         """A turn that was asked for; raises `Refused` (unknown_turn) or `ServerUnavailable`."""
 
     @abstractmethod
-    async def list_interrupts(
-        self, wanted: InterruptListRequest, after: str | None
-    ) -> tuple[list[InterruptId], str | None]:
-        """A page of the ids of questions to people, and the `after` of the next one; the first has none."""
+    async def list_interrupts(self, wanted: InterruptListRequest) -> tuple[list[InterruptId], InterruptId | None]:
+        """A page of the ids of questions to people, and the `after` of the next page."""
 
     @abstractmethod
     async def get_interrupt(self, interrupt_id: InterruptId) -> InterruptView:

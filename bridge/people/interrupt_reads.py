@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping
 
-from turnstile.ledger.people.interrupts import get_interrupt, page_interrupts
-
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
-from turnstile.ledger.access.pages import Place
-from turnstile.ledger.people.interrupt_views import show_interrupt
+from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import InterruptId
 from turnstile.schema.people.interrupt_requests import (
     InterruptListReply,
     InterruptListRequest,
@@ -32,16 +28,15 @@ class InterruptReads:
     async def list(self, request: VerbRequest) -> InterruptListReply:
         """A page of questions."""
         wanted = request.parse(InterruptListRequest)
-        before = None if wanted.after is None else await self._place(request, wanted.after)
         rows = await self._pool.run(
-            lambda conn: page_interrupts(
+            lambda conn: list_interrupts(
                 conn,
                 request.project_id,
-                status=wanted.status,
                 channel=request.channel_id,
                 agent=wanted.agent_id,
                 turn=wanted.agent_turn_id,
-                before=before,
+                status=wanted.status,
+                after=wanted.after,
                 row_limit=wanted.limit + 1,
             )
         )
@@ -53,18 +48,8 @@ class InterruptReads:
         """A question with its call; raises `Refused` (unknown_interrupt)."""
         wanted = request.parse(InterruptRequest).interrupt_id
         found = await self._pool.run(
-            lambda conn: show_interrupt(conn, request.project_id, wanted, channel=request.channel_id)
+            lambda conn: get_interrupt(conn, request.project_id, wanted, channel=request.channel_id)
         )
         if found is None:
-            raise _unknown()
+            raise Refused("unknown_interrupt", "the channel has no such question")
         return InterruptReply(status=ReplyStatus.ACCEPTED, interrupt=found)
-
-    async def _place(self, request: VerbRequest, after: InterruptId) -> Place:
-        found = await self._pool.run(lambda conn: get_interrupt(conn, request.project_id, after, request.channel_id))
-        if found is None:
-            raise _unknown()
-        return Place(found.created_at, found.interrupt_id)
-
-
-def _unknown() -> Refused:
-    return Refused("unknown_interrupt", "the channel has no such interrupt")

@@ -6,19 +6,11 @@ so the ledger says who decided.
 
 from dataclasses import dataclass
 
-from turnstile.ledger.people.interrupts import page_interrupts
-
 from turnstile.gateway.asking import Asking
 from turnstile.gateway.http.endpoints import Answer, Call
-from turnstile.gateway.v1.resources import (
-    Decided,
-    InterruptDecision,
-    InterruptPage,
-    InterruptsQuery,
-    place_of,
-)
+from turnstile.gateway.v1.resources import Decided, InterruptDecision, InterruptPage, InterruptsQuery
 from turnstile.gateway.v1.turn_handlers import seen_channel
-from turnstile.ledger.people.interrupt_views import show_interrupt
+from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
@@ -40,14 +32,14 @@ class Interrupts:
         principal, wanted = call.principal, call.query
         channel = seen_channel(principal, wanted.channel_id)
         found = await self.pool.run(
-            lambda conn: page_interrupts(
+            lambda conn: list_interrupts(
                 conn,
                 principal.project_id,
                 channel=channel,
                 agent=None if wanted.agent_id is None else AgentId(wanted.agent_id),
                 turn=None if wanted.agent_turn_id is None else AgentTurnId(wanted.agent_turn_id),
                 status=None if wanted.status is None else InterruptStatus(wanted.status),
-                before=place_of(wanted.cursor),
+                after=None if wanted.cursor is None else InterruptId(wanted.cursor),
                 row_limit=wanted.limit + 1,
             )
         )
@@ -80,7 +72,7 @@ class Interrupts:
     async def _seen(self, principal: Principal, interrupt: str) -> InterruptView:
         """A question that the token may see; raises `Refused` (unknown_interrupt)."""
         named, channel = InterruptId(interrupt), principal.channel_id
-        view = await self.pool.run(lambda conn: show_interrupt(conn, principal.project_id, named, channel=channel))
+        view = await self.pool.run(lambda conn: get_interrupt(conn, principal.project_id, named, channel=channel))
         if view is None:
-            raise Refused("unknown_interrupt", "the project has no such interrupt")
+            raise Refused("unknown_interrupt", "the project has no such question")
         return view

@@ -302,7 +302,7 @@ class InterruptPage(Tolerant):
 
     interrupts: list[Interrupt]
     """The questions."""
-    next: str | None = None
+    next: InterruptId | None = None
     """`cursor` of the next page; null if there is none."""
 
 

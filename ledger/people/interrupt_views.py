@@ -1,24 +1,55 @@
-"""A question to a person with the call that it is about, as people look at it. Reads only."""
+"""Questions to people, as people look at them: pages of them, and one with the call that it is about. Reads only."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from turnstile.ledger.queries import Connection, query
+from turnstile.ledger.queries import Connection, Row, query
 from turnstile.schema.cards import ToolCallContent, read_content
-from turnstile.schema.ids import ChannelId, InterruptId, ProjectId
+from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, InterruptId, ProjectId
 from turnstile.schema.people.interrupt_requests import InterruptView
+from turnstile.schema.people.interrupts import Interrupt, InterruptStatus
 
 
-async def show_interrupt(
+async def list_interrupts(
+    conn: Connection,
+    project: ProjectId,
+    *,
+    channel: ChannelId | None = None,
+    agent: AgentId | None = None,
+    turn: AgentTurnId | None = None,
+    status: InterruptStatus | None = None,
+    after: InterruptId | None = None,
+    row_limit: int,
+) -> Sequence[Interrupt]:
+    """The newest first; those older than `after`, none if the project has no such question."""
+    rows = await query("list_interrupts").many(
+        conn,
+        project_id=project,
+        channel_id=channel,
+        agent_id=agent,
+        agent_turn_id=turn,
+        status=status,
+        after_id=after,
+        row_limit=row_limit,
+    )
+    return [Interrupt.model_validate(_columns(row)) for row in rows]
+
+
+async def get_interrupt(
     conn: Connection, project: ProjectId, interrupt: InterruptId, *, channel: ChannelId | None = None
 ) -> InterruptView | None:
     """The question with its call; None if the project, or the channel, has no such question."""
-    row = await query("show_interrupt").opt(conn, project_id=project, channel_id=channel, interrupt_id=interrupt)
+    row = await query("get_interrupt").opt(conn, project_id=project, channel_id=channel, interrupt_id=interrupt)
     if row is None:
         return None
-    schema = row["response_schema"]
-    columns: dict[str, Any] = dict(row) | {"response_schema": None if schema is None else json.loads(schema)}
+    columns = _columns(row)
     found = None if row["content"] is None else read_content(json.loads(row["content"]))
     if isinstance(found, ToolCallContent):
         columns |= {"arguments": found.arguments, "target_subject": found.target_subject}
     return InterruptView.model_validate(columns)
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    schema = row["response_schema"]
+    return dict(row) | {"response_schema": None if schema is None else json.loads(schema)}

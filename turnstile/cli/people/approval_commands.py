@@ -150,11 +150,10 @@ async def _views(
                         lambda: client.interrupts(status=status, agent_id=agent, agent_turn_id=turn, limit=limit)
                     )
                 ]
-        from turnstile.ledger.people.interrupt_views import show_interrupt
-        from turnstile.ledger.people.interrupts import page_interrupts
+        from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
 
         rows = await pool.run(
-            lambda conn: page_interrupts(
+            lambda conn: list_interrupts(
                 conn,
                 session.project,
                 channel=None if session.options.channel is None else session.channel,
@@ -165,8 +164,7 @@ async def _views(
             )
         )
         found = [
-            await pool.run(lambda conn, row=row: show_interrupt(conn, session.project, row.interrupt_id))
-            for row in rows
+            await pool.run(lambda conn, row=row: get_interrupt(conn, session.project, row.interrupt_id)) for row in rows
         ]
     return [each for each in found if each is not None]
 
@@ -181,9 +179,9 @@ async def _found(session: "Session", interrupt: str) -> "AsyncGenerator[Interrup
         if pool is None:
             yield await session.patiently(lambda: client.interrupt(interrupt))
             return
-        from turnstile.ledger.people.interrupt_views import show_interrupt
+        from turnstile.ledger.people.interrupt_views import get_interrupt
 
-        view = await pool.run(lambda conn: show_interrupt(conn, session.project, InterruptId(interrupt)))
+        view = await pool.run(lambda conn: get_interrupt(conn, session.project, InterruptId(interrupt)))
         if view is None:
             raise Refused("unknown_interrupt", f"project {session.project} has no question {interrupt!r}")
         yield client.interrupt_of(view)
