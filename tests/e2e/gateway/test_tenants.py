@@ -120,6 +120,10 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={"cascade": "all"}),
     ],
+    "steer_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on"}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on", "priority": "when_idle"}),
+    ],
     "rerun_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={"from_step": 1}),
