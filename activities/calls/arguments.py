@@ -32,10 +32,23 @@ class ReadyCall:
     wait_seconds: float
 
 
+def _registered(schema: JsonObject) -> Validator:
+    return Draft202012Validator(schema, registry=Registry())
+
+
 def ready(
-    row: ToolRow, arguments_text: str, values: dict[str, str], suspend_seconds: float, *, quotes: bool = True
+    row: ToolRow,
+    arguments_text: str,
+    values: dict[str, str],
+    suspend_seconds: float,
+    make: Callable[[JsonObject], Validator] = _registered,
+    *,
+    quotes: bool = True,
 ) -> ReadyCall | str:
-    """The call, or a sentence that says what is wrong with it; `quotes`: whether the sentence may quote arguments."""
+    """The call, or a sentence that says what is wrong with it; `quotes`: whether the sentence may quote arguments.
+
+    `make` makes the validator of the tool's schema.
+    """
     given = parse_arguments(arguments_text)
     if given is None:
         return f"The arguments of {row.tool_name} are not a JSON object."
@@ -47,7 +60,7 @@ def ready(
     schema = _schema(row, options)
     own = {name: value for name, value in filled.items() if name not in options.envs}
     checked = {name: own[name] for name in own if name not in options.args.fixed or _names(schema, name)}
-    if (problem := violation(row.tool_name, schema, checked, quotes=quotes)) is not None:
+    if (problem := violation(row.tool_name, schema, checked, make, quotes=quotes)) is not None:
         return problem
     waits = (suspend_seconds, options.suspend_timeout_seconds or 0.0, options.timeout_seconds or 0.0)
     from_env: JsonObject = {name: {ENV_KEY: variable} for name, variable in options.envs.items()}
@@ -87,10 +100,6 @@ def _names(schema: JsonObject, name: str) -> bool:
     """Whether the schema has this argument; forced arguments that it does not have are not checked."""
     properties, required = schema.get("properties"), schema.get("required")
     return (isinstance(properties, dict) and name in properties) or (isinstance(required, list) and name in required)
-
-
-def _registered(schema: JsonObject) -> Validator:
-    return Draft202012Validator(schema, registry=Registry())
 
 
 def violation(

@@ -103,7 +103,8 @@ class TurnEvents:
     ) -> list[Message]:
         """The step's commands, then its events; a repeat has the same commands under the same message ids.
 
-        Calls that wait for a person have no command here. `waiting` are the calls that still wait, None for all of the step. Without `updated_at` the turn has resumed.
+        Calls that wait for a person have no command here. `waiting` are the calls that still wait, None for all of the
+        step. Without `updated_at` the turn has resumed.
         """
         commands = recorded.commands if isinstance(recorded, SuspendMetadata) else ()
         held = recorded.held if isinstance(recorded, SuspendMetadata) else ()

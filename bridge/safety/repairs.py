@@ -22,6 +22,7 @@ SENTENCES: Mapping[str, str] = {
     "command": "{tool} has not answered for {silent:g} s; sent again (call {call}, turn {turn} of {agent})",
     "batch": "{tool} did not make all of its turns; sent again (call {call}, turn {turn} of {agent})",
     "batch_due": "{batch} was decided: its deadline had passed, or its turn was over",
+    "interrupts": "agent {agent}: nobody decided about {interrupt} in time; its call is answered so",
     "marked_queued": "turn {turn} of {agent} waited in a queue although its tree was stopped; ended",
     "marked": "turn {turn} of {agent} did not end with its tree in {times.stop_grace:g} s; ended without its worker",
     "stranded": "agent {agent}: it was idle with a turn in its queue; the turn was leased",
@@ -62,7 +63,7 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
     """The values for the placeholders of `SENTENCES`."""
     agent = _agent(found)
     call, turn, thread = (_text_of(found, name) for name in ("tool_call_id", "agent_turn_id", "thread_id"))
-    message, batch = _text_of(found, "request_id"), _text_of(found, "batch_id")
+    message, batch, interrupt = (_text_of(found, name) for name in ("request_id", "batch_id", "interrupt_id"))
     command = getattr(found, "command", None)
     return {
         "agent": agent,
@@ -70,11 +71,12 @@ def _names(found: Any, times: WatchdogTimes) -> dict[str, Any]:
         "thread": thread,
         "message": message,
         "batch": batch,
+        "interrupt": interrupt,
         "call": call,
         "tool": call if command is None else command.tool_name,
         "silent": times.command_retry * getattr(found, "repeat", 1),
         "times": times,
-        "id": next(filter(None, (call, turn, thread, message, batch, agent)), ""),
+        "id": next(filter(None, (call, turn, thread, message, batch, interrupt, agent)), ""),
     }
 
 

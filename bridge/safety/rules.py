@@ -19,6 +19,7 @@ from turnstile.bridge.verbs.stop import end_marked, fence_stopped
 from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run
 from turnstile.ledger.operations.sweep import MarkedTurn, SilentCall, Unannounced, Undecided
+from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import expire_batch
@@ -96,6 +97,7 @@ class LedgerRules:
             self._rows("stop", sweep.list_stops_overdue, times.stop_grace, self._fence),
             self._rows("batch", sweep.retry_forks, times.pending_wakeup, self._command),
             self._rows("batch_due", sweep.list_undecided, 0, self._decide),
+            self._rows("interrupts", list_expired, 0, self._expire),
             self._rows("marked_queued", sweep.list_marked_queued, 0, self._end_marked),
             self._rows("marked", sweep.list_marked_in_hand, times.stop_grace, self._fence),
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
@@ -143,6 +145,12 @@ class LedgerRules:
             rings = await self.pool.run(lambda conn: rings_of(conn, decided))
             await self._claim([(ring.project_id, ring.agent_id) for ring in rings])
         return len(decided)
+
+    async def _expire(self, found: Sequence[Expired]) -> int:
+        """Close questions that nobody answered in time, one a transaction, and claim what their calls are answered."""
+        closed = [each for each in found if await expire_interrupt(self.pool, each.interrupt_id)]
+        await self._claim(list(dict.fromkeys((each.project_id, each.agent_id) for each in closed)))
+        return len(closed)
 
     async def _end_marked(self, found: Sequence[MarkedTurn]) -> int:
         return await end_marked(self.pool, self.publisher, found, self.telemetry)

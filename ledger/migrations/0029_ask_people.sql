@@ -224,6 +224,7 @@ BEGIN
               AND coalesce(nullif(x.parameters, 'null'), '{}') = t.tool_pin -> 'parameters')
             AND (t.tool_pin ->> 'target_subject' NOT LIKE '%.cmd.sys.pmo.internal.%'  -- a delegating tool needs no row
                  OR EXISTS (SELECT FROM resource.tools x WHERE x.tool_name = t.tool_name AND x.project_id = project));
+        changed := changed OR (wanted = 'edit' AND asked -> 'card' IS NULL);  -- whoever checked the edit found no tool
         IF changed THEN
             PERFORM state.answer_held(w, 'decide-' || interrupt, t.channel_id, 'system', state.unsent_result('failed', 'tool_changed',
                 'the tool was changed after a person was asked about this call: it was not sent'));

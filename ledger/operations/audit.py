@@ -133,11 +133,12 @@ class _UntimedConnection:
 
 @functools.cache
 def rules() -> Mapping[str, Rule]:
-    """Every rule by name, in the order in which the audit checks them."""
-    names = ("audit", "audit_inbox", "audit_calls", "audit_boxes", "audit_conversations", "audit_memory", "audit_trees")
-    names += ("audit_steers", "audit_multitask")
-    sql = resources.files("turnstile.ledger").joinpath("operations")
-    texts = [sql.joinpath(f"{name}.sql").read_text("utf-8") for name in names]
+    """Every rule of the files `audit*.sql` by name, in the order in which the audit checks them."""
+    folder = resources.files("turnstile.ledger").joinpath("operations")
+    files = sorted(
+        each.name for each in folder.iterdir() if each.name.startswith("audit") and each.name.endswith(".sql")
+    )
+    texts = [folder.joinpath(name).read_text("utf-8") for name in files]
     return {found.name: _rule(found) for text in texts for found in parse(text).values()}
 
 

@@ -72,7 +72,8 @@ FROM state.agent_state_head h JOIN resource.project_agents a ON a.agent_id = h.a
 WHERE h.status = 'suspended' AND coalesce(h.resume_deadline, h.updated_at) < now() - make_interval(secs => :grace_seconds::float8)
   AND (h.resume_deadline IS NOT NULL OR EXISTS (
        SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = h.active_agent_turn_id AND i.project_id = h.project_id
-         AND i.message_type IN {report_types} AND i.archived_at IS NULL))
+         AND i.message_type IN {report_types} AND i.archived_at IS NULL
+         AND i.created_at < now() - make_interval(secs => :grace_seconds::float8)))
   AND EXISTS (SELECT FROM state.workers w WHERE w.worker_target = a.worker_target
               AND w.last_seen_at > now() - make_interval(secs => :silent_seconds::float8))
   AND (:project_id::text IS NULL OR h.project_id = :project_id)

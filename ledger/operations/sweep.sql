@@ -164,7 +164,7 @@ WHERE i.archived_at IS NULL AND i.inbox_id >= '' AND i.next_retry_at <= now() AN
 LIMIT :row_limit::int;
 
 -- name: retry_commands :many
--- Rule 'command': calls without a report for a while, whose command is published again. It sets the waiting row's updated_at, so
+-- Rule 'command': calls without a report for a while, whose command is published again, with the card that counts. It sets the waiting row's updated_at, so
 -- that one bridge at a time does it and the next repeat comes after the same interval. The collation keeps the plan from looking up
 -- turns by the primary key, of which it would read the whole project.
 WITH silent AS MATERIALIZED (
@@ -188,7 +188,8 @@ FROM silent WHERE w.tool_call_id = silent.tool_call_id AND w.project_id = silent
 RETURNING w.project_id, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.tool_call_id,
           coalesce(silent.active_channel_id, 'public') AS channel_id,
           greatest(1, floor(extract(epoch FROM now() - w.created_at) / greatest(:older_seconds::float8, 0.001)))::int AS repeat,
-          (SELECT c FROM state.agent_steps s CROSS JOIN jsonb_array_elements(s.metadata -> 'commands') c
+          (SELECT c || jsonb_build_object('tool_call_card_id', coalesce(w.call_card_id, c ->> 'tool_call_card_id'))
+           FROM state.agent_steps s CROSS JOIN jsonb_array_elements(s.metadata -> 'commands') c
            WHERE s.step_id = w.step_id AND s.project_id = w.project_id AND c ->> 'tool_call_id' = w.tool_call_id) AS command,
           (SELECT i.context_headers FROM state.agent_inbox i WHERE i.inbox_id = silent.active_inbox_id) AS context_headers;
 

@@ -24,7 +24,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptReply,
     InterruptRequest,
 )
-from turnstile.schema.people.interrupts import InterruptEvent
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
 from turnstile.schema.people.steers import SteerEvent, SteerReply, SteerRequest
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
@@ -124,6 +124,15 @@ VERBS = (
         request=DelegateRequest,
         reply=DelegateReply,
         callers=_TOOL,
+        durable=False,
+    ),
+    Verb(
+        name="decide",
+        summary="Decide about a call that waits for a person.",
+        section="13",
+        request=DecideRequest,
+        reply=DecideReply,
+        callers=_CLIENT,
         durable=False,
     ),
     *(

@@ -4,12 +4,12 @@ A worker makes a `Hold` for each call that must not go out yet; the commit that 
 it. What a model or a tool wrote (`message`, arguments) is quoted data to those who read it, and is in no event.
 """
 
+import json
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
-from pydantic_core import to_json
 
 from turnstile.schema.base import JsonObject, Strict, Tolerant
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, InterruptId, StepId, ToolCallId
@@ -17,6 +17,8 @@ from turnstile.schema.wire.inbox import Reply
 
 EXPIRES_AFTER_SECONDS = 7 * 86_400.0
 """How long an interrupt is open, unless its policy says otherwise."""
+
+_PLAIN = r"^[!-~]+$"
 
 
 class InterruptReason(StrEnum):
@@ -135,11 +137,11 @@ class Interrupt(Tolerant):
 class DecideRequest(Strict):
     """Arguments of `decide`."""
 
-    interrupt_id: InterruptId = Field(min_length=1, max_length=160)
+    interrupt_id: InterruptId = Field(max_length=160, pattern=_PLAIN)
     """The question."""
     decision: Decision
     """One of its `allowed_decisions`."""
-    action_digest: str | None = Field(default=None, max_length=128)
+    action_digest: str | None = Field(default=None, max_length=128, pattern=_PLAIN)
     """Its digest, as the person saw it; null only if it has none."""
     arguments: JsonObject | None = None
     """With `edit`: all arguments of the call, instead of the model's."""
@@ -158,7 +160,8 @@ class DecideRequest(Strict):
 
     def text_bytes(self) -> int:
         """The bytes of its arguments or response as JSON, limited by `TEXT_LIMIT_BYTES`."""
-        return len(to_json(self.arguments if self.response is None else self.response))
+        brought = json.dumps(self.arguments if self.response is None else self.response, ensure_ascii=False)
+        return len(brought.encode("utf-8", "surrogatepass"))
 
 
 class DecideReply(Reply):

@@ -80,10 +80,11 @@ async def test_each_column_is_there_and_written_unless_it_is_marked(defaults: di
 
 @cache
 def written(name: str) -> frozenset[str]:
-    """The columns of a table that a statement, or a function of the trees or of steers, inserts or updates."""
+    """The columns of a table that a statement, or a function of trees and people, inserts or updates."""
     found: set[str] = set()
-    files = (ROOT / "ledger" / "migrations" / f"{each}.sql" for each in ("0024_join_turns", "0030_steer_turns"))
-    functions = [each for file in files for each in file.read_text(encoding="utf-8").split(";")]
+    numbers = ("0024_join_turns", "0029_ask_people", "0030_steer_turns")
+    files = (ROOT / "ledger" / "migrations" / f"{each}.sql" for each in numbers)
+    functions = [part for file in files for part in file.read_text(encoding="utf-8").split(";")]
     for sql in (*(query.sql for query in all_queries().values()), *functions):
         for insert in re.finditer(rf"INSERT INTO {re.escape(name)}(?: AS \w+)?\s*\(([^)]*)\)", sql):
             found |= {each.strip() for each in insert[1].split(",")}

@@ -14,12 +14,13 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import multitask, steers
+from turnstile.ledger.people import decisions, multitask, steers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
 from turnstile.ledger.trees import batches, tree_views
 from turnstile.ledger.turns import action_lookup, ends, intake, lease, roster, steps, usage, views, waiting
+from turnstile.schema.people.interrupts import Interrupt
 from turnstile.schema.pump.declared import ListenerView
 from turnstile.schema.pump.threads import ThreadRef
 from turnstile.schema.tools import ToolRow
@@ -230,6 +231,12 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
         *("agent_id", "agent_turn_id", "turn_epoch", "inbox_id", "status", "context_box_id", "output_box_id"),
     },
     "expire_batch": {"status"},
+    "find_question": decisions.Question,
+    "decide_interrupt": {"decided"},
+    "list_expired": decisions.Expired,
+    "expire_interrupt": {"expired"},
+    "list_interrupts": set(Interrupt.model_fields),
+    "get_interrupt": set(Interrupt.model_fields) | {"content"},
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
     "list_rings": lease.Lease,
@@ -306,7 +313,7 @@ def sql_types(field: str) -> set[str]:
         (r"Annotated\[dict", JSON),
         ("datetime", TIME),
         ("annotation=bool", {"bool"}),
-        ("annotation=list", {"text[]", "_text"}),
+        ("annotation=(list|tuple)", {"text[]", "_text"}),
         ("float", {"float8"}),
         ("bytes", {"bytea"}),
         ("int", NUMBER),

@@ -17,6 +17,7 @@ from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.people.decisions import PeopleVerbs
 from turnstile.bridge.people.interrupt_reads import InterruptReads
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
@@ -76,8 +77,9 @@ class Bridge:
             **PumpVerbs(pool, threads, settings.pump.worker_target, thread_limits(settings)).handlers(),
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
-        # of a tool that waits for the answer: as a command it would be answered to nobody
-        requests = instrumented(throttled(ToolRequests(pool, delegation).handlers(), throttle), telemetry)
+        # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
+        asked = {**ToolRequests(pool, delegation).handlers(), **PeopleVerbs(pool, publisher).handlers()}
+        requests = instrumented(throttled(asked, throttle), telemetry)
         service = VerbService(
             conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
         )

@@ -47,7 +47,7 @@ TEXT: JsonObject = {"text": "done"}
 SAID = json.dumps({"steps": [TEXT]})
 HERE = {
     *("claims", "dispatched_retry", "resume", "suspended", "stop", "command", "stranded", "doorbell", "unannounced"),
-    *("batch", "batch_due", "marked_queued", "marked"),
+    *("batch", "batch_due", "interrupts", "marked_queued", "marked"),
 }
 ELSEWHERE = {"engine", "engine_over", "dispatched_reap", "running_reap"}
 THREADS = {"thread", "thread_turn", "thread_reply", "thread_engine"}

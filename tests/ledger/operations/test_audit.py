@@ -70,11 +70,13 @@ CUT = "UPDATE cards SET content = jsonb_set(content, {}) WHERE card_id = '{}-s1-
 BATCH = "UPDATE state.pmo_batches SET {} WHERE parent_tool_call_id = '{}'"
 TASK = "UPDATE state.pmo_batch_tasks SET {} WHERE current_agent_turn_id = '{}';"
 NODE = "UPDATE state.turn_nodes SET {} WHERE agent_turn_id = '{}'"
+ASKED = "UPDATE state.interrupts SET {} WHERE tool_call_id = '{}'"
 STEER = "UPDATE state.steers SET {} WHERE steer_id = '${}'"
 PLACE = "INSERT INTO box_cards SELECT '{}', max(position) + 1, '{}' FROM box_cards WHERE box_id = '{}'"
 
 
 NO_DEADLINE = "UPDATE state.turn_waiting_tools SET deadline = NULL WHERE agent_id = 'bob'"
+TOLD_LATE = ROW.format(f"created_at = {LATE}", "correlation_id = 'told'")
 
 
 def head(agent: str, change: str) -> str:
@@ -240,7 +242,7 @@ DAMAGES = [
     Damage("deadlines_are_kept", head("bob", f"resume_deadline = {LATE}"), {"agent_turn_id": "$asleep"}),
     Damage(  # with a report that is there
         "deadlines_are_kept",
-        ";".join([NO_DEADLINE, head("bob", f"resume_deadline = NULL, updated_at = {LATE}")]),
+        ";".join([NO_DEADLINE, head("bob", f"resume_deadline = NULL, updated_at = {LATE}"), TOLD_LATE]),
         {"agent_turn_id": "$asleep"},
     ),
     Damage(
@@ -671,6 +673,57 @@ DAMAGES = [
         {"agent_turn_id": "$awaited", "parent_turn_id": "$forking"},
     ),
     Damage(
+        "held_calls_are_asked_about",
+        ASKED.format("status = 'expired', decided_at = now()", "held"),
+        {"agent_turn_id": "$asking", "tool_call_id": "held", "interrupt_id": "int-held-1"},
+        {"decisions_have_their_effect"},
+    ),
+    Damage(
+        "held_calls_are_asked_about",
+        "DELETE FROM state.interrupts WHERE tool_call_id = 'held'",
+        {"agent_turn_id": "$asking", "tool_call_id": "held"},
+    ),
+    Damage(
+        "open_interrupts_hold_their_call",
+        "UPDATE state.turn_waiting_tools SET held_by = NULL WHERE tool_call_id = 'held'",
+        {"agent_turn_id": "$asking", "tool_call_id": "held", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
+        "open_interrupts_hold_their_call",
+        "UPDATE state.turn_waiting_tools SET deadline = now() WHERE tool_call_id = 'held'",
+        {"agent_turn_id": "$asking", "tool_call_id": "held", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
+        "decisions_have_their_effect",
+        ASKED.format("decision = 'respond'", "approved"),
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "decisions_have_their_effect",
+        ASKED.format("decision = 'approve'", "rejected"),
+        {"agent_turn_id": "$asking", "tool_call_id": "rejected", "interrupt_id": "int-rejected-1"},
+    ),
+    Damage(
+        "edits_count",
+        "UPDATE state.turn_waiting_tools SET call_card_id = 'edited-call' WHERE tool_call_id = 'edited'",
+        {"agent_turn_id": "$asking", "tool_call_id": "edited", "interrupt_id": "int-edited-1"},
+    ),
+    Damage(
+        "withdrawn_interrupts_are_over",
+        ASKED.format("status = 'withdrawn', decision = NULL", "approved"),
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "interrupts_agree_with_their_call",
+        ASKED.format("channel_id = 'x'", "approved"),
+        {"agent_turn_id": "$asking", "tool_call_id": "approved", "interrupt_id": "int-approved-1"},
+    ),
+    Damage(
+        "expired_interrupts_are_closed",
+        ASKED.format(f"expires_at = {LATE}", "held"),
+        {"agent_turn_id": "$asking", "interrupt_id": "int-held-1"},
+    ),
+    Damage(
         "steers_go_with_their_turn",
         STEER.format("status = 'waiting', settled_at = NULL", "skipped"),
         {"agent_turn_id": "$heard", "steer_id": "$skipped"},
@@ -785,7 +838,10 @@ async def test_a_healthy_ledger_breaks_no_rule(healthy: Healthy) -> None:
         assert (list(done.violations), [each.rule for each in done.rules]) == ([], list(rules()))
 
 
-IN_TIME = ("claims_are_short", "due_rows_are_taken", "deadlines_are_kept", "stops_are_obeyed")
+IN_TIME = (
+    *("claims_are_short", "due_rows_are_taken", "deadlines_are_kept", "stops_are_obeyed"),
+    "expired_interrupts_are_closed",
+)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(each, id=each.rule) for each in DAMAGES if each.rule in IN_TIME])
@@ -798,6 +854,8 @@ async def test_what_nobody_serves_may_be_late(healthy: Healthy, damage: Damage) 
 async def test_a_sleeper_without_a_deadline_is_told_as_one(healthy: Healthy) -> None:
     async with healthy.undone():
         await healthy.conn.execute(f"{NO_DEADLINE};{head('bob', f'resume_deadline = NULL, updated_at = {LATE}')}")
+        assert await violations(healthy.conn, BOUNDS) == []  # the report has just come
+        await healthy.conn.execute(TOLD_LATE)
         told = [each for each in await violations(healthy.conn, BOUNDS) if each.rule == "deadlines_are_kept"]
         assert [each.detail for each in told] == ["asleep, with a report and without a deadline"]
 

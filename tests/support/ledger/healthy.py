@@ -7,9 +7,10 @@ turn is leased and claimed, and an earlier one failed. Eve has no turns. Frank i
 after the first turn of a conversation, and Hank after four, of which the last two have cut it. Heidi is paused with a
 queued turn. Ivan's turn sleeps with two forks: one is decided, and of the other one child is over and one is leased.
 Judy's turn sleeps while its tool has asked another agent, which has answered. Kim's turn was steered: it runs, and one
-steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Mallory's
-second turn has taken the place of the first, which is rolled back and over, and the third that of the second, which is
-in hand and asked to stop. A box was made of the cards of Alice's plain turn.
+steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Leo's turn
+waits for people: of four calls one is held, one approved, one rejected and one edited. Mallory's second turn has taken
+the place of the first, which is rolled back and over, and the third that of the second, which is in hand and asked to
+stop. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -36,6 +37,7 @@ from tests.support.ledger.agents import (
 )
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.multitask import again, plain
+from tests.support.ledger.people import answer, asking, decide, edit
 from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
@@ -47,6 +49,7 @@ from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
+from turnstile.schema.people.interrupts import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
@@ -54,12 +57,13 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY, KIM, MALLORY = (AgentId(name) for name in ("heidi", "ivan", "judy", "kim", "mallory"))
+HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
+KIM, LEO, MALLORY = (AgentId(name) for name in ("kim", "leo", "mallory"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM, MALLORY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM, LEO, MALLORY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -73,6 +77,7 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["talked"] = await play(pool, GRACE)
     turns |= await _cut(pool)
     turns |= await _forked(pool)
+    turns["asking"] = await _asking(pool)
     turns |= await _displaced(pool)
     steered = await _steered(pool, turns)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
@@ -133,6 +138,15 @@ async def _forked(pool: Pool) -> dict[str, TurnRef]:
     [asked] = (await asks(pool, "asking")).tasks
     await succeed(pool, asked.agent_turn_id)
     return turns
+
+
+async def _asking(pool: Pool) -> TurnRef:
+    """A turn that waits for people about a call, and was told about three others."""
+    turn = await asking(pool, "held", "approved", "rejected", "edited", agent=LEO)
+    await decide(pool, "approved")
+    await decide(pool, "rejected", answer(Decision.REJECT))
+    await decide(pool, "edited", answer(Decision.EDIT, edit=edit(turn, "edited", {"q": "mild"})))
+    return turn
 
 
 async def _displaced(pool: Pool) -> dict[str, TurnRef]:

@@ -1,0 +1,145 @@
+"""The verb `decide`: a person's decision about a call that waits for one (protocol §13).
+
+A decision is checked here only as far as no statement can: the arguments of an edit against the tool's schema, an
+answer against the question's. Which decision counts, one statement says. After its commit the call's command is
+published, or the doorbell of its result; where a crash comes between, the rules `command` and `doorbell` do it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from jsonschema.exceptions import ValidationError
+from pydantic import JsonValue
+
+from turnstile.activities.calls.arguments import ready
+from turnstile.activities.calls.holds import call_card
+from turnstile.activities.text import storable, storable_json
+from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
+from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
+from turnstile.ledger.people.decisions import Answer, Decided, Edit, Question, decide_interrupt, find_question
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.turns.lease import Lease
+from turnstile.runtime.faults import Fault, hit
+from turnstile.runtime.ports import Publisher
+from turnstile.schema.base import JsonObject
+from turnstile.schema.cards import CardMetadata
+from turnstile.schema.delegation.definitions import kernel_tools
+from turnstile.schema.errors import Refused
+from turnstile.schema.ids import CardId, InboxId, ProjectId
+from turnstile.schema.parameters import SchemaTooCostly, bounded
+from turnstile.schema.people.digests import action_digest
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptStatus
+from turnstile.schema.states import ReplyStatus
+from turnstile.schema.tools import ToolRow, expand_subject
+from turnstile.schema.turns import TurnRef
+from turnstile.schema.wire.events import Address
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+
+
+class PeopleVerbs:
+    """The verbs over one ledger."""
+
+    def __init__(self, pool: Pool, publisher: Publisher) -> None:
+        self._pool = pool
+        self._publisher = publisher
+
+    def handlers(self) -> Mapping[str, VerbHandler]:
+        """The handlers by verb."""
+        return {"decide": self.decide}
+
+    async def decide(self, request: VerbRequest) -> DecideReply:
+        """Decide, once; raises `Refused` with the code of why not, and then nothing has changed."""
+        caller, wanted = request.named_caller(), request.parse(DecideRequest)
+        if wanted.text_bytes() > TEXT_LIMIT_BYTES:
+            raise Refused("text_too_large", f"arguments and responses are limited to {TEXT_LIMIT_BYTES} bytes")
+        project, channel, interrupt = request.project_id, request.channel_id, wanted.interrupt_id
+        question = await self._pool.run(lambda conn: find_question(conn, project, channel, interrupt))
+        if question is None:
+            raise Refused("unknown_interrupt", "the channel has no such interrupt")
+        answer = _answer(project, question, wanted)
+        done = await self._pool.run(
+            lambda conn: decide_interrupt(conn, project, channel, interrupt, caller.name, answer)
+        )
+        hit(Fault.DECISION_COMMITTED)
+        if done.verdict == "accepted":
+            await self._tell(project, question, done, answer)
+        hit(Fault.DECISION_PUBLISHED)
+        return DecideReply(
+            status=ReplyStatus.ACCEPTED,
+            interrupt_id=interrupt,
+            decision=done.decision,
+            agent_turn_id=question.agent_turn_id,
+            tool_call_id=question.tool_call_id,
+            tool_changed=done.tool_changed,
+            duplicate=done.verdict == "duplicate",
+        )
+
+    async def _tell(self, project: ProjectId, question: Question, done: Decided, answer: Answer) -> None:
+        """Publish the command of a call that is sent now, or ring for the result of one that is not."""
+        named = question.model_dump() | {"project_id": project}
+        if done.sent and question.command is not None:
+            address = Address.of(_turn(project, question), question.context_headers, SENDER)
+            card = question.command.tool_call_card_id if answer.edit is None else answer.edit.card.card_id
+            command = question.command.model_copy(update={"tool_call_card_id": card})
+            await publish_best_effort(self._publisher, address.tool_command(command, question.step_id))
+        if not done.sent and question.worker_target is not None:
+            lease = Lease.model_validate(named | {"inbox_id": InboxId(f"decide-{question.interrupt_id}")})
+            await publish_best_effort(self._publisher, lease.doorbell(SENDER, "decide"))
+
+
+def _turn(project: ProjectId, question: Question) -> TurnRef:
+    values = question.model_dump() | {"project_id": project, "worker_target": question.worker_target or ""}
+    return TurnRef.model_validate(values)
+
+
+def _answer(project: ProjectId, question: Question, wanted: DecideRequest) -> Answer:
+    """The decision as it is recorded; what it brings is checked while the question is open."""
+    response = storable_json(wanted.response)
+    edit = None
+    if question.status is InterruptStatus.OPEN and wanted.decision in question.allowed_decisions:
+        match wanted.decision:
+            case Decision.EDIT:
+                edit = _edit(project, question, wanted.arguments or {})
+            case Decision.RESPOND:
+                _check_response(question, response)
+            case Decision.APPROVE | Decision.REJECT:
+                pass
+    decided = wanted.model_dump(exclude={"interrupt_id"})
+    digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+    return Answer(wanted.decision, wanted.action_digest, digest, storable(wanted.message), response, edit)
+
+
+def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit | None:
+    """The call's second card; None if its tool is gone. Forced arguments stay what they are, as for a model.
+
+    Raises `Refused` for arguments that do not fit, and `NotCanonical` for numbers that JSON does not carry exactly.
+    """
+    row = kernel_tools().get(question.tool_name) if question.tool is None else ToolRow.model_validate(question.tool)
+    if row is None:
+        return None
+    turn, call = _turn(project, question), question.tool_call_id
+    values = turn.placeholders(question.step_id, question.parent_step_id or "") | {"tool_call_id": call}
+    found = ready(row, json.dumps(arguments), values, 0.0, make=bounded)
+    if isinstance(found, str):
+        raise Refused("invalid_arguments", found)
+    subject = expand_subject(row.target_subject or "", project, question.channel_id)
+    digest = action_digest(call, row.tool_name, subject, found.arguments)
+    card, _ = call_card(turn, question.step_id, call, row, found.arguments, subject)
+    metadata = CardMetadata.model_validate(card.metadata.model_dump() | {"edited": True})
+    return Edit(card.model_copy(update={"card_id": CardId(f"{call}-call-2"), "metadata": metadata}), digest)
+
+
+def _check_response(question: Question, response: JsonValue) -> None:
+    """Raise `Refused` if the response does not match the question's schema."""
+    if question.response_schema is None:
+        return
+    try:
+        error: ValidationError | None = next(iter(bounded(question.response_schema).iter_errors(response)), None)  # pyright: ignore[reportUnknownMemberType] -- the stubs leave it open
+    except (SchemaTooCostly, RecursionError):
+        raise Refused("invalid_response", "the response takes too long to check: give a shorter one") from None
+    if error is not None:
+        where = "/".join(str(part) for part in error.absolute_path)
+        raise Refused(
+            "invalid_response", f"the response does not match{f' at {where}' if where else ''}: {error.message[:500]}"
+        )

@@ -1,0 +1,116 @@
+"""Held calls, and what people decide about them, by the ledger's own functions."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.support.ledger.agents import ALICE, PROJECT, begin, lease, rows
+from tests.support.ledger.calls import TOOL, call_record
+from turnstile.ledger.people.decisions import Answer, Decided, Edit, decide_interrupt
+from turnstile.ledger.pool import Pool
+from turnstile.ledger.queries import Connection
+from turnstile.ledger.turns.steps import CommittedStep, StepRecord, commit_step
+from turnstile.schema.cards import Card, CardType, Role, ToolCallContent, make_card
+from turnstile.schema.ids import AgentId, CardId, ChannelId, ProjectId, ToolCallId, interrupt_id
+from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
+from turnstile.schema.step_metadata import SuspendMetadata
+from turnstile.schema.turns import TurnRef
+
+PUBLIC = ChannelId("public")
+EVERY = tuple(Decision)
+NEVER = 7 * 86_400.0
+
+
+def hold(**fields: Any) -> Hold:
+    """A hold that allows every decision."""
+    values = {
+        "reason": InterruptReason.TOOL_CALL,
+        "message": "May it?",
+        "action_digest": "d",
+        "allowed_decisions": EVERY,
+    }
+    return Hold.model_validate(values | fields)
+
+
+def held_record(turn: TurnRef, step: int, asked: dict[str, Hold | None], *, wait_seconds: float = 60.0) -> StepRecord:
+    """A step with these calls; those with a hold are held."""
+    record = call_record(turn, step, *asked, wait_seconds=wait_seconds)
+    held = tuple(ToolCallId(call) for call, each in asked.items() if each is not None)
+    metadata = SuspendMetadata(commands=tuple(record.calls), held=held)
+    return replace(record, metadata=metadata, holds=tuple(asked.values()))
+
+
+async def suspend_held(
+    pool: Pool, turn: TurnRef, asked: dict[str, Hold | None], *, step: int = 1, wait_seconds: float = 60.0
+) -> CommittedStep:
+    """commit_step of a running turn with these calls."""
+    record = held_record(turn, step, asked, wait_seconds=wait_seconds)
+    return await pool.run(lambda conn: commit_step(conn, turn, record))
+
+
+async def asking(
+    pool: Pool,
+    *calls: str,
+    free: tuple[str, ...] = (),
+    agent: AgentId = ALICE,
+    wait_seconds: float = 60.0,
+    **fields: Any,
+) -> TurnRef:
+    """A new turn that waits for people about `calls`, with a hold of these fields, and for the tools of `free`."""
+    turn = await lease(pool, agent)
+    await begin(pool, turn)
+    asked: dict[str, Hold | None] = dict.fromkeys(free) | {call: hold(**fields) for call in calls}
+    await suspend_held(pool, turn, asked, wait_seconds=wait_seconds)
+    return turn
+
+
+def answer(decision: Decision = Decision.APPROVE, **fields: Any) -> Answer:
+    """A decision; of two with the same fields one is the repeat of the other."""
+    values = {"decision": decision, "action_digest": "d", "digest": f"{decision}{sorted(fields.items())}"}
+    return Answer(**{**values, **fields})
+
+
+def edit(turn: TurnRef, call: str, arguments: dict[str, Any]) -> Edit:
+    """An edit of the call's arguments."""
+    card = make_card(
+        CardId(f"{call}-call-2"),
+        CardType.TOOL_CALL,
+        Role.ASSISTANT,
+        ToolCallContent(tool_name=TOOL, arguments=arguments, target_subject="cg.v1r4.p1.public.cmd.tool.search.run"),
+        author=turn.agent_id,
+        turn=turn.agent_turn_id,
+        trace=turn.trace_id,
+        tool_call=ToolCallId(call),
+    )
+    return Edit(Card.model_validate(card.model_dump()), "edited")
+
+
+async def decide_on(
+    conn: Connection, call: str, given: Answer | None = None, *, who: str = "dora", channel: ChannelId = PUBLIC,
+    project: ProjectId = PROJECT, number: int = 1,
+) -> Decided:  # fmt: skip
+    """decide_interrupt of a call's question."""
+    return await decide_interrupt(
+        conn, project, channel, interrupt_id(ToolCallId(call), number), who, given or answer()
+    )
+
+
+async def decide(pool: Pool, call: str, given: Answer | None = None, **fields: Any) -> Decided:
+    """As `decide_on`, in a transaction of its own."""
+    return await pool.run(lambda conn: decide_on(conn, call, given, **fields))
+
+
+async def call_row(pool: Pool, call: str) -> dict[str, Any]:
+    """The waiting row of a call."""
+    [row] = await rows(pool, "SELECT * FROM state.turn_waiting_tools WHERE tool_call_id = $1", call)
+    return row
+
+
+async def question(pool: Pool, call: str) -> dict[str, Any]:
+    """The row of a call's question."""
+    [row] = await rows(pool, "SELECT * FROM state.interrupts WHERE tool_call_id = $1", call)
+    return row
+
+
+async def pass_expiry(pool: Pool) -> None:
+    """Let the time of every open question be over."""
+    await rows(pool, "UPDATE state.interrupts SET expires_at = now() - interval '1 s' WHERE status = 'open'")
