@@ -27,7 +27,8 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueReply
 
 _NEEDS_PRINCIPAL = (
-    "a multitask_strategy needs to know whose turns are meant: ask req.sys.bridge.enqueue.{your name}, or the gateway"
+    "a multitask_strategy needs to know whose turns are meant: set TURNSTILE_PRINCIPAL to your name, which then ends"
+    " the subject of each request (req.sys.bridge.enqueue.{name}), or ask the gateway"
 )
 
 

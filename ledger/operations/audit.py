@@ -133,12 +133,15 @@ class _UntimedConnection:
 
 @functools.cache
 def rules() -> Mapping[str, Rule]:
-    """Every rule of the files `audit*.sql` by name, in the order in which the audit checks them."""
+    """Every rule of the files `audit*.sql` by name, in the order in which the audit checks them.
+
+    `audit_setup.sql` has the statements that prepare it.
+    """
     folder = resources.files("turnstile.ledger").joinpath("operations")
     files = sorted(
         each.name for each in folder.iterdir() if each.name.startswith("audit") and each.name.endswith(".sql")
     )
-    texts = [folder.joinpath(name).read_text("utf-8") for name in files]
+    texts = [folder.joinpath(name).read_text("utf-8") for name in files if name != "audit_setup.sql"]
     return {found.name: _rule(found) for text in texts for found in parse(text).values()}
 
 
