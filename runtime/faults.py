@@ -18,6 +18,8 @@ class Fault(StrEnum):
     ENQUEUE_PUBLISHED = "enqueue.published"
     WAY_MADE = "way.made"
     WAY_PUBLISHED = "way.published"
+    RERUN_COMMITTED = "rerun.committed"
+    RERUN_PUBLISHED = "rerun.published"
     CLAIM_TAKEN = "claim.taken"
     WORKFLOW_STARTED = "workflow.started"
     WORKFLOW_SIGNALLED = "workflow.signalled"

@@ -94,6 +94,22 @@ class SyncTurn:
         """
         return self.client.call(lambda: self.turn.steer(text, when_idle=when_idle, correlation_id=correlation_id))
 
+    def rerun(
+        self,
+        from_step: int | None = None,
+        *,
+        model: str | None = None,
+        runtime_config: JsonObject | None = None,
+        correlation_id: str | None = None,
+    ) -> "SyncTurn":
+        """Run the turn again, which must be over, from one of its steps; see `Turn.rerun`."""
+        made = self.client.call(
+            lambda: self.turn.rerun(
+                from_step, model=model, runtime_config=runtime_config, correlation_id=correlation_id
+            )
+        )
+        return SyncTurn(self.client, made)
+
     def tree(self) -> Sequence[TreeTurn]:
         """Every turn of the tree that it is in, parents before children."""
         return self.client.call(self.turn.tree)

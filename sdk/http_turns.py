@@ -26,6 +26,7 @@ from turnstile.schema.errors import BadRequest, ConfigError, Limited, Refused, S
 from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, SteerId, StepId, ToolCallId, step_id
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, Interrupt
+from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ChunkType, ReplyStatus, SteerStatus, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
@@ -228,7 +229,7 @@ def open_http(
 class HttpTurn(Turn):
     """A turn over HTTP."""
 
-    def __init__(self, backend: HttpBackend, asked: EnqueueRequest | AgentTurnId) -> None:
+    def __init__(self, backend: HttpBackend, asked: EnqueueRequest | RerunRequest | AgentTurnId) -> None:
         self._backend = backend
         self._asked = asked
 
@@ -237,11 +238,18 @@ class HttpTurn(Turn):
             body = self._asked.model_dump(mode="json", exclude_unset=True, exclude={"correlation_id", "message_type"})
             if self._backend.channel is not None:
                 body["channel_id"] = self._backend.channel
-            headers = _idempotent(self._asked.correlation_id)
-            made = await self._backend.request("POST", "/v1/turns", _Turn, body, headers)
-            self.reply = EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})
-            self._asked = made.agent_turn_id
+            return await self._made("/v1/turns", body, self._asked.correlation_id)
+        if isinstance(self._asked, RerunRequest):
+            named = {"agent_turn_id", "correlation_id"}
+            body = self._asked.model_dump(mode="json", exclude_unset=True, exclude=named)
+            return await self._made(f"{_path(self._asked.agent_turn_id)}/rerun", body, self._asked.correlation_id)
         return self._asked
+
+    async def _made(self, path: str, body: JsonObject, correlation_id: str | None) -> AgentTurnId:
+        made = await self._backend.request("POST", path, _Turn, body, _idempotent(correlation_id))
+        self.reply = EnqueueReply.model_validate({**made.model_dump(), "status": ReplyStatus.ACCEPTED})
+        self._asked = made.agent_turn_id
+        return made.agent_turn_id
 
     @asynccontextmanager
     async def chunks(self) -> AsyncGenerator[AsyncGenerator[Chunk]]:
@@ -281,6 +289,9 @@ class HttpTurn(Turn):
         path = f"{_path(asked.agent_turn_id)}/steer"
         done = await self._backend.request("POST", path, _Steer, body, headers=key)
         return SteerReply.model_validate({**done.model_dump(), "status": ReplyStatus.ACCEPTED})
+
+    def again(self, request: RerunRequest) -> Turn:
+        return HttpTurn(self._backend, request)
 
     async def tree(self) -> Sequence[TreeTurn]:
         path, turns, query = f"{_path(await self.start())}/tree", list[TreeTurn](), ""

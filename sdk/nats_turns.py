@@ -19,6 +19,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptView,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.wire.descriptions import DescribeReply, TreeTurn, TurnView
@@ -38,7 +39,9 @@ _LINGER_SECONDS = 0.1
 class NatsTurn(Turn):
     """A turn over NATS."""
 
-    def __init__(self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | AgentTurnId) -> None:
+    def __init__(
+        self, bridge: BridgeClient, agent_id: AgentId, asked: EnqueueRequest | RerunRequest | AgentTurnId
+    ) -> None:
         self._bridge = bridge
         self._agent = agent_id
         self._asked = asked
@@ -46,6 +49,9 @@ class NatsTurn(Turn):
     async def start(self) -> AgentTurnId:
         if isinstance(self._asked, EnqueueRequest):
             self.reply = await self._bridge.request_as("enqueue", self._asked, EnqueueReply)
+            self._asked = turn_of(self.reply)
+        elif isinstance(self._asked, RerunRequest):
+            self.reply = await self._bridge.request_as("rerun", self._asked, RerunReply)
             self._asked = turn_of(self.reply)
         return self._asked
 
@@ -82,6 +88,9 @@ class NatsTurn(Turn):
     async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:
         asked = steer_request(await self.start(), text, when_idle=when_idle, correlation_id=correlation_id)
         return await self._bridge.request_as("steer", asked, SteerReply)
+
+    def again(self, request: RerunRequest) -> Turn:
+        return NatsTurn(self._bridge, self._agent, request)
 
     async def tree(self) -> Sequence[TreeTurn]:
         return (await self._describe({"agent_turn_id": await self.start(), "tree": True})).tree or []

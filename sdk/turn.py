@@ -12,6 +12,7 @@ from turnstile.schema.cards import SubmittedField
 from turnstile.schema.ids import AgentTurnId, CardId, InterruptId, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest
+from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.people.steers import SteerReply, SteerRequest
 from turnstile.schema.states import ChunkType, SteerPriority, TurnStatus
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
@@ -112,6 +113,30 @@ class Turn(ABC):
 
         Raises `Refused` or `ServerUnavailable`.
         """
+
+    async def rerun(
+        self,
+        from_step: int | None = None,
+        *,
+        model: str | None = None,
+        runtime_config: JsonObject | None = None,
+        correlation_id: str | None = None,
+    ) -> "Turn":
+        """Run the turn again, which must be over, from one of its steps; returns the new turn, which is enqueued.
+
+        Without `from_step` a failed turn goes on from the step that failed, any other begins anew. `model` and
+        `runtime_config` replace what the turn was asked with. Raises `BadRequest`, `Refused` or `ServerUnavailable`.
+        """
+        asked: dict[str, JsonValue] = {"agent_turn_id": await self.start(), "from_step": from_step, "model": model}
+        asked |= {"runtime_config": runtime_config, "correlation_id": correlation_id or uuid7()}
+        given: JsonObject = {name: value for name, value in asked.items() if value is not None}
+        made = self.again(parse_request(RerunRequest, given))
+        await made.start()
+        return made
+
+    @abstractmethod
+    def again(self, request: RerunRequest) -> "Turn":
+        """The turn that runs this one again, not enqueued yet."""
 
     @abstractmethod
     async def steer(self, text: str, *, when_idle: bool = False, correlation_id: str | None = None) -> SteerReply:

@@ -39,13 +39,13 @@ class Memory:
     """The cards of an output box, from its latest cut on."""
 
     cards: tuple[Card, ...]
-    turn: AgentTurnId
-    """The turn in hand."""
+    in_hand: frozenset[AgentTurnId]
+    """The turn in hand, and those that it runs again: what these had done before that is its own."""
 
     @property
     def own(self) -> tuple[Card, ...]:
         """The cards of the turn in hand, without those that are of the memory."""
-        mine = (card for card in self.cards if card.metadata.agent_turn_id == self.turn)
+        mine = (card for card in self.cards if card.metadata.agent_turn_id in self.in_hand)
         return tuple(card for card in mine if card.type not in _KERNELS)
 
     @property
@@ -60,19 +60,19 @@ class Memory:
     @property
     def compactions(self) -> list[MemoryCut]:
         """The cuts that the turn in hand has made."""
-        mine = (card for card in self.cards if card.metadata.agent_turn_id == self.turn)
+        mine = (card for card in self.cards if card.metadata.agent_turn_id in self.in_hand)
         made = (cut_of(card) for card in mine if card.type == CardType.MEMORY_CUT)
         return [each for each in made if each is not None]
 
     def earlier(self, first: int = 0, summary: Card | None = None) -> tuple[Card, ...]:
         """What is read of earlier turns, if it begins at this place: the summary, then their cards."""
-        kept = (card for card in self.cards[first:] if card.metadata.agent_turn_id != self.turn)
+        kept = (card for card in self.cards[first:] if card.metadata.agent_turn_id not in self.in_hand)
         told = summary if summary is not None or first else self.summary
         return (*(() if told is None else (told,)), *(card for card in kept if card.type not in _KERNELS))
 
     def places(self) -> list[int]:
         """The places at which a cut is possible, in order; at the last one, nothing of earlier turns is kept."""
-        mine = [place for place, card in enumerate(self.cards) if card.metadata.agent_turn_id == self.turn]
+        mine = [place for place, card in enumerate(self.cards) if card.metadata.agent_turn_id in self.in_hand]
         end = mine[0] if mine else len(self.cards)
         last = {key: place for place, card in enumerate(self.cards) for key in _keys(card)}
         found: list[int] = []
@@ -86,7 +86,7 @@ class Memory:
     def turns(self, first: int, until: int) -> int:
         """The number of earlier turns with cards in this range."""
         within = {card.metadata.agent_turn_id for card in self.cards[first:until] if card.type not in _KERNELS}
-        return len(within - {self.turn, None})
+        return len(within - self.in_hand - {None})
 
 
 def _keys(card: Card) -> Iterable[Hashable]:

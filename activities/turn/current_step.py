@@ -83,7 +83,8 @@ class CurrentStep:
     @property
     def memory(self) -> Memory:
         """What it reads of its output box."""
-        return Memory(self.begun.output, self.turn.agent_turn_id)
+        rerun = self.begun.head.rerun
+        return Memory(self.begun.output, frozenset({self.turn.agent_turn_id, *(() if rerun is None else rerun.line)}))
 
     def messages(self, pinned: PinnedConfig, first: int = 0, summary: Card | None = None) -> tuple[ModelMessage, ...]:
         """The messages of its request, if the memory begins at this place; raises `CardUnreadable`."""

@@ -105,17 +105,16 @@ def pin(turn: TurnRef, begun: BegunStep, max_steps: int) -> PinnedConfig:
     prompt = render(profile.system_prompt_template, turn.placeholders(step_id(turn.agent_turn_id, 1), parent))
     if runtime.instructions is not None:
         prompt = f"{prompt.rstrip()}\n\n{runtime.instructions}" if prompt.strip() else runtime.instructions
-    asked = _asked(turn, begun.context) if runtime.remember else ()
+    asked = _asked(turn, begun) if runtime.remember else ()
     return PinnedConfig(config, prompt, found.specs, (*asked, *_cards(turn, prompt, found.specs)))
 
 
-def _asked(turn: TurnRef, context: Sequence[Card]) -> tuple[Card, ...]:
-    """The card of the turn's own instruction."""
-    return tuple(
-        card
-        for card in context
-        if card.type == CardType.INSTRUCTION and card.metadata.agent_turn_id == turn.agent_turn_id
-    )
+def _asked(turn: TurnRef, begun: BegunStep) -> tuple[Card, ...]:
+    """The card of the turn's own instruction; of a rerun that of the turn that was asked, unless the copy has it."""
+    rerun, there = begun.head.rerun, {card.card_id for card in begun.output}
+    turns = {turn.agent_turn_id, *(() if rerun is None else rerun.line)}
+    asked = (card for card in begun.context if card.type == CardType.INSTRUCTION and card.card_id not in there)
+    return tuple(card for card in asked if card.metadata.agent_turn_id in turns)
 
 
 def _pinned(turn: TurnRef, begun: BegunStep, stored: JsonObject) -> PinnedConfig:

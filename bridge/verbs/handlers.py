@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from turnstile.bridge.people.multitask import MultitaskEnqueues
+from turnstile.bridge.people.rerun_verb import rerun_turn
 from turnstile.bridge.people.steering import steer_turn
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.admission import AdmissionCache
@@ -26,6 +27,7 @@ from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.ids import forked_box_id, made_box_id, new_box_id
+from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import MultitaskStrategy, ReplyStatus
 from turnstile.schema.wire import headers
@@ -76,6 +78,7 @@ class Verbs:
             "box_fork": self.box_fork,
             "box_make": self.box_make,
             "box_replace": self.box_replace,
+            "rerun": self.rerun,
         }
 
     async def enqueue(self, request: VerbRequest) -> EnqueueReply:
@@ -166,6 +169,15 @@ class Verbs:
     async def steer(self, request: VerbRequest) -> SteerReply:
         """Say something to a turn while it runs (protocol §6, steer)."""
         return await steer_turn(self.pool, self.publisher, request)
+
+    async def rerun(self, request: VerbRequest) -> RerunReply:
+        """Run a turn again from one of its steps."""
+        limit = self._counts.limit_for(request.project_id)
+        admission = replace(self.admission, wait_seconds=request.wait_seconds, max_live_turns=limit)
+        done = await rerun_turn(self.pool, self.publisher, request, depth_limit=self.depth_limit, admission=admission)
+        if limit:
+            self._counts.found(request.project_id)
+        return done
 
     async def box_fork(self, request: VerbRequest) -> BoxForkReply:
         """Copy a box; a command that is delivered twice makes one copy."""

@@ -84,6 +84,21 @@ def _turns(turns: Turns, events: Events) -> list[Endpoint]:
             request_headers={"Idempotency-Key": "The caller's own name for the request: 1 to 256 ASCII characters."},
         ),
         Endpoint(
+            name="rerun_turn",
+            method="POST",
+            path="/v1/turns/{turn_id}/rerun",
+            right=Right.ASK,
+            summary="Run a turn that is over again from one of its steps, by a new turn in copies of its boxes.",
+            handler=turns.rerun,
+            body=r.TurnRerun,
+            answer=r.Turn,
+            statuses={201: "The new turn is over.", 202: "The new turn is queued or runs."},
+            request_headers={
+                "Idempotency-Key": "The caller's own name for the request: 1 to 256 ASCII characters.",
+                "Prefer": _WAIT,
+            },
+        ),
+        Endpoint(
             name="get_turn_tree",
             method="GET",
             path="/v1/turns/{turn_id}/tree",

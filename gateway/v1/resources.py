@@ -110,6 +110,17 @@ class TurnStop(Strict):
     """`waited`: also the turns below it that are waited for; `all`: also those that nobody waits for."""
 
 
+class TurnRerun(Strict):
+    """From where a turn is run again, and with what else."""
+
+    from_step: int | None = Field(default=None, ge=1, le=100_000)
+    """The step, from 1; by default of a failed turn the step that failed, else the first."""
+    model: str | None = Field(default=None, min_length=1, max_length=256)
+    """`provider/model` for the new turn: the same as `runtime_config.model`."""
+    runtime_config: RuntimeConfig | None = None
+    """Settings that replace those that the turn was asked with; null stands for the profile's."""
+
+
 class StopAnswer(Tolerant):
     """A stop that was accepted: the turn will end."""
 

@@ -1,7 +1,7 @@
-"""`/v1/turns`: create, get, list, stop and tree (protocol §14.1).
+"""`/v1/turns`: create, get, list, stop, rerun and tree (protocol §14.1).
 
-Creating and stopping are the bridge's verbs. Reading is the ledger's, within the token's project and channel: what
-belongs to another is answered like what does not exist.
+Creating, stopping and running again are the bridge's verbs. Reading is the ledger's, within the token's project and
+channel: what belongs to another is answered like what does not exist.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from turnstile.gateway.v1.resources import (
     Turn,
     TurnCreate,
     TurnPage,
+    TurnRerun,
     TurnsQuery,
     TurnSteer,
     TurnStop,
@@ -42,6 +43,7 @@ from turnstile.schema.access import Principal
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, Limited, Refused, ServerUnavailable, TurnstileError
 from turnstile.schema.ids import AgentId, AgentTurnId, ChannelId, ConversationId
+from turnstile.schema.people.reruns import RerunReply
 from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
@@ -70,8 +72,23 @@ class Turns:
         payload = {name: value for name, value in payload.items() if value is not None}
         if (key := key_in(call.headers)) is not None:
             payload["correlation_id"] = key
-        wait = wait_in(call.headers)
         reply = await self.asking.ask(principal, channel, "enqueue", payload, EnqueueReply, call.headers)
+        return await self._made(call, reply)
+
+    async def rerun(self, call: Call[object, TurnRerun]) -> Answer:
+        """Run a turn again from one of its steps; answers the new turn as `create` does."""
+        view = await self.described(call.principal, AgentTurnId(call.path["turn_id"]))
+        payload: JsonObject = call.body.model_dump(mode="json", exclude_unset=True)
+        payload = {name: value for name, value in payload.items() if value is not None}
+        payload["agent_turn_id"] = view.agent_turn_id
+        if (key := key_in(call.headers)) is not None:
+            payload["correlation_id"] = key
+        reply = await self.asking.ask(call.principal, view.channel_id, "rerun", payload, RerunReply, call.headers)
+        return await self._made(call, reply)
+
+    async def _made(self, call: Call[Any, Any], reply: EnqueueReply) -> Answer:
+        """The new turn; once it is over, if that is waited for."""
+        principal, wait = call.principal, wait_in(call.headers)
         if reply.agent_turn_id is None:
             raise Refused("internal_error", "the bridge accepted the request and named no turn")
         turn = await self.described(principal, reply.agent_turn_id)

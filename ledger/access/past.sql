@@ -12,7 +12,8 @@ WHERE i.agent_turn_id = :agent_turn_id AND i.project_id = :project_id AND i.mess
 -- what its output box had before it, from the last cut of then on, what it read of its context box, and its own.
 WITH
 turn AS MATERIALIZED (
-    SELECT state.as_uuid(i.payload ->> 'context_box_id') AS context_box_id, state.as_uuid(i.payload ->> 'output_box_id') AS output_box_id, (
+    SELECT coalesce(i.payload -> 'rerun' -> 'line', '[]') || to_jsonb(i.agent_turn_id) AS turns,
+           state.as_uuid(i.payload ->> 'context_box_id') AS context_box_id, state.as_uuid(i.payload ->> 'output_box_id') AS output_box_id, (
                SELECT state.as_count(s.metadata #>> '{turn_config,context_position}') FROM state.agent_steps s
                WHERE s.step_id = i.agent_turn_id || '-s1' AND s.project_id = i.project_id) AS context_position
     FROM state.agent_inbox i
@@ -25,7 +26,7 @@ context AS MATERIALIZED (
     JOIN public.cards c ON c.card_id = b.card_id AND c.tenant_id = :project_id AND state.is_alive(c.expires_at, c.deleted_at)
 ),
 output AS MATERIALIZED (
-    SELECT b.position, b.card_id, c.metadata ->> 'type' AS type, c.metadata ->> 'agent_turn_id' IS NOT DISTINCT FROM :agent_turn_id AS own,
+    SELECT b.position, b.card_id, c.metadata ->> 'type' AS type, coalesce(turn.turns ? (c.metadata ->> 'agent_turn_id'), false) AS own,
            CASE WHEN c.metadata ->> 'type' = 'memory.cut' THEN c.content -> 'data' END AS cut, EXISTS (
                SELECT FROM state.rollbacks r WHERE r.box_id = turn.output_box_id AND r.agent_turn_id = c.metadata ->> 'agent_turn_id') AS rolled_back
     FROM turn JOIN public.box_cards b ON b.box_id = turn.output_box_id

@@ -66,7 +66,8 @@ BEGIN
                                    turn_epoch, context_headers, payload, status, next_retry_at, created_at)
     VALUES (inbox, w.project_id, w.agent_id, coalesce(channel, 'public'), 'tool_result', 'report', w.tool_call_id,
             w.agent_turn_id, w.turn_epoch, i.context_headers,
-            jsonb_build_object('status', content ->> 'status', 'after_execution', NULL, 'tool_result_card_id', w.tool_call_id || '-result'),
+            jsonb_build_object('status', content ->> 'status', 'after_execution',
+                CASE jsonb_typeof(content -> 'error') WHEN 'object' THEN content -> 'after_execution' END, 'tool_result_card_id', w.tool_call_id || '-result'),
             'pending', now(), clock_timestamp())
     ON CONFLICT DO NOTHING;
     UPDATE state.turn_waiting_tools x SET wait_status = 'received', received_at = now(), updated_at = now()

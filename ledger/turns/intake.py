@@ -35,7 +35,7 @@ from turnstile.schema.ids import (
 from turnstile.schema.states import MessageType, ReplyStatus, TurnStatus
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.headers import ContextHeaders
-from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest
+from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES, EnqueueReply, EnqueueRequest, RerunOf
 from turnstile.schema.wire.limits import PROJECT_FULL_FOR_CHILDREN, UNLIMITED, Admission, rate_limited
 from turnstile.schema.wire.ui_actions import UiAction
 
@@ -82,6 +82,10 @@ class Enqueue:
     admission: Admission = UNLIMITED
     action: UiAction | None = None
     """The action of a `ui_action` turn; `request` then holds its agent, correlation and metadata only."""
+    rerun: RerunOf | None = None
+    """The turn that this one runs again, in copies of its boxes."""
+    rerun_digest: str | None = None
+    """The fingerprint of the request to do so."""
 
     @property
     def agent_id(self) -> AgentId:
@@ -94,6 +98,12 @@ class Enqueue:
         request = self.request
         boxes = (request.context_box_id, request.output_box_id)
         return self.action is None and request.agent_id is not None and boxes == (None, None)
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of what was asked; the same correlation with a different one is a conflict."""
+        asked = self.request if self.action is None else self.action
+        return self.rerun_digest or asked.digest()
 
 
 class QueuedStop(Tolerant):
@@ -188,7 +198,8 @@ async def enqueue_turn(conn: Connection, command: Enqueue, cards: list[Card]) ->
         correlation_id=request.correlation_id or command.agent_turn_id,
         message_type=MessageType.TURN if action is None else MessageType.UI_ACTION,
         ui_action=None if action is None else action.ref.model_dump_json(),
-        request_digest=request.digest() if action is None else action.digest(),
+        request_digest=command.digest,
+        rerun=None if command.rerun is None else command.rerun.model_dump_json(),
         context_headers=headers.dumps(command.context_headers),
         header_depth=headers.depth(command.context_headers),
         parent_turn_id=command.context_headers.get(headers.PARENT_TURN_ID),

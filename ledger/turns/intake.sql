@@ -156,7 +156,8 @@ mine AS (
                               'output_box_id', go.output_box_id, 'runtime_config', :runtime_config::jsonb || CASE
                                   WHEN go.conversation_id IS NULL THEN '{}' ELSE '{"remember": true}'::jsonb END)
            || CASE WHEN go.conversation_id IS NULL THEN '{}' ELSE jsonb_build_object('conversation_id', go.conversation_id) END
-           || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END,
+           || CASE WHEN :message_type = 'ui_action' THEN jsonb_build_object('ui_action', :ui_action::jsonb) ELSE '{}' END
+           || CASE WHEN :rerun::jsonb IS NOT NULL THEN jsonb_build_object('rerun', :rerun::jsonb) ELSE '{}' END,
            CASE WHEN go.leases_mine THEN 'pending' ELSE 'queued' END,
            CASE WHEN go.leases_mine THEN now() ELSE 'infinity' END, clock_timestamp(), :request_digest
     FROM go WHERE go.leases_mine OR (:message_type = 'turn' AND go.queue = 'free')

@@ -26,6 +26,7 @@ from turnstile.schema.step_metadata import StepMetadata, SuspendMetadata
 from turnstile.schema.tools import ToolCommand
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.headers import ContextHeaders
+from turnstile.schema.wire.inbox import RerunOf
 
 
 class AnsweredCall(Tolerant):
@@ -68,6 +69,8 @@ class StepHead(Tolerant):
     """How the profile, context and output boxes were read."""
     answered: list[AnsweredCall]
     """The calls of the last committed step that were applied or expired, in no order."""
+    rerun: RerunOf | None = None
+    """The turn that this one runs again."""
 
 
 @dataclass(frozen=True, slots=True)

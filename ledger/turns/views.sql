@@ -18,7 +18,11 @@ SELECT i.agent_turn_id, i.project_id, i.agent_id, i.channel_id, i.inbox_id, i.co
        (SELECT count(*) FROM state.agent_steps s WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) AS steps,
        (SELECT jsonb_agg(to_jsonb(x) ORDER BY x.seq) FROM (
             SELECT s.steer_id, s.priority, s.status, s.step_id, s.steered_by, s.created_at, s.settled_at, s.seq FROM state.steers s
-            WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) x) AS steers
+            WHERE s.agent_turn_id = i.agent_turn_id AND s.project_id = i.project_id) x) AS steers,
+       i.payload -> 'rerun' ->> 'of' AS rerun_of, state.as_count(i.payload -> 'rerun' ->> 'from_step') AS from_step,
+       ARRAY(SELECT r.agent_turn_id FROM state.agent_inbox r
+             WHERE r.payload -> 'rerun' ->> 'of' = i.agent_turn_id AND r.payload ? 'rerun' AND r.project_id = i.project_id
+             ORDER BY r.created_at LIMIT 100) AS reruns
 FROM state.agent_inbox i
 LEFT JOIN state.turn_outcomes o ON o.agent_turn_id = i.agent_turn_id AND o.project_id = i.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = i.agent_id AND h.project_id = i.project_id

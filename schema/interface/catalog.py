@@ -25,6 +25,7 @@ from turnstile.schema.people.interrupt_requests import (
     InterruptRequest,
 )
 from turnstile.schema.people.interrupts import DecideReply, DecideRequest, InterruptEvent
+from turnstile.schema.people.reruns import RerunReply, RerunRequest
 from turnstile.schema.people.steers import SteerEvent, SteerReply, SteerRequest
 from turnstile.schema.profiles import Profile
 from turnstile.schema.pump.listeners import ListenerFile
@@ -114,6 +115,7 @@ VERBS = (
         durable=False,
     ),
     Verb("describe", "Look at a turn, a card or a call.", "6", inbox.DescribeRequest, DescribeReply, _CLIENT + _TOOL),
+    Verb("rerun", "Run a turn again from one of its steps.", "6", RerunRequest, RerunReply, _CLIENT, durable=False),
     Verb("box_fork", "Copy a box.", "6", BoxForkRequest, BoxForkReply, _CLIENT),
     Verb("box_make", "Make a box of parts.", "6", BoxMakeRequest, BoxMakeReply, _CLIENT),
     Verb("box_replace", "Set an agent's boxes.", "6", BoxReplaceRequest, BoxReplaceReply, _CLIENT),

@@ -102,6 +102,12 @@ class TurnView(Tolerant):
     """The number of committed steps."""
     steers: _Steers = None
     """What was said to it while it ran, in order, and where that stands; null for nothing."""
+    rerun_of: AgentTurnId | None = None
+    """The turn that it runs again; null if it does not."""
+    from_step: int | None = None
+    """The step of that turn from which on it does."""
+    reruns: tuple[AgentTurnId, ...] = ()
+    """The turns that run it again, oldest first; at most 100."""
 
 
 class CallView(Tolerant):

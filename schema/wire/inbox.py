@@ -168,6 +168,17 @@ class Multitask(Tolerant):
     """The queued turn of somebody else whose place it took, if there was one."""
 
 
+class RerunOf(Tolerant):
+    """Which turn another one runs again (protocol §6, rerun)."""
+
+    of: AgentTurnId
+    """The turn that is run again."""
+    from_step: int
+    """From which of its steps on."""
+    line: tuple[AgentTurnId, ...] = ()
+    """That turn, the one that it had run again, and so on: what they wrote into the output box is read as its own."""
+
+
 class TurnPayload(Tolerant):
     """`payload` of an inbox row of type `turn`."""
 
@@ -183,6 +194,8 @@ class TurnPayload(Tolerant):
     """The conversation that the turn is in, if it is in one."""
     multitask: Multitask | None = None
     """What the turn did with others of its conversation, if its strategy was `interrupt` or `rollback`."""
+    rerun: RerunOf | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The turn that it runs again, if it does."""
 
 
 class ReportPayload(Tolerant):

@@ -14,7 +14,7 @@ from turnstile.ledger import queries
 from turnstile.ledger.access import addressees, pages, past, tokens
 from turnstile.ledger.delegation import provision, targets
 from turnstile.ledger.operations import audit, export, monitor, recovery, removal, sweep
-from turnstile.ledger.people import decisions, multitask, steers
+from turnstile.ledger.people import decisions, multitask, reruns, steers
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.pump import hops, thread_views, threads
 from turnstile.ledger.queries import Query, all_queries, parse
@@ -60,6 +60,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "confirm_boxes": {"id"},
     "compose_box": {"verdict", "refused_place", "cards"},
     "confirm_in_hand": {"agent_turn_id"},
+    "copy_boxes_of_turn": reruns.CopiedBoxes,
     "count_project_threads": {"found"},
     "count_box_cards": {"found"},
     "count_live_threads": {"found"},

@@ -12,6 +12,7 @@ from turnstile.cli.conversations import conversation_commands
 from turnstile.cli.errors import INTERRUPTED, USAGE, Failure
 from turnstile.cli.models import local_models
 from turnstile.cli.operations import audit, doctor, health, projects, retention, safety, schemas, top, usage, versions
+from turnstile.cli.people import approval_commands
 from turnstile.cli.processes import servers
 from turnstile.cli.roster import agents, profiles, tools
 from turnstile.cli.threads import listeners, thread_commands
@@ -21,7 +22,8 @@ from turnstile.runtime.release import release
 _HELP = """A durable kernel for LLM agent turns: Postgres decides, Temporal drives, NATS rings.
 
 Commands work where config.toml says, else on a running `turnstile up` here or above. With TURNSTILE_URL=https://… and
-TURNSTILE_TOKEN the commands enqueue, chat, watch and turn show, stop and tree ask that gateway in place of both.
+TURNSTILE_TOKEN the commands enqueue, chat, watch, approvals and turn show, stop and tree ask that gateway
+in place of both.
 """
 
 app = typer.Typer(
@@ -62,7 +64,8 @@ for name, commands, purpose in (
     ("agent", agents, "Agents: add, list and remove them, and set their memory."),
     ("tool", tools, "Tools that agents can call."),
     ("box", boxes, "Boxes: lists of cards that turns read and write."),
-    ("turn", turn_commands, "Turns: show, list and stop them."),
+    ("turn", turn_commands, "Turns: show, list, stop and run them again."),
+    ("approvals", approval_commands, "What turns ask people: list, show, and decide it."),
     ("conversation", conversation_commands, "Conversations with agents: list them, show what was said."),
     ("model", local_models, "Local models: fetch their weights, serve one."),
     ("thread", thread_commands, "Threads: messages of listeners."),

@@ -75,6 +75,11 @@ def create(own: Ids, headers: Mapping[str, str] | None = None, **fields: str) ->
     return Asked("/v1/turns", body=body, headers={"prefer": "wait=20", **(headers or {})})
 
 
+def again(own: Ids, key: str) -> Asked:
+    """A turn that would be run again."""
+    return Asked(f"/v1/turns/{own.turn}/rerun", body={}, headers={"prefer": "wait=20", "idempotency-key": key})
+
+
 def last_id(turn: str) -> dict[str, str]:
     """The header of a client that goes on."""
     return {"last-event-id": f"{turn}:1.0.1.1"}
@@ -106,6 +111,11 @@ MATRIX: dict[str, list[Make]] = {
     "stop_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={"cascade": "all"}),
+    ],
+    "rerun_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={"from_step": 1}),
+        lambda own, its: again(own, its.key),
     ],
     "get_turn_tree": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/tree"),
@@ -323,7 +333,7 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 
 NAMES_NOTHING = {
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
-    *("instruction", "result_fields", "runtime_config", "metadata"),
+    *("instruction", "result_fields", "runtime_config", "metadata", "model"),
     "cursor",  # where it is an id or a name of the project's own list; else it is tried
 }
 """Parameters and fields that name nothing of a project or channel."""

@@ -4,39 +4,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.conditions import until
+from tests.e2e.people.asking import LARGE, PAY, asked, people
 from tests.support.tenants import Tenant
-from tests.support.tools import Hand, call_of, calling, definition, hand_of
+from tests.support.tools import call_of, calling, hand_of
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import AgentTurnId, InterruptId, interrupt_id
+from turnstile.schema.ids import InterruptId, interrupt_id
 from turnstile.schema.people.digests import action_digest
 from turnstile.schema.people.interrupts import InterruptReason, InterruptStatus
-from turnstile.sdk.interrupts import Interrupt
-from turnstile.sdk.nats_turns import NatsBackend
-from turnstile.sdk.turns import Client
-
-LARGE: dict[str, Any] = {"when": {"properties": {"amount": {"minimum": 100}}, "required": ["amount"]}}
-PAY = definition(
-    "pay",
-    parameters={"type": "object", "properties": {"amount": {"type": "number"}, "account": {"type": "string"}}},
-    options={"args": {"fixed": {"account": "of {project_id}"}}},
-)
-
-
-def people(tenant: Tenant) -> Client:
-    """A program of the project's people, over NATS."""
-    return Client.over(NatsBackend(tenant.stack.conn, tenant.client))
-
-
-async def asked(hand: Hand, turn: AgentTurnId, count: int = 1) -> list[Interrupt]:
-    """The questions of a turn once there are so many, in the order of their calls."""
-
-    async def there() -> list[Interrupt] | None:
-        found = await people(hand.tenant).interrupts(agent_turn_id=turn)
-        return found if len(found) >= count else None
-
-    found = await until(there, 10, f"{count} questions of {turn}")
-    return sorted(found, key=lambda each: [call_of(turn, n) for n in range(9)].index(each.view.tool_call_id))
 
 
 async def test_parallel_calls_go_out_at_once_beside_those_that_wait(tenant: Tenant) -> None:
@@ -49,6 +23,7 @@ async def test_parallel_calls_go_out_at_once_beside_those_that_wait(tenant: Tena
         assert {command.call for command in hand.commands} == {call_of(turn, 0), call_of(turn, 2)}
         assert held.view.reason is InterruptReason.TOOL_CALL
         assert held.id == interrupt_id(call_of(turn, 1))
+        assert held.arguments is not None
         assert held.arguments == {"amount": 100, "account": f"of {tenant.project}"}
         assert held.view.is_what_is_shown
         subject = f"cg.v1r4.{tenant.project}.public.cmd.tool.pay.run"
@@ -86,7 +61,7 @@ async def test_pages_are_the_newest_first_and_only_of_what_was_asked_for(tenant:
         assert await client.interrupts(agent_id="nobody") == []
         assert await client.interrupts(status="resolved") == []
         assert [each.id for each in await client.interrupts(limit=1)] == seen[:1]
-        with pytest.raises(Refused, match="no such question"):
+        with pytest.raises(Refused, match="no such"):
             await client.interrupt("int-unknown-1")
         assert hand.commands == []
         await client.bridge.request("stop", {"agent_turn_id": turn})

@@ -162,6 +162,7 @@ async def speak_of_a_turn(tap: Wiretap, hand: Hand, client: BridgeClient) -> Non
     await client.request("describe", {"agent_turn_id": turn})
     await client.request("box_fork", {"box_id": box})
     await client.request("box_make", {"parts": [{"box_id": box}]})
+    await client.request("rerun", {"agent_turn_id": turn, "from_step": 2, "model": "scripted/echo"})
     for verb in ("agent.pause", "agent.retire", "agent.resume"):
         await client.request(verb, {"agent_id": hand.agent})
     await client.request("agent.put", {"agent_id": "spare", "profile_name": f"{hand.agent}-profile"})

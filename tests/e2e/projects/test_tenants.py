@@ -29,6 +29,7 @@ from turnstile.ledger.turns.roster import add_agent, put_tool
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateRequest
 from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+from turnstile.schema.people.reruns import RerunRequest
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
 from turnstile.schema.wire.inbox import (
@@ -127,6 +128,11 @@ def enqueue(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
     return Case("enqueue", {"agent_id": MALLORY, "instruction": json.dumps({"steps": [DONE]}), **fields}, told or {})
 
 
+def rerun(turn: str, told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A turn that is run again."""
+    return Case("rerun", {"agent_turn_id": turn, **fields}, told or {})
+
+
 def send(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
     """A message that would be accepted; threads are joined under the name of who began them."""
     return Case(
@@ -201,6 +207,12 @@ MATRIX: dict[str, Make] = {
     "stop, project in the header": lambda _, its: Case(
         "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
     ),
+    "rerun agent_turn_id, ended": lambda _, its: rerun(its.ended),
+    "rerun agent_turn_id, asleep": lambda _, its: rerun(its.asleep, model="scripted/player"),
+    "rerun from_step": lambda _, its: rerun(its.ended, from_step=1),
+    "rerun correlation_id": lambda own, its: rerun(own.ended, correlation_id=its.correlation),
+    "rerun, turn in the header": lambda own, its: rerun("nobody", {headers.TURN_ID: its.asleep}),
+    "rerun, project in the header": lambda _, its: rerun(its.ended, {headers.PROJECT_ID: its.project}),
     "report tool_call_id": lambda _, its: report(its.call),
     "report tool_call_id, with its turn": lambda _, its: report(
         its.call, {headers.TURN_ID: its.asleep, headers.AGENT_ID: its.agent, headers.TOOL_CALL_ID: its.call}
@@ -283,6 +295,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
     "box_make": BoxMakeRequest,
     "box_replace": BoxReplaceRequest,
     "delegate": DelegateRequest,
+    "rerun": RerunRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,
     **dict.fromkeys(STATUS_VERBS, AgentRequest),
@@ -294,7 +307,7 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
-    *("key", "tool"),
+    *("key", "tool", "from_step", "model"),
     *("worker_target", "display_name", "tags"),
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
@@ -472,7 +485,7 @@ WAYS = {"request": by_request, "command": by_command, "action": by_action}
 async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject:
     """What a request comes to, without what is drawn anew each time."""
     reply = await WAYS[way](tenant, case)
-    if reply["status"] == "accepted" and case.verb == "enqueue":
+    if reply["status"] == "accepted" and case.verb in ("enqueue", "rerun"):
         reply |= await seen(tenant, AgentTurnId(str(reply["agent_turn_id"])))
     for drawn in ("turn_epoch", "inbox_status", "request_id"):
         reply.pop(drawn, None)
@@ -484,10 +497,10 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
 
 @pytest.mark.parametrize(
     ("way", "case"),
-    # a durable command has one token for its verb
+    # a durable command has one token for its verb, and none for who asks
     [
         *(("request", case) for case in MATRIX),
-        *(("command", case) for case in MATRIX if "." not in case.split()[0]),
+        *(("command", case) for case in MATRIX if "." not in case.split()[0] and not case.startswith("rerun")),
         *(("action", case) for case in ACTIONS),
     ],
 )

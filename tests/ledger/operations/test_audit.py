@@ -755,6 +755,36 @@ DAMAGES = [
         "ALTER TABLE state.steers ALTER COLUMN seq DROP IDENTITY;" + STEER.format("seq = 0", "second"),
         {"agent_turn_id": "$heard", "steer_id": "$second", "other_steer_id": "$first"},
     ),
+    *(
+        Damage(
+            "reruns_name_a_turn_that_was_over",
+            ROW.format(f"payload = jsonb_set(payload, '{{rerun,{field}}}', '{value}')", "inbox_id = '$again_row'"),
+            {"agent_turn_id": "$again", "other_agent_turn_id": other},
+            others,
+        )
+        for field, value, other, others in (
+            ("of", '"$running"', "$running", {"reruns_have_copies"}),
+            ("of", '"$plain"', "$plain", {"reruns_have_copies"}),
+            ("from_step", "4", "$once", set[str]()),
+        )
+    ),
+    Damage(
+        "reruns_name_a_turn_that_was_over",
+        ROW.format("created_at = created_at - interval '1 minute'", "inbox_id = '$again_row'"),
+        {"agent_turn_id": "$again", "other_agent_turn_id": "$once"},
+        {"first_come_first_served"},
+    ),
+    Damage(
+        "reruns_have_copies",
+        ROW.format("payload = jsonb_set(payload, '{rerun,from_step}', '1')", "inbox_id = '$again_row'"),
+        {"agent_turn_id": "$again", "box_id": "$again_box", "card_id": "$once-s1-thought"},
+    ),
+    Damage(
+        "reruns_have_copies",
+        "UPDATE box_cards SET card_id = '$plain-s1-thought' WHERE box_id = '$once_context'",
+        {"agent_turn_id": "$again", "box_id": "$again_context"},
+        {"context_boxes_never_change"},
+    ),
 ]
 
 

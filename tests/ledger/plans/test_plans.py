@@ -35,7 +35,9 @@ from tests.support.ledger.agents import (
     stop_on,
 )
 from tests.support.ledger.calls import ask_to_stop, call_record, ending, request, sleeper, told
+from tests.support.ledger.reruns import command as rerun
 from turnstile.ledger.operations import recovery, sweep
+from turnstile.ledger.people.reruns import rerun_on
 from turnstile.ledger.pool import Pool, Session
 from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.boxes import compose_box
@@ -45,6 +47,7 @@ from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.lease import LiveTurn, claim_inbox, dispatch_next, release_claims
 from turnstile.ledger.turns.roster import LOCAL, set_status_on
 from turnstile.ledger.turns.steps import begin_step, commit_step, retry_step
+from turnstile.ledger.turns.views import describe_turn
 from turnstile.ledger.turns.waiting import (
     apply_reports,
     describe_call,
@@ -269,6 +272,8 @@ def statements(now: Live) -> dict[str, Statement]:
         "finish_turn": lambda conn: finish_on(conn, turn, 2),
         "commit_step": lambda conn: commit_step(conn, turn, middle_record(turn, 2)),
         "commit_step_with_calls": lambda conn: commit_step(conn, turn, call_record(turn, 2, "a", "b")),
+        "describe_turn": lambda conn: describe_turn(conn, PROJECT, now.ended),
+        "copy_boxes_of_turn": lambda conn: rerun_on(conn, rerun(now.ended)),
     }
 
 

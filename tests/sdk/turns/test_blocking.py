@@ -49,6 +49,8 @@ async def test_a_turn_is_streamed_and_has_its_result(way: Way) -> None:
         assert (found.reply, turn.reply and turn.reply.duplicate) == (None, False)
         assert found.describe().status == "success"
         assert [each.agent_turn_id for each in turn.tree()] == [turn.start()]
+        again = turn.rerun(1)
+        assert (again.result(10).value, again.describe().rerun_of) == (WORDS, turn.start())
         with client.ask(ALICE, STREAMED).chunks() as chunks:
             assert [chunk.chunk_type for chunk in chunks][-1] is ChunkType.END
 

@@ -24,6 +24,7 @@ from turnstile.sdk.turn import Turn
 
 WORDS = "The answer in some pieces, as a model writes it."
 ODD = "Lines\u2028of\u2029all\x85kinds\r\nand \x1c\x0b\x0c one: 🙂 \N{COMBINING ACUTE ACCENT}"
+BROKEN: JsonObject = {"error": {"code": "auth_failed", "message": "no key"}}
 SLOW = json.dumps({"steps": [{"text": WORDS, "chunks": 40, "delay_seconds": 0.05}]})
 STREAMED = json.dumps({"steps": [{"text": WORDS, "chunks": 8, "delay_seconds": 0.01}]})
 NEVER = says("It began thus, and", chunks=2, delay_seconds=3600)
@@ -92,6 +93,28 @@ async def test_a_stopped_turn_ends_as_canceled_and_keeps_what_it_has(client: Cli
     assert 2 <= len(pieces) < 40
     over = await turn.stop()
     assert (bool(over), over.already_final) == (False, True)
+
+
+async def test_a_turn_is_run_again(client: Client) -> None:
+    """One that failed, from the step that failed, with another model; the new one names the old."""
+    failed = client.ask(ALICE, steps({"text": "first", "tool_calls": [{"name": "nothing", "arguments": {}}]}, BROKEN))
+    assert (await failed.result(10)).error_code == "auth_failed"
+    key = uuid7()
+    again = await failed.rerun(model="scripted/echo", correlation_id=key)
+    assert (await again.result(10)).ok
+    view, old = await again.describe(), await failed.describe()
+    assert (view.rerun_of, view.from_step, old.reruns) == (old.agent_turn_id, 2, (view.agent_turn_id,))
+    repeat = await failed.rerun(model="scripted/echo", correlation_id=key)
+    assert repeat.reply is not None
+    assert (repeat.reply.duplicate, await repeat.start()) == (True, view.agent_turn_id)
+    running = client.ask(ALICE, SLOW)
+    await running.start()
+    for turn, fields, code in ((running, {}, "turn_not_over"), (failed, {"from_step": 9}, "unknown_step")):
+        with pytest.raises(Refused) as refused:
+            await turn.rerun(**fields)
+        assert refused.value.code == code
+    await running.stop()
+    await running.result(10)
 
 
 async def test_a_stop_reaches_the_tree_below(client: Client) -> None:

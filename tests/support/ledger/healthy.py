@@ -10,7 +10,7 @@ Judy's turn sleeps while its tool has asked another agent, which has answered. K
 steer is taken and one waits; of three of an earlier turn two are applied in one step, and one was skipped. Leo's turn
 waits for people: of four calls one is held, one approved, one rejected and one edited. Mallory's second turn has taken
 the place of the first, which is rolled back and over, and the third that of the second, which is in hand and asked to
-stop. A box was made of the cards of Alice's plain turn.
+stop. Kate has run a turn again from its second step. A box was made of the cards of Alice's plain turn.
 """
 
 from tests.support.ledger.agents import (
@@ -38,6 +38,7 @@ from tests.support.ledger.agents import (
 from tests.support.ledger.calls import ask_to_stop, end, expire, settle, sleeper, suspend, tell, told
 from tests.support.ledger.multitask import again, plain
 from tests.support.ledger.people import answer, asking, decide, edit
+from tests.support.ledger.reruns import again as run_again
 from tests.support.ledger.steers import finish_asked, say
 from tests.support.ledger.trees import asks, forks, in_hand, succeed
 from turnstile.activities.prompt.memory import cut_card
@@ -57,13 +58,13 @@ from turnstile.schema.wire import headers
 from turnstile.schema.wire.box_requests import BoxMakeRequest
 
 DAVE, EVE, FRANK, GRACE, HANK = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "hank"))
-HEIDI, IVAN, JUDY = (AgentId(name) for name in ("heidi", "ivan", "judy"))
+HEIDI, IVAN, JUDY, KATE = (AgentId(name) for name in ("heidi", "ivan", "judy", "kate"))
 KIM, LEO, MALLORY = (AgentId(name) for name in ("kim", "leo", "mallory"))
 
 
 async def make_healthy(pool: Pool) -> dict[str, str]:
     """Build it; returns the turns by name, and their boxes and rows as `{name}_box`, `{name}_context`, `{name}_row`."""
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KIM, LEO, MALLORY)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HANK, HEIDI, IVAN, JUDY, KATE, KIM, LEO, MALLORY)
     await pool.run(lambda conn: touch_worker(conn, "worker-1", [TARGET]))
     await ask(pool, ALICE)
     turns = {"plain": await play(pool, ALICE), "called": await _called(pool)}
@@ -80,6 +81,9 @@ async def make_healthy(pool: Pool) -> dict[str, str]:
     turns["asking"] = await _asking(pool)
     turns |= await _displaced(pool)
     steered = await _steered(pool, turns)
+    turns["once"] = await _called(pool, KATE, "once", "twice")
+    await run_again(pool, turns["once"], from_step=2)
+    turns["again"] = await play(pool, KATE)
     turns["asleep"] = await sleeper(pool, "waits", "told", agent=BOB)
     await told(pool, "told")
     turns["running"] = await lease(pool, ALICE)
@@ -176,10 +180,10 @@ async def _steered(pool: Pool, turns: dict[str, TurnRef]) -> dict[str, str]:
     return {"first": first, "second": second, "skipped": skipped, "taken": taken, "waiting": waiting}
 
 
-async def _called(pool: Pool) -> TurnRef:
+async def _called(pool: Pool, agent: AgentId = ALICE, answered: str = "answered", late: str = "late") -> TurnRef:
     """A turn with two calls, of which one was answered."""
-    turn = await sleeper(pool, "answered", "late", wait_seconds=0)
-    reported = await told(pool, "answered")
+    turn = await sleeper(pool, answered, late, agent=agent, wait_seconds=0)
+    reported = await told(pool, answered)
     rings = await expire(pool, turn)
     await settle(pool, turn, reported, *(ring.inbox_id for ring in rings))
     await begin(pool, turn, 2)

@@ -20,6 +20,7 @@ from tests.support.tenants import ALICE, Tenant, new_tenant
 from tests.turnstile.support import ENVIRONMENT, PROGRAM, Ran, launch, read_until, turnstile
 from turnstile.embedded import Endpoints
 from turnstile.schema.access import GatewayRole
+from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, uuid7
 
 WORDS = "What was asked for is said here."
@@ -106,6 +107,30 @@ async def test_a_turn_is_shown_watched_and_stopped(machine: Machine) -> None:
     shown, again = await machine.run("turn", "show", turn, "--json"), await machine.run("turn", "stop", turn, "--json")
     assert (shown.json()["status"], shown.json()["error_code"]) == ("canceled", "stopped")
     assert again.json()["already_final"] is True
+
+
+async def test_a_turn_is_run_again(machine: Machine) -> None:
+    called: JsonObject = {"text": "first", "tool_calls": [{"name": "nothing", "arguments": {}}]}
+    failing = steps(called, {"error": {"code": "auth_failed", "message": "no key"}})
+    failed = (await machine.run("enqueue", ALICE, failing, "--wait", "--json")).json()
+    assert (failed["status"], failed["steps"]) == ("failed", 2)
+    turn = failed["agent_turn_id"]
+    again = await machine.run("turn", "rerun", turn, "--model", "scripted/echo", "--set", "temperature=0.2")
+    assert (again.code, again.err) == (0, ""), again.err
+    assert "deliverable" in again.out
+    shown = await machine.run("turn", "show", turn)
+    assert "run again by  turn 01" in shown.out
+    over_nats = await turnstile(
+        *("turn", "rerun", turn, "--from-step", "1", "--no-wait", "--json"),
+        *("--config", machine.tenant.stack.config, "--project", machine.tenant.project),
+        cwd=machine.directory,
+    )
+    made = (await machine.run("watch", over_nats.json()["agent_turn_id"])).out
+    assert "failed (auth_failed)" in made
+    wrong = await machine.run("turn", "rerun", turn, "--set", "colour=red")
+    assert (wrong.code != 0, "colour" in wrong.err) == (True, True)
+    missing = await machine.run("turn", "rerun", turn, "--from-step", "7")
+    assert "unknown_step" in missing.err
 
 
 async def test_a_tree_is_shown_and_stopped(machine: Machine) -> None:

@@ -1,7 +1,7 @@
 """`turnstile chat`: one turn for each line of input, all in one conversation.
 
-What is typed while a turn is answered waits for its end, but for `/stop`. Leaving the chat stops no turn; the next chat
-goes on in the conversation that was used last.
+What is typed while a turn is answered waits for its end, but for `/stop`, and for the answer to what the turn asks a
+person. Leaving the chat stops no turn; the next chat goes on in the conversation that was used last.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from turnstile.cli.conversations.input_lines import InputLines
 from turnstile.cli.errors import failure_of
+from turnstile.cli.people.turn_questions import TurnQuestions
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_into_ledger
@@ -87,6 +88,8 @@ class Chat:
         self._stop = asyncio.Event()
         """Set by `/stop` and Ctrl-C while a turn is answered."""
         self._answering = False
+        self._asked: TurnQuestions | None = None
+        """What the turn in hand asks the person at the terminal."""
 
     async def run(self, conversation: str | None) -> None:
         """Talk until the input ends; raises `BadRequest`, `Refused` or `ServerUnavailable` before the first line."""
@@ -140,14 +143,18 @@ class Chat:
             await enqueue(session, client, turn)
             named = await turn.start()
             view = LiveView(session.out, named, events=False)
+            self._asked = TurnQuestions(session, client, named, answers=True)
             stopping = asyncio.create_task(self._stop_when_asked(turn))
+            asking = asyncio.create_task(self._asked.watch())
             try:
                 look = None if pool is None else look_into_ledger(session, pool, named)
                 await follow_turn(session, look, chunks, view.take_chunk)
             finally:
                 view.close()
+                self._asked = None
                 stopping.cancel()
-                await asyncio.wait({stopping})
+                asking.cancel()
+                await asyncio.wait({stopping, asking})
         await self._print_end(turn, streamed=view.streamed)
 
     async def _stop_when_asked(self, turn: Turn) -> None:
@@ -201,6 +208,8 @@ class Chat:
             while (line := await lines.next()) is not None:
                 if line.strip() == STOP and self._answering:
                     self._stop.set()
+                elif self._asked is not None and self._asked.wants(line):
+                    await self._asked.take(line)
                 else:
                     await self._lines.put(line)
             await self._lines.put(None)

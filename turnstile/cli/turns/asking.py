@@ -26,6 +26,8 @@ from turnstile.cli.turns.turn_report import (
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
+from turnstile.schema.people.reruns import RerunRequest
+from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import MultitaskStrategy, TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.nats_turns import turn_of
@@ -94,14 +96,55 @@ def _naming_direct(session: Session) -> Generator[None]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The arguments of `turn rerun`."""
+
+    turn: str
+    from_step: int | None = None
+    settings: JsonObject | None = None
+    correlation_id: str | None = None
+
+    def request(self, turn: AgentTurnId) -> RerunRequest:
+        """The request; raises `BadRequest` naming the option that is wrong."""
+        given: dict[str, JsonValue] = {"agent_turn_id": turn, "from_step": self.from_step}
+        if self.settings is not None:
+            parse_request(RuntimeConfig, self.settings)  # its errors name the setting
+        given |= {"runtime_config": self.settings, "correlation_id": self.correlation_id or uuid7()}
+        return parse_request(RerunRequest, {name: value for name, value in given.items() if value is not None})
+
+
+async def run_again(session: Session, again: Again, *, wait: bool) -> None:
+    """Run a turn again and print the reply; with `wait` follow the new turn, as `ask` does."""
+    async with session.ledger_beside_client() as pool, session.client() as client:
+        old = await session.patiently(lambda: client.turn(again.turn))
+        made = old.again(again.request(await old.start()))
+        if not wait:
+            _print_reply(session, await enqueue(session, client, made), wait=False)
+            return
+        shown = await follow_made(session, pool, client, made, goes_on=True)
+        end = await read_end(made) if pool is None else await read_report(pool, session, await made.start())
+        print_end(session, end, shown)
+
+
 async def follow(
     session: Session, pool: "Pool | None", client: Client, request: EnqueueRequest, *, goes_on: bool = False
 ) -> tuple[Turn, str]:
     """Enqueue a turn and show it live until it has ended; returns it and the text that was shown last.
 
-    With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
+    As `follow_made`.
     """
     turn = client.ask_for(request)
+    return turn, await follow_made(session, pool, client, turn, goes_on=goes_on)
+
+
+async def follow_made(
+    session: Session, pool: "Pool | None", client: Client, turn: Turn, *, goes_on: bool = False
+) -> str:
+    """Start a turn and show it live until it has ended; returns the text that was shown last.
+
+    With `goes_on` the turn outlives this process: Ctrl-C prints how to find it again.
+    """
     async with turn.chunks() as chunks:
         _print_reply(session, await enqueue(session, client, turn), wait=True)
         named = await turn.start()
@@ -114,7 +157,7 @@ async def follow(
                 await follow_turn(session, look, chunks, view.take_chunk)
             finally:
                 view.close()
-    return turn, view.last_text
+    return view.last_text
 
 
 async def ask_and_follow(session: Session, pool: "Pool", request: EnqueueRequest) -> AgentTurnId:

@@ -77,13 +77,18 @@ def explaining_interrupt(session: Session, what: str, ways: Mapping[str, str]) -
     try:
         yield
     except asyncio.CancelledError:
-        own = session.options
-        named = (("--project", own.project), ("--data", own.data), ("--config", own.config), ("--url", own.url))
-        named += (("--token-file", own.token_file),)
-        same = "".join(f" {option} {value}" for option, value in named if value)
+        same = same_options(session)
         commands = ", ".join(f"`turnstile {command}{same}` {does}" for command, does in ways.items())
         session.out.remark(f"{what} goes on: {commands}")
         raise
+
+
+def same_options(session: Session) -> str:
+    """The options by which another command finds the same servers and project, each after a blank."""
+    own = session.options
+    named = (("--project", own.project), ("--data", own.data), ("--config", own.config), ("--url", own.url))
+    named += (("--token-file", own.token_file),)
+    return "".join(f" {option} {value}" for option, value in named if value)
 
 
 def ways_of(turn: AgentTurnId) -> dict[str, str]:

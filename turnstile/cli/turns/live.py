@@ -134,6 +134,9 @@ def _summary(suffix: str, payload: JsonObject) -> str:
             cut = stats.get("truncated") if isinstance(stats, dict) else None
             why = "".join(f" ({each})" for each in (code, cut and f"cut off: {cut}") if each)
             return f"{payload.get('status')}{why}, card {payload.get('deliverable_card_id')}"
+        case "interrupt":
+            asked = payload.get("interrupt_id")
+            return f"{payload.get('tool_name')} waits for a person: `turnstile approvals show {asked}`"
         case _:
             return ", ".join(f"{name} {value}" for name, value in payload.items() if isinstance(value, (str, int)))
 

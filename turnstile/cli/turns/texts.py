@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from pydantic import JsonValue
+from pydantic_core import from_json
+
 from turnstile.schema.errors import BadRequest, Refused
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
@@ -29,3 +32,14 @@ def bounded(text: str, name: str) -> str:
     if (size := len(text.encode("utf-8", "surrogatepass"))) > TEXT_LIMIT_BYTES:
         raise Refused("text_too_large", f"{name} has {size} bytes; a text is limited to {TEXT_LIMIT_BYTES}: split it")
     return text
+
+
+def setting_of(argument: str) -> tuple[str, JsonValue]:
+    """The name and value of a setting `NAME=VALUE`: JSON, else a text. Raises `BadRequest` if it is none."""
+    name, equals, text = argument.partition("=")
+    if not name or not equals:
+        raise BadRequest(f"{argument[:80]!r} is no setting: write NAME=VALUE, such as temperature=0.2")
+    try:
+        return name, from_json(text)
+    except ValueError:
+        return name, text

@@ -1,4 +1,4 @@
-"""`turnstile enqueue`, and `turnstile turn`: show, list and stop."""
+"""`turnstile enqueue`, and `turnstile turn`: show, list, stop and run again."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -123,6 +123,38 @@ async def stop(
     turn = await whole_id(session, turn)
     reply = await stop_turn(session, turn, reason, cascade)
     session.out.result(reply, told_of_stop(turn, reply))
+
+
+@command(app, "rerun", project=True, channel=True, client=True)
+async def rerun(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The id of a turn that is over, or the beginning of it.")],
+    from_step: Annotated[
+        int | None, typer.Option(help="The step to begin with; by default the step that failed, else 1.", min=1)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model, instead of the one that the turn had.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting for the new turn, such as temperature=0.2.", metavar="NAME=VALUE"),
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Print the answer as it streams, and the deliverable.")] = True,
+    correlation_id: Annotated[
+        str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
+    ] = None,
+) -> None:
+    """Run a turn again from one of its steps, by a new turn in copies of its boxes. Exit code 1 if that fails.
+
+    A failed turn goes on from the step that failed. What earlier steps did is kept, and what comes after is done anew.
+    """
+    from turnstile.cli.turns.asking import Again, run_again
+    from turnstile.cli.turns.lookup import whole_id
+    from turnstile.cli.turns.texts import setting_of
+
+    chosen = dict(map(setting_of, settings or ()))
+    if model is not None:
+        chosen["model"] = model
+    again = Again(await whole_id(session, turn), from_step, chosen or None, correlation_id)
+    await run_again(session, again, wait=wait)
 
 
 async def enqueue(

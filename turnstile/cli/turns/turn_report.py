@@ -179,6 +179,8 @@ def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
         "cost": _count(turn.steps, "step") if transcript is None else _cost(transcript),
+        "runs again": turn.rerun_of and f"turn {turn.rerun_of} from step {turn.from_step}",
+        "run again by": ", ".join(f"turn {each}" for each in turn.reruns),
         "correlation": None if turn.correlation_id == turn.agent_turn_id else turn.correlation_id,
         "inbox row": f"{turn.inbox_id} ({turn.inbox_status})",
         "context box": turn.context_box_id,

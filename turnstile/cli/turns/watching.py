@@ -1,7 +1,11 @@
 """Watches an agent or a turn. It subscribes before it queries the ledger, so that it cannot miss a turn's end."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from turnstile.cli.people.turn_questions import TurnQuestions
 from turnstile.cli.session import Session
 from turnstile.cli.turns.follow import Look, follow_turn, look_into_ledger
 from turnstile.cli.turns.live import LiveView
@@ -9,6 +13,7 @@ from turnstile.cli.turns.turn_report import TurnEnd, document_of, link_of, print
 from turnstile.schema.ids import AgentId
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.client import BridgeClient
+from turnstile.sdk.nats_turns import NatsBackend
 from turnstile.sdk.turn import Turn
 from turnstile.sdk.turns import Client
 
@@ -34,7 +39,10 @@ async def watch_turn(session: Session, pool: "Pool", turn: TurnView) -> None:
         async with session.nats() as conn:
             with session.printing_outages(conn):
                 look = look_into_ledger(session, pool, turn.agent_turn_id)
-                await _show_events(session, session.bridge_on(conn), turn, look)
+                bridge = session.bridge_on(conn)
+                client = Client.over(NatsBackend(conn, bridge.in_channel(turn.channel_id)))
+                async with _showing_questions(session, client, turn):
+                    await _show_events(session, bridge, turn, look)
     _print_end(session, await read_report(pool, session, turn.agent_turn_id))
 
 
@@ -42,14 +50,27 @@ async def watch_by_client(session: Session, client: Client, turn: Turn) -> None:
     """As `watch_turn`, without the ledger. A gateway streams what the model writes, and no other events."""
     seen = await turn.describe()
     if seen.ended_at is None:
-        if session.gateway is None:
-            await _show_events(session, client.bridge, seen, turn.describe)
-        else:
-            view = LiveView(session.out, seen.agent_turn_id)
-            async with turn.chunks() as chunks:
-                await follow_turn(session, None, chunks, view.take_chunk)
-            view.close()
+        async with _showing_questions(session, client, seen):
+            if session.gateway is None:
+                await _show_events(session, client.bridge, seen, turn.describe)
+            else:
+                view = LiveView(session.out, seen.agent_turn_id)
+                async with turn.chunks() as chunks:
+                    await follow_turn(session, None, chunks, view.take_chunk)
+                view.close()
     _print_end(session, await read_end(turn))
+
+
+@asynccontextmanager
+async def _showing_questions(session: Session, client: Client, turn: TurnView) -> AsyncGenerator[None]:
+    """Print beside it what the turn asks people, and the command that shows it."""
+    questions = TurnQuestions(session, client, turn.agent_turn_id, answers=False)
+    watching = asyncio.create_task(questions.watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 async def _show_events(session: Session, bridge: BridgeClient, turn: TurnView, look: Look) -> None:

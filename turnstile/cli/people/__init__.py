@@ -1,0 +1,1 @@
+"""`turnstile approvals`: what turns ask people, and what people decide."""

@@ -1,0 +1,231 @@
+"""`turnstile approvals`: list, show, approve, edit, reject and respond.
+
+A decision is about what is shown: the command reads the question, checks that its digest is that of the call, prints
+it, and sends this digest. A script that has shown it elsewhere gives `--digest`.
+"""
+
+# ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from turnstile.cli.command import command
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from turnstile.cli.session import Session
+    from turnstile.schema.base import JsonObject
+    from turnstile.schema.people.interrupt_requests import InterruptView
+    from turnstile.schema.people.interrupts import DecideReply
+    from turnstile.sdk.interrupts import Interrupt
+
+app = typer.Typer()
+
+Id = Annotated[str, typer.Argument(help="The question's id.", metavar="ID")]
+Digest = Annotated[
+    str | None, typer.Option(help="The digest that was shown: another one is refused.", metavar="SHA256")
+]
+Comment = Annotated[str, typer.Option(help="A comment for the record; the model does not read it.", metavar="TEXT")]
+
+
+@command(app, "list", project=True, channel=True, client=True)
+async def show_all(
+    session: "Session",
+    status: Annotated[
+        Literal["open", "resolved", "expired", "withdrawn", "all"], typer.Option(help="Which of them.")
+    ] = "open",
+    agent: Annotated[str | None, typer.Option(help="Only of this agent.")] = None,
+    turn: Annotated[str | None, typer.Option(help="Only of this turn, by its whole id.")] = None,
+    limit: Annotated[int, typer.Option(help="Most shown.", min=1, max=1000)] = 50,
+) -> None:
+    """List what turns ask people, the newest first; in all channels, where the ledger can be read."""
+    from datetime import UTC, datetime
+
+    from turnstile.cli.people.approval_report import span, summary_of
+
+    wanted = None if status == "all" else status
+    views = await _views(session, wanted, agent, turn, limit)
+    now = datetime.now(UTC)
+    session.out.records(
+        f"questions to people in {session.options.project or 'the project'}",
+        views,
+        {
+            "id": lambda row: row.interrupt_id,
+            "status": lambda row: row.status,
+            "age": lambda row: span(row.created_at, now),
+            "expires in": lambda row: span(now, row.expires_at) if row.status == "open" else "",
+            "agent": lambda row: row.agent_id,
+            "tool": lambda row: row.tool_name,
+            "what": summary_of,
+        },
+        cut="what",
+    )
+
+
+@command(app, "show", project=True, channel=True, client=True)
+async def show(session: "Session", interrupt: Id) -> None:
+    """Show a question with the exact call; what a model wrote stands behind bars."""
+    from turnstile.cli.people.approval_report import print_interrupt
+
+    async with _found(session, interrupt) as found:
+        if session.out.as_json:
+            session.out.document(found.view)
+        else:
+            print_interrupt(session.out, found.view)
+
+
+@command(app, "approve", project=True, channel=True, client=True)
+async def approve(session: "Session", interrupt: Id, digest: Digest = None, comment: Comment = "") -> None:
+    """Send the call as it is shown."""
+    await _decide(session, interrupt, digest, lambda found: found.approve(comment))
+
+
+@command(app, "edit", project=True, channel=True, client=True)
+async def edit(
+    session: "Session",
+    interrupt: Id,
+    arguments: Annotated[
+        str | None, typer.Argument(help="All arguments of the call, as a JSON object.", metavar="JSON")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with them; `-` reads standard input.")] = None,
+    digest: Digest = None,
+    comment: Comment = "",
+) -> None:
+    """Send the call with other arguments; the model is told."""
+    from turnstile.cli.turns.texts import given_text
+
+    made = _object_in(given_text(arguments, file))
+    await _decide(session, interrupt, digest, lambda found: found.edit(made, comment))
+
+
+@command(app, "reject", project=True, channel=True, client=True)
+async def reject(
+    session: "Session",
+    interrupt: Id,
+    reason: Annotated[str, typer.Argument(help="The reason; the model reads it.")] = "",
+    digest: Digest = None,
+) -> None:
+    """Send nothing: the call fails, and the model reads the reason."""
+    await _decide(session, interrupt, digest, lambda found: found.reject(reason))
+
+
+@command(app, "respond", project=True, channel=True, client=True)
+async def respond(
+    session: "Session",
+    interrupt: Id,
+    answer: Annotated[
+        str, typer.Argument(help="The answer: a text, or JSON where the question wants no text.", metavar="ANSWER")
+    ],
+    as_value: Annotated[bool, typer.Option("--value", help="ANSWER is JSON, whatever the question wants.")] = False,
+    digest: Digest = None,
+    comment: Comment = "",
+) -> None:
+    """Send nothing: this is the result of the call, or the answer to the question."""
+    from turnstile.cli.people.quoting import answer_of
+
+    def given(found: "Interrupt") -> "JsonValue":
+        return _json_in(answer) if as_value else answer_of(answer, found.view.response_schema)
+
+    await _decide(session, interrupt, digest, lambda found: found.respond(given(found), comment))
+
+
+async def _views(
+    session: "Session", status: str | None, agent: str | None, turn: str | None, limit: int
+) -> "list[InterruptView]":
+    """The questions; of all channels if the ledger can be read and no channel is named."""
+    from turnstile.schema.ids import AgentId, AgentTurnId
+    from turnstile.schema.people.interrupts import InterruptStatus
+
+    async with session.ledger_beside_client() as pool:
+        if pool is None:
+            async with session.client() as client:
+                return [
+                    each.view
+                    for each in await session.patiently(
+                        lambda: client.interrupts(status=status, agent_id=agent, agent_turn_id=turn, limit=limit)
+                    )
+                ]
+        from turnstile.ledger.people.interrupt_views import get_interrupt, list_interrupts
+
+        rows = await pool.run(
+            lambda conn: list_interrupts(
+                conn,
+                session.project,
+                channel=None if session.options.channel is None else session.channel,
+                agent=None if agent is None else AgentId(agent),
+                turn=None if turn is None else AgentTurnId(turn),
+                status=None if status is None else InterruptStatus(status),
+                row_limit=limit,
+            )
+        )
+        found = [
+            await pool.run(lambda conn, row=row: get_interrupt(conn, session.project, row.interrupt_id)) for row in rows
+        ]
+    return [each for each in found if each is not None]
+
+
+@asynccontextmanager
+async def _found(session: "Session", interrupt: str) -> "AsyncGenerator[Interrupt]":
+    """The question, and a connection to decide it; raises `Refused` (unknown_interrupt)."""
+    from turnstile.schema.errors import Refused
+    from turnstile.schema.ids import InterruptId
+
+    async with session.ledger_beside_client() as pool, session.client() as client:
+        if pool is None:
+            yield await session.patiently(lambda: client.interrupt(interrupt))
+            return
+        from turnstile.ledger.people.interrupt_views import get_interrupt
+
+        view = await pool.run(lambda conn: get_interrupt(conn, session.project, InterruptId(interrupt)))
+        if view is None:
+            raise Refused("unknown_interrupt", f"project {session.project} has no question {interrupt!r}")
+        yield client.interrupt_of(view)
+
+
+async def _decide(
+    session: "Session",
+    interrupt: str,
+    digest: str | None,
+    make: "Callable[[Interrupt], Awaitable[DecideReply]]",
+) -> None:
+    """Show the question, decide it, and print what came of it."""
+    from turnstile.cli.people.approval_report import print_interrupt
+    from turnstile.schema.errors import Refused
+
+    async with _found(session, interrupt) as found:
+        if digest is not None and digest != found.view.action_digest:
+            raise Refused("digest_mismatch", "the question has another digest: look at it again")
+        if not session.out.as_json:
+            print_interrupt(session.out, found.view)
+        reply = await session.patiently(lambda: make(found))
+    if reply.tool_changed:
+        told = "the tool was changed after this was asked: the call was not sent, and the model is told so"
+    else:
+        told = f"{reply.decision}{', as before' if reply.duplicate else ''}: turn {found.view.agent_turn_id} goes on"
+    session.out.result(reply, told)
+
+
+def _json_in(text: str) -> "JsonValue":
+    import json
+
+    from turnstile.schema.errors import BadRequest
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"that is no JSON: {error}") from None
+
+
+def _object_in(text: str) -> "JsonObject":
+    from turnstile.schema.errors import BadRequest
+
+    match _json_in(text):
+        case dict() as made:
+            return made
+        case _:
+            raise BadRequest("arguments are a JSON object")
