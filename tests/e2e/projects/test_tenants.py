@@ -68,6 +68,7 @@ EMPTY = {
     "state.identity_edges",
     "state.rejections",
     "state.memory_cuts",
+    "state.rollbacks",
     "state.gateway_tokens",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
@@ -307,7 +308,7 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
-    *("key", "tool", "from_step", "model"),
+    *("key", "tool", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags"),
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
