@@ -103,6 +103,7 @@ MATRIX: dict[str, list[Make]] = {
         lambda own, its: create(own, output_box_id=its.output_box),
         lambda own, its: create(own, output_box_id=its.output_box.upper()),
         lambda own, its: create(own, conversation_id=its.conversation),
+        lambda own, its: create(own, conversation_id=its.conversation, multitask_strategy="interrupt"),
         lambda own, its: create(own, {"idempotency-key": its.key}),
         lambda own, its: create(own, channel_id=its.channel),
     ],

@@ -72,6 +72,7 @@ EMPTY = {
     "state.identity_edges",
     "state.rejections",
     "state.memory_cuts",
+    "state.rollbacks",
     "state.gateway_tokens",
     "state.steers",
 }
@@ -342,7 +343,7 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
-    *("key", "tool", "text", "priority", "from_step", "model"),
+    *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags"),
     *("decision", "response", "message", "limit"),
     "to",  # a listener: those of a worker are every project's
