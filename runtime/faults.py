@@ -43,6 +43,7 @@ class Fault(StrEnum):
     INTERRUPT_EXPIRED = "interrupt.expired"
     STOP_COMMITTED = "stop.committed"
     STOP_PUBLISHED = "stop.published"
+    TURN_STEERED = "turn.steered"
     STEER_COMMITTED = "steer.committed"
     STEER_PUBLISHED = "steer.published"
     TREE_MARKED = "tree.marked"

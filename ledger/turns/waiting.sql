@@ -234,7 +234,8 @@ late AS MATERIALIZED (SELECT c.* FROM calls c WHERE c.due_at <= now()),
 dropped AS (  -- calls without a card, which no tool can answer: they leave the count
     UPDATE state.turn_waiting_tools w SET wait_status = 'dropped', updated_at = now()
     FROM late WHERE w.tool_call_id = late.tool_call_id AND w.project_id = late.project_id
-      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id = coalesce(late.call_card_id, late.tool_call_id || '-call') AND c.tenant_id = :project_id)
+      AND NOT EXISTS (SELECT FROM public.cards c WHERE c.card_id IN (late.call_card_id, late.tool_call_id || '-call')  -- of an edit that
+                        AND c.tenant_id = :project_id)  -- committed while we waited for the head only the first card is in sight
     RETURNING w.tool_call_id
 ),
 expired AS MATERIALIZED (SELECT late.* FROM late WHERE late.tool_call_id NOT IN (SELECT d.tool_call_id FROM dropped d)),

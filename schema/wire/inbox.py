@@ -140,6 +140,8 @@ class EnqueueReply(Reply):
     """Whether the same request was made before: then these are its ids, and nothing was written."""
     stopped: tuple[AgentTurnId, ...] = ()
     """With the strategies `interrupt` and `rollback`: the turns that make way for this one."""
+    steered: bool = False
+    """With the strategy `steer`: whether the instruction went to an earlier turn, which the reply then names."""
 
 
 class DescribeRequest(Strict):

@@ -16,7 +16,7 @@ from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.inbox.workflow_starter import Starter, signal_decision
 from turnstile.bridge.people.decisions import PeopleVerbs
 from turnstile.bridge.people.interrupt_reads import InterruptReads
 from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
@@ -79,7 +79,8 @@ class Bridge:
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
-        asked = {**ToolRequests(pool, delegation).handlers(), **PeopleVerbs(pool, publisher).handlers()}
+        people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
+        asked = {**ToolRequests(pool, delegation).handlers(), **people.handlers()}
         requests = instrumented(throttled(asked, throttle), telemetry)
         service = VerbService(
             conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
