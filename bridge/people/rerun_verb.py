@@ -13,7 +13,7 @@ from turnstile.schema.wire.limits import Admission, rate_limited
 async def run_again(
     pool: Pool, publisher: Publisher, request: VerbRequest, *, depth_limit: int, admission: Admission
 ) -> RerunReply:
-    """Run a turn again; raises as `ledger.people.reruns.rerun_turn` does, and `BadRequest` if nobody is named as caller."""
+    """Run a turn again; raises as `ledger.people.reruns.rerun_turn` does, and `BadRequest` if no caller is named."""
     caller, wanted = request.named_caller(), request.parse(RerunRequest)
     if request.wait_seconds and wanted.correlation_id is None:
         raise rate_limited(request.wait_seconds)  # without an id it cannot be a repeat, so it is not looked up
