@@ -35,7 +35,8 @@ WHERE right_.grantee = $1::text::regrole
 ORDER BY 1, 3, 4
 """
 CALLED = """
-SELECT n.nspname || '.' || p.proname AS name, p.prosrc AS source FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+SELECT n.nspname || '.' || p.proname AS name, p.prosrc AS source
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = 'state' AND NOT p.prosecdef AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql')
 """
 CHANGES = {"SELECT": "FROM", "INSERT": "INSERT INTO", "UPDATE": "UPDATE", "DELETE": "DELETE FROM"}
