@@ -96,8 +96,8 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "report_call locks its call too late",
         "report_call",
-        "w.wait_status <> 'waiting')\n    FOR NO KEY UPDATE OF w",
-        "w.wait_status <> 'waiting')",
+        "w.held_by = call.held_by))\n    FOR NO KEY UPDATE OF w",
+        "w.held_by = call.held_by))",
         at_once=True,
     ),
     Mutation(

@@ -127,9 +127,9 @@ async def test_a_turn_is_run_again(client: Client) -> None:
     assert (repeat.reply.duplicate, await repeat.start()) == (True, view.agent_turn_id)
     running = client.ask(ALICE, SLOW)
     await running.start()
-    for turn, fields, code in ((running, {}, "turn_not_over"), (failed, {"from_step": 9}, "unknown_step")):
+    for turn, step, code in ((running, None, "turn_not_over"), (failed, 9, "unknown_step")):
         with pytest.raises(Refused) as refused:
-            await turn.rerun(**fields)
+            await turn.rerun(step)
         assert refused.value.code == code
     await running.stop()
     await running.result(10)
