@@ -45,10 +45,11 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.queued_turns', 'SELECT, UPDATE (profile_box_id)', 'SELECT, UPDATE (profile_box_id)'),
     ('state.turns_in_hand', 'SELECT', null),
     ('state.turn_waiting_tools',
-     'SELECT, UPDATE (wait_status, received_at, updated_at)',
+     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, begun_at, begun_by, doubted_at)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
-    ('state.interrupts', 'SELECT', 'SELECT, INSERT'),  -- a worker asks; a bridge decides, by the functions below
+    -- a worker asks; a bridge decides, by the functions below
+    ('state.interrupts', 'SELECT, UPDATE (status, decided_at)', 'SELECT, INSERT'),
     ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
     ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),
@@ -79,7 +80,7 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
 ), decisions (name) AS (
     SELECT p.oid::regprocedure FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-    WHERE n.nspname = 'state' AND p.proname IN ('decide_interrupt', 'expire_interrupt')
+    WHERE n.nspname = 'state' AND p.proname IN ('decide_interrupt', 'expire_interrupt', 'settle_unknown')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL
