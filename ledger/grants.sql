@@ -45,11 +45,11 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.queued_turns', 'SELECT, UPDATE (profile_box_id)', 'SELECT, UPDATE (profile_box_id)'),
     ('state.turns_in_hand', 'SELECT', null),
     ('state.turn_waiting_tools',
-     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, begun_at, begun_by, doubted_at)',
+     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, deadline, call_card_id, begun_at, begun_by, doubted_at)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
-    -- a worker asks; a bridge decides, by the functions below
-    ('state.interrupts', 'SELECT, UPDATE (status, decided_at)', 'SELECT, INSERT'),
+    ('state.interrupts',  -- a worker asks; only a bridge decides
+     'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
     ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
     ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),
@@ -78,9 +78,6 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.execution_edges'),
     ('state.agent_inbox'), ('state.queued_turns'), ('state.turn_waiting_tools'), ('state.turn_nodes'), ('state.pmo_batches'), ('state.pmo_batch_tasks'),
     ('state.agent_steps'), ('state.turn_outcomes'), ('state.conversations'), ('state.rollbacks'), ('state.interrupts'), ('state.steers'), ('state.gateway_tokens'), ('state.migrations')
-), decisions (name) AS (
-    SELECT p.oid::regprocedure FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-    WHERE n.nspname = 'state' AND p.proname IN ('decide_interrupt', 'expire_interrupt', 'settle_unknown')
 ), roles AS (
     SELECT DISTINCT role FROM unnest(ARRAY[:bridge_role::text, :worker_role::text, :gateway_role::text]) AS named (role)
     WHERE role IS NOT NULL
@@ -89,10 +86,6 @@ WITH rights (relation, bridge, worker) AS (VALUES
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace CROSS JOIN roles
     WHERE n.nspname IN ('public', 'resource', 'state') AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
       AND pg_get_userbyid(c.relowner) = current_user
-    UNION ALL
-    SELECT 1, format('REVOKE ALL ON FUNCTION %s FROM %I', decisions.name, roles.role) FROM decisions CROSS JOIN roles
-    UNION ALL
-    SELECT 3, format('GRANT EXECUTE ON FUNCTION %s TO %I', decisions.name, :bridge_role) FROM decisions WHERE :bridge_role IS NOT NULL
     UNION ALL
     SELECT 2, format('GRANT USAGE ON SCHEMA %I TO %I', schema, roles.role)
     FROM unnest(ARRAY['resource', 'state']) AS named (schema) CROSS JOIN roles

@@ -171,9 +171,9 @@ RETURN jsonb_build_object('__type__', 'ToolResultContent', 'status', status, 'af
 -- card (an edited call card: card_id, content, metadata) with action_digest (of the edited action). A call that is approved or edited is no
 -- longer held, and its time begins; its command is published after the commit. One that is rejected or responded to has its result.
 -- verdict: accepted | duplicate (the same decision, by the same principal) | already_decided | expired | withdrawn | unknown_interrupt |
--- own_request | decision_not_allowed | digest_mismatch. Only a bridge may call it (ledger/grants.sql): a worker asks, and decides nothing.
+-- own_request | decision_not_allowed | digest_mismatch. It runs with the caller's rights: a worker has none to decide.
 CREATE FUNCTION state.decide_interrupt(project text, channel text, interrupt text, who text, wanted text, digest text, asked jsonb)
-RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     t state.interrupts;
     h state.agent_state_head;
@@ -267,8 +267,7 @@ END $$;
 
 -- Closes a question that nobody answered in time; false if it is closed, or its time has not come. The call is rejected; a question without
 -- a tool times out.
-CREATE FUNCTION state.expire_interrupt(interrupt text) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION state.expire_interrupt(interrupt text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     t state.interrupts;
     w state.turn_waiting_tools;
@@ -291,5 +290,3 @@ BEGIN
     WHERE x.interrupt_id = interrupt;
     RETURN true;
 END $$;
-
-REVOKE ALL ON FUNCTION state.decide_interrupt(text, text, text, text, text, text, jsonb), state.expire_interrupt(text) FROM PUBLIC;

@@ -52,7 +52,7 @@ class Died:
         """The open question about the call."""
 
         async def there() -> Interrupt | None:
-            found = [each for each in await questions(self.stack, self.agent) if each.status is InterruptStatus.OPEN]
+            found = await questions(self.stack, self.agent)
             return found[0] if found else None
 
         return await until(there, 15, "a person is asked")
