@@ -236,7 +236,8 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "decide_interrupt": {"decided"},
     "list_expired": decisions.Expired,
     "expire_interrupt": {"expired"},
-    "list_interrupts": set(Interrupt.model_fields),
+    **{name: set(Interrupt.model_fields) for name in ("list_interrupts", "list_open_interrupts")},
+    "list_interrupts_of_turn": set(Interrupt.model_fields),
     "get_interrupt": set(Interrupt.model_fields) | {"content"},
     "mark_tree": {"marked"},
     "count_on_their_way": {"on_their_way"},
@@ -259,6 +260,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
     "turn_requester": {"requester"},
+    "find_steer": (set(steers.AcceptedSteer.model_fields) - {"verdict"}) | {"request_digest", "agent_turn_id"},
     "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }

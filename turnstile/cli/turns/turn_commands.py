@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from turnstile.cli.command import command
+from turnstile.schema.states import MultitaskStrategy
 
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
@@ -197,6 +198,10 @@ async def enqueue(
     remember: Annotated[
         bool, typer.Option("--remember", help="Keep the request in the output box, for later turns with that box.")
     ] = False,
+    multitask: Annotated[
+        MultitaskStrategy,
+        typer.Option(help="What becomes of your turns of the conversation that are not over.", show_default=True),
+    ] = MultitaskStrategy.ENQUEUE,
     wait: Annotated[bool, typer.Option("--wait", help="Print the answer as it streams, and the deliverable.")] = False,
     correlation_id: Annotated[
         str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
@@ -224,5 +229,6 @@ async def enqueue(
         conversation=conversation,
         output_box_id=output_box,
         remember=remember,
+        multitask=multitask,
     )
     await ask(session, question, wait=wait, direct=direct)
