@@ -42,3 +42,23 @@ mark AS MATERIALIZED (
 -- fragment: asked_until(agent_turn_id)
 -- When the first open question about a turn's calls expires: until then a turn that waits for people alone need not look what is due.
 (SELECT min(q.expires_at) FROM state.interrupts q WHERE q.agent_turn_id = {agent_turn_id} AND q.status = 'open' AND q.expires_at > now())
+
+-- fragment: interrupt_columns
+-- A question `t`, whose call waits as `w`, as people see it.
+t.interrupt_id, t.channel_id, t.agent_id, t.agent_turn_id, t.step_id, t.tool_call_id, t.tool_name,
+coalesce(w.call_card_id, t.tool_call_id || '-call') AS tool_call_card_id, t.reason, t.message, t.action_digest,
+t.allowed_decisions, t.response_schema, t.requester_may_decide, t.requester, t.status, t.created_at, t.expires_at, t.decision,
+t.decided_by, t.decided_at, t.comment
+
+-- fragment: waiting_call
+-- The call of a question `t`.
+LEFT JOIN LATERAL (
+    SELECT x.call_card_id FROM state.turn_waiting_tools x
+    WHERE x.tool_call_id = t.tool_call_id AND x.project_id = t.project_id LIMIT 1) w ON true
+
+-- fragment: interrupts_of_page
+-- Whether a question `t` is one of those that a page shows, by what is given.
+(:channel_id::text IS NULL OR t.channel_id = :channel_id) AND (:agent_id::text IS NULL OR t.agent_id = :agent_id)
+AND (:after_id::text IS NULL OR (t.created_at, t.interrupt_id) < (
+    SELECT b.created_at, b.interrupt_id FROM state.interrupts b WHERE b.interrupt_id = :after_id AND b.project_id = :project_id
+      AND (:channel_id::text IS NULL OR b.channel_id = :channel_id)))

@@ -7,7 +7,7 @@ Anyone may have written a card, so its content is kept raw and parsed where it i
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.errors import TurnstileError
@@ -161,6 +161,10 @@ class ThoughtCall(Tolerant):
     """The provider's id of the call, for audit only (protocol §10)."""
 
 
+def _object_or_none(value: object) -> object:
+    return value if isinstance(value, dict) else None
+
+
 class CardMetadata(BaseModel):
     """Metadata of a card; other writers may add fields."""
 
@@ -184,6 +188,8 @@ class CardMetadata(BaseModel):
     """The tool, on cards of results."""
     partial: bool | None = None
     """True for a deliverable that the model did not finish."""
+    edited: Annotated[JsonObject | None, BeforeValidator(_object_or_none)] = None
+    """On a call that a person edited: its arguments, without those that a model never sees."""
 
 
 class Card(Tolerant):

@@ -72,6 +72,8 @@ class _Answered:
     missing: str
     """Stands for a result that is not there."""
     result: Card | None = None
+    edited: JsonObject | None = None
+    """The arguments that a person put in place of the model's."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,8 @@ class _Pairs:
             call = self.open.pop(card.tool_call_id, None)
             if call is not None:
                 call.result = card
+        elif card.type == CardType.TOOL_CALL and card.metadata.edited is not None and card.tool_call_id in self.open:
+            self.open[card.tool_call_id].edited = card.metadata.edited
 
 
 @dataclass(slots=True)
@@ -204,7 +208,7 @@ def _thought(card: Card, answered: Sequence[_Answered], names: CallNames) -> Ite
     ]
     yield ModelMessage(role="assistant", content=_text(card), tool_calls=tuple(calls))
     for call, each in zip(calls, answered, strict=True):
-        result = each.missing if each.result is None else _result_text(each.result)
+        result = each.missing if each.result is None else _result_text(each.result, each.edited)
         yield ModelMessage(role="tool", content=result, tool_call_id=call.id, name=call.name)
 
 
@@ -214,8 +218,11 @@ def _args(call: ThoughtCall) -> str:
     return _json({"malformed_arguments": call.arguments} if arguments is None else arguments)
 
 
-def _result_text(card: Card) -> str:
-    """Status, and result or error, as JSON; `__cg_control`, which is for the kernel, is left out (protocol §7.5)."""
+def _result_text(card: Card, edited: JsonObject | None) -> str:
+    """Status, and result or error, as JSON; `__cg_control`, which is for the kernel, is left out (protocol §7.5).
+
+    Of a call that a person edited also the arguments that were sent, as far as the model may see them.
+    """
     content = content_of(card)
     if not isinstance(content, ToolResultContent):
         raise CardUnreadable(f"card {card.card_id} ({card.type}) has no ToolResultContent")
@@ -223,6 +230,8 @@ def _result_text(card: Card) -> str:
     if isinstance(result, dict):
         result = {key: value for key, value in result.items() if key != "__cg_control"}
     shown: JsonObject = {"status": content.status.value}
+    if edited is not None:
+        shown["arguments_edited_by_a_person"] = edited
     if result is not None:
         shown["result"] = result
     if content.error is not None:

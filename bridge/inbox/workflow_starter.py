@@ -24,9 +24,10 @@ from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.log_context import about
 from turnstile.runtime.ports import Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
+from turnstile.schema.ids import AgentTurnId, InboxId, InterruptId
 from turnstile.schema.message_types import Purpose
-from turnstile.schema.states import HeadStatus, TurnStatus
-from turnstile.schema.turns import TurnInput, TurnRef
+from turnstile.schema.states import HeadStatus, MessageType, TurnStatus
+from turnstile.schema.turns import Ring, TurnInput, TurnRef
 from turnstile.workflows import options
 from turnstile.workflows.agent_turn import AgentTurn
 
@@ -151,6 +152,19 @@ class Starter(Claims):
         except WorkflowAlreadyStartedError:
             return False
         return True
+
+
+async def signal_decision(client: Client, turn: AgentTurnId, interrupt: InterruptId) -> None:
+    """Let the turn's workflow look at its deadline anew, since a person let a call go; best effort.
+
+    It gets a ring that points to no row. Whoever does not hear it is woken by the rule `suspended` instead.
+    """
+    handle = client.get_workflow_handle_for(AgentTurn.run, options.turn_workflow_id(turn))
+    ring = Ring(inbox_id=InboxId(interrupt), message_type=MessageType.TOOL_RESULT, correlation_id=interrupt)
+    try:
+        await handle.signal(AgentTurn.doorbell, [ring], rpc_timeout=_RPC_TIMEOUT)
+    except (RPCError, OSError) as error:
+        log.info("turn %s: its workflow did not hear of a decision: %s", turn, type(error).__name__)
 
 
 def _details(turn: TurnRef) -> str:

@@ -7,7 +7,8 @@ published, or the doorbell of its result; where a crash comes between, the rules
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
 
 from jsonschema.exceptions import ValidationError
 from pydantic import JsonValue
@@ -23,26 +24,31 @@ from turnstile.ledger.turns.lease import Lease
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
 from turnstile.schema.base import JsonObject
-from turnstile.schema.cards import CardMetadata
 from turnstile.schema.delegation.definitions import kernel_tools
 from turnstile.schema.errors import Refused
-from turnstile.schema.ids import CardId, InboxId, ProjectId
+from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
 from turnstile.schema.parameters import SchemaTooCostly, bounded
 from turnstile.schema.people.digests import action_digest
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptStatus
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptReason, InterruptStatus
 from turnstile.schema.states import ReplyStatus
-from turnstile.schema.tools import ToolRow, expand_subject
+from turnstile.schema.tools import ToolRow, expand_subject, options_of
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.events import Address
 from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
+
+Signal: TypeAlias = Callable[[AgentTurnId, InterruptId], Awaitable[None]]
+"""Lets a turn's workflow look at its deadline anew."""
+_CONFIRMED = 1_000_000
+"""Repeats after a confirmation are counted from here, and those of the rule `command` from 1."""
 
 
 class PeopleVerbs:
     """The verbs over one ledger."""
 
-    def __init__(self, pool: Pool, publisher: Publisher) -> None:
+    def __init__(self, pool: Pool, publisher: Publisher, signal: Signal) -> None:
         self._pool = pool
         self._publisher = publisher
+        self._signal = signal
 
     def handlers(self) -> Mapping[str, VerbHandler]:
         """The handlers by verb."""
@@ -82,10 +88,18 @@ class PeopleVerbs:
             address = Address.of(_turn(project, question), question.context_headers, SENDER)
             card = question.command.tool_call_card_id if answer.edit is None else answer.edit.card.card_id
             command = question.command.model_copy(update={"tool_call_card_id": card})
-            await publish_best_effort(self._publisher, address.tool_command(command, question.step_id))
+            # the stream drops what it has seen: a call that is confirmed was sent before
+            repeat = _CONFIRMED + _number(question) if question.reason is InterruptReason.CONFIRMATION else 0
+            await publish_best_effort(self._publisher, address.tool_command(command, question.step_id, repeat))
+            await self._signal(question.agent_turn_id, question.interrupt_id)
         if not done.sent and question.worker_target is not None:
             lease = Lease.model_validate(named | {"inbox_id": InboxId(f"decide-{question.interrupt_id}")})
             await publish_best_effort(self._publisher, lease.doorbell(SENDER, "decide"))
+
+
+def _number(question: Question) -> int:
+    """Which question about its call it is, from 1."""
+    return int(question.interrupt_id.rpartition("-")[2])
 
 
 def _turn(project: ProjectId, question: Question) -> TurnRef:
@@ -126,7 +140,9 @@ def _edit(project: ProjectId, question: Question, arguments: JsonObject) -> Edit
     subject = expand_subject(row.target_subject or "", project, question.channel_id)
     digest = action_digest(call, row.tool_name, subject, found.arguments)
     card, _ = call_card(turn, question.step_id, call, row, found.arguments, subject)
-    metadata = CardMetadata.model_validate(card.metadata.model_dump() | {"edited": True})
+    hidden = options_of(row).hidden
+    visible: JsonObject = {name: value for name, value in found.arguments.items() if name not in hidden}
+    metadata = card.metadata.model_copy(update={"edited": visible})
     return Edit(card.model_copy(update={"card_id": CardId(f"{call}-call-2"), "metadata": metadata}), digest)
 
 

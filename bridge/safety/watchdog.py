@@ -126,7 +126,7 @@ class Watchdog:
 
 def _ids(found: Any) -> str:
     """The id of a found thing: of the call, else of the turn, the batch or the agent."""
-    names = ("tool_call_id", "agent_turn_id", "batch_id")
+    names = ("tool_call_id", "agent_turn_id", "batch_id", "interrupt_id")
     return next((f"{name}={getattr(found, name)}" for name in names if hasattr(found, name)), _agent(found))
 
 

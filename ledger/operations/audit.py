@@ -133,7 +133,7 @@ class _UntimedConnection:
 
 @functools.cache
 def rules() -> Mapping[str, Rule]:
-    """Every rule of the files `audit*.sql` by name, in the order in which the audit checks them."""
+    """Every rule of the files `audit*.sql` but `audit_setup.sql`, by name, in the order of the checks."""
     folder = resources.files("turnstile.ledger").joinpath("operations")
     names = sorted(each.name for each in folder.iterdir() if each.name.startswith("audit"))
     files = [name for name in names if name.endswith(".sql") and name != "audit_setup.sql"]

@@ -23,16 +23,19 @@ async def list_interrupts(
     row_limit: int,
 ) -> Sequence[Interrupt]:
     """The newest first; those older than `after`, none if the project has no such question."""
-    rows = await query("list_interrupts").many(
-        conn,
-        project_id=project,
-        channel_id=channel,
-        agent_id=agent,
-        agent_turn_id=turn,
-        status=status,
-        after_id=after,
-        row_limit=row_limit,
-    )
+    page = {
+        "project_id": project,
+        "channel_id": channel,
+        "agent_id": agent,
+        "after_id": after,
+        "row_limit": row_limit,
+    }
+    if turn is not None:
+        rows = await query("list_interrupts_of_turn").many(conn, **page, agent_turn_id=turn, status=status)
+    elif status is InterruptStatus.OPEN:
+        rows = await query("list_open_interrupts").many(conn, **page)
+    else:
+        rows = await query("list_interrupts").many(conn, **page, status=status)
     return [Interrupt.model_validate(_columns(row)) for row in rows]
 
 

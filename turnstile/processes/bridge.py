@@ -16,9 +16,10 @@ from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.doorbells import Doorbells
 from turnstile.bridge.inbox.local_doorbells import LocalDoorbells
 from turnstile.bridge.inbox.served_targets import ServedTargets
-from turnstile.bridge.inbox.workflow_starter import Starter
+from turnstile.bridge.inbox.workflow_starter import Starter, signal_decision
 from turnstile.bridge.people.decisions import PeopleVerbs
 from turnstile.bridge.people.interrupt_reads import InterruptReads
+from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
 from turnstile.bridge.pump.thread_rules import ThreadRules
@@ -78,7 +79,8 @@ class Bridge:
         }
         verbs = instrumented(throttled(handlers, throttle), telemetry)
         # No commands: a tool waits for the answer, and of people the subject of a request says who they are.
-        asked = {**ToolRequests(pool, delegation).handlers(), **PeopleVerbs(pool, publisher).handlers()}
+        people = PeopleVerbs(pool, publisher, partial(signal_decision, client))
+        asked = {**ToolRequests(pool, delegation).handlers(), **people.handlers()}
         requests = instrumented(throttled(asked, throttle), telemetry)
         service = VerbService(
             conn, verbs | requests, concurrency=settings.bridge.max_concurrency, meter=telemetry.meter
@@ -150,7 +152,7 @@ def safety_rules(
     servers: Servers, served: ServedTargets, publisher: Publisher, queue: ClaimQueue | None = None
 ) -> Rules:
     """The safety net's rules with their settings. With a queue they leave claims to it, else wait for each."""
-    settings, pool, _, client, telemetry = servers
+    settings, pool, conn, client, telemetry = servers
     starter = Starter(
         *(pool, client, publisher, served),
         heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
@@ -170,7 +172,11 @@ def safety_rules(
         telemetry,
     )
     return Rules(
-        *(pool, starter, publisher, served, times, telemetry), more=threads.all(), queue=queue, reconciler=reconciler
+        *(pool, starter, publisher, served, times, telemetry),
+        more=threads.all(),
+        outcomes=UnknownOutcomes(pool, conn, publisher),
+        queue=queue,
+        reconciler=reconciler,
     )
 
 

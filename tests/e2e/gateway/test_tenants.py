@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from tests.e2e.projects.test_tenants import rows_of
+from tests.support.conditions import until
 from tests.support.gateway import asking, composed, token_of
 from tests.support.processes.stack import Stack
 from tests.support.tenants import Tenant, new_tenant
-from tests.support.tools import definition
+from tests.support.tools import call_of, calling, definition
 from turnstile.gateway.app import Gateway
 from turnstile.gateway.http import bearers
 from turnstile.gateway.v1.resources import cursor_of
 from turnstile.ledger.access.pages import Place
 from turnstile.ledger.turns.roster import put_tool
 from turnstile.schema.access import GatewayRole
-from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
 
 SECRET = "the secret of another"
 WORD = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
@@ -47,6 +48,9 @@ class Ids:
     tool: str
     cursor: str
     boxes_cursor: str
+    interrupt: str
+    waiting: str
+    """The turn that asked."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,11 @@ def create(own: Ids, headers: Mapping[str, str] | None = None, **fields: str) ->
     """A turn that would be accepted."""
     body = {"agent_id": own.agent, "instruction": json.dumps({"steps": [{"text": "done"}]}), **fields}
     return Asked("/v1/turns", body=body, headers={"prefer": "wait=20", **(headers or {})})
+
+
+def decided(its: Ids, **body: Any) -> Asked:
+    """A decision about what another asks."""
+    return Asked(f"/v1/interrupts/{its.interrupt}/decision", body=body)
 
 
 def again(own: Ids, key: str) -> Asked:
@@ -112,6 +121,10 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={"cascade": "all"}),
     ],
+    "steer_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on"}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on", "priority": "when_idle"}),
+    ],
     "rerun_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={"from_step": 1}),
@@ -143,6 +156,18 @@ MATRIX: dict[str, list[Make]] = {
         lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events", {"agent_id": its.agent}),
         lambda _, its: Asked(f"/v1/conversations/{its.conversation}/events", headers=last_id(its.turn)),
         lambda own, its: Asked(f"/v1/conversations/{own.conversation}/events", headers=last_id(its.turn)),
+    ],
+    "list_interrupts": [
+        lambda _, its: Asked("/v1/interrupts", {"channel_id": its.channel}),
+        lambda _, its: Asked("/v1/interrupts", {"agent_turn_id": its.waiting}),
+        lambda _, its: Asked("/v1/interrupts", {"agent_id": its.agent, "status": "withdrawn"}),
+        lambda _, its: Asked("/v1/interrupts", {"cursor": its.interrupt}),
+    ],
+    "get_interrupt": [lambda _, its: Asked(f"/v1/interrupts/{its.interrupt}")],
+    "decide_interrupt": [
+        lambda _, its: decided(its, decision="approve", action_digest="0" * 64),
+        lambda _, its: decided(its, decision="edit", arguments={"q": "forged"}),
+        lambda _, its: decided(its, decision="respond", response="forged", message="mine"),
     ],
     "openai_list_models": [lambda _, __: Asked("/openai/v1/models")],
     "openai_get_model": [
@@ -202,12 +227,25 @@ async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) 
         key = {"prefer": "wait=20", "idempotency-key": f"key-{name}"}
         made = (await web.post("/v1/turns", json=body, headers=key)).json()
         assert made["status"] == "success", made
+        asking_turn = json.dumps({"steps": [calling(("ask_human", {"question": "Which?"}))]})
+        asked = {"agent_id": agent, "instruction": asking_turn}
+        waiting = (await web.post("/v1/turns", json=asked)).json()["agent_turn_id"]
+
+        async def asked_of_people() -> bool:
+            found = (await web.get("/v1/interrupts", params={"agent_turn_id": waiting})).json()
+            return bool(found["interrupts"])
+
+        await until(asked_of_people, 10, "the turn asks")
+        await web.post(f"/v1/turns/{waiting}/stop", json={})
+    await tenant.ended(AgentTurnId(waiting))
     ended = await tenant.ended(AgentTurnId(made["agent_turn_id"]))
     ids = Ids(
         *(agent, made["agent_turn_id"], name, made["context_box_id"], made["output_box_id"], f"key-{name}", channel),
         *(f"{agent}-profile", f"tool-{tenant.project}"[:60]),
         cursor_of(Place(ended.view.created_at + timedelta(days=1), made["agent_turn_id"])),
         cursor_of(Place(ended.view.created_at + timedelta(days=1), made["output_box_id"])),
+        interrupt_id(call_of(AgentTurnId(waiting))),
+        waiting,
     )
     return ids, token
 
@@ -216,7 +254,7 @@ def nobodys(agent: str, profile: str, its: Ids) -> Ids:
     """Ids that are drawn and not used, in the forms of those that are."""
     return Ids(
         *(agent, uuid7(), f"only-{uuid7()}", new_box_id(), new_box_id(), f"key-{uuid7()}", "u_nobody", profile),
-        *(its.tool, its.cursor, its.boxes_cursor),
+        *(its.tool, its.cursor, its.boxes_cursor, interrupt_id(call_of(AgentTurnId(uuid7()))), uuid7()),
     )
 
 
@@ -227,7 +265,7 @@ async def sides(request: pytest.FixtureRequest, here: Stack, gateway: Gateway) -
     second = new_tenant(here) if request.param == "project" else first
     agents = AgentId("asker"), AgentId("holder") if request.param == "project" else AgentId("asker")
     for tenant, agent in {first.project: (first, agents[0]), second.project: (second, agents[1])}.values():
-        await tenant.agent("player", agent)
+        await tenant.agent("player", agent, allowed_tools=["ask_human"])
         await put_tool(tenant.pool, tenant.project, definition(f"tool-{tenant.project}"[:60]))
     asks, token = await lived(gateway, first, "u_ada", agents[0])
     its, its_token = await lived(gateway, second, "u_bob", agents[1])
@@ -303,6 +341,9 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
     async with asking(sides.gateway, sides.its_token) as web:
         for path in (f"/v1/turns/{its.turn}", f"/v1/turns/{its.turn}/tree", f"/v1/conversations/{its.conversation}"):
             assert (await web.get(path)).status_code == 200, path
+        assert "Which?" in (await web.get(f"/v1/interrupts/{its.interrupt}")).text
+        refused = await web.post(f"/v1/interrupts/{its.interrupt}/decision", json={"decision": "reject"})
+        assert refused.json()["code"] == "withdrawn"
         assert SECRET in (await web.get(f"/v1/turns/{its.turn}")).text
         assert SECRET in (await web.get(f"/v1/turns/{its.turn}/events")).text
         key = {"idempotency-key": its.key}
@@ -317,7 +358,7 @@ async def test_its_own_side_knows_each_of_them(sides: Sides) -> None:
 
 
 async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gateway) -> None:
-    ids = nobodys("a", "p", Ids(*("x",) * 11))
+    ids = nobodys("a", "p", Ids(*("x",) * 13))
     assert {each.name for each in (*gateway.endpoints, *gateway.openai)} == MATRIX.keys()
     for endpoint in gateway.endpoints:
         made = [make(ids, ids) for make in MATRIX[endpoint.name]]
@@ -334,6 +375,7 @@ async def test_the_matrix_has_every_endpoint_and_every_parameter(gateway: Gatewa
 NAMES_NOTHING = {
     *("limit", "by", "since", "turns", "on_disconnect", "reason", "cascade"),
     *("instruction", "result_fields", "runtime_config", "metadata", "model"),
+    *("status", "decision", "action_digest", "arguments", "message", "response"),
     "cursor",  # where it is an id or a name of the project's own list; else it is tried
 }
 """Parameters and fields that name nothing of a project or channel."""

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import httpx
 
 import turnstile
+from tests.support.conditions import until
 from tests.support.gateway import client, token_of
 from tests.support.tenants import ALICE, Tenant
 from turnstile.ledger.turns.views import describe_turn
@@ -84,6 +85,34 @@ async def test_a_running_turn_is_stopped(web: httpx.AsyncClient, tenant: Tenant)
     assert again.json()["already_final"] is True
     tree = (await web.get(f"/v1/turns/{turn}/tree")).json()
     assert [each["agent_turn_id"] for each in tree["turns"]] == [turn]
+
+
+async def test_a_running_turn_is_steered_and_its_stream_tells(web: httpx.AsyncClient, tenant: Tenant) -> None:
+    await tenant.agent("player")
+    line = json.dumps({"steps": [{"text": "a draft", "delay_seconds": 1}, {"text": "done"}]})
+    turn = (await web.post("/v1/turns", json={"agent_id": ALICE, "instruction": line})).json()["agent_turn_id"]
+
+    async def runs() -> bool:
+        return (await web.get(f"/v1/turns/{turn}")).json()["status"] == "running"
+
+    await until(runs, 10, "the turn runs")
+    body, key = {"text": "use Python"}, {"Idempotency-Key": "s-1"}
+    said = [await web.post(f"/v1/turns/{turn}/steer", json=body, headers=key) for _ in range(2)]
+    assert [(each.status_code, each.json()["duplicate"]) for each in said] == [(202, False), (202, True)]
+    streamed = (await web.get(f"/v1/turns/{turn}/events")).text
+    cards = [
+        json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: ") and '"card_id"' in line
+    ]
+    kinds = [each["type"] for each in cards if "type" in each]
+    assert kinds == ["agent.thought", "task.steer", "agent.thought", "task.deliverable"]
+    [steer] = (await web.get(f"/v1/turns/{turn}")).json()["steers"]
+    assert (steer["steer_id"], steer["status"], steer["step_id"]) == (
+        said[0].json()["steer_id"],
+        "applied",
+        f"{turn}-s2",
+    )
+    late = await web.post(f"/v1/turns/{turn}/steer", json=body)
+    assert (late.status_code, late.json()["code"]) == (409, "already_final")
 
 
 async def test_conversations_agents_profiles_tools_and_usage_are_read(web: httpx.AsyncClient, tenant: Tenant) -> None:

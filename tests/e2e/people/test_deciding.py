@@ -74,8 +74,9 @@ async def test_an_edited_call_goes_out_with_the_persons_arguments_and_the_model_
         assert await sent_arguments(hand) == {"amount": 5, "account": f"of {tenant.project}"}
         await hand.report(call_of(turn), "paid")
         ended = await hand.ended(turn)
-    [told] = heard_by_model(ended)
-    assert told["result"] == "paid"
+    assert heard_by_model(ended) == [
+        {"status": "success", "arguments_edited_by_a_person": {"amount": 5}, "result": "paid"}
+    ]
 
 
 async def test_a_rejected_call_is_a_failed_result_with_the_reason(tenant: Tenant) -> None:

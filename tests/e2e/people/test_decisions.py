@@ -2,15 +2,19 @@
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from tests.support.conditions import until
 from tests.support.people import Person
 from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of, heard_by_model
+from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.people.interrupts import Decision
 from turnstile.schema.wire import headers
+from turnstile.workflows import options
 
 PAY = definition("pay", parameters={"type": "object", "properties": {"sum": {"type": "integer", "maximum": 100}}})
 LOOK = definition("look")
@@ -88,6 +92,8 @@ async def test_an_edit_is_checked_and_sends_a_second_card(tenant: Tenant) -> Non
         assert view["content"]["arguments"] == {"sum": 5}
         await hand.report(pay, "paid")
         ended = await hand.ended(turn)
+    [told] = heard_by_model(ended)
+    assert told == {"status": "success", "arguments_edited_by_a_person": {"sum": 5}, "result": "paid"}
     assert ended.types() == [
         *("agent.thought", "tool.call", "tool.call", "tool.result"),
         *("agent.thought", "task.deliverable"),
@@ -135,3 +141,36 @@ async def test_a_tool_that_was_changed_meanwhile_is_not_called(tenant: Tenant, s
     [heard] = heard_by_model(ended)
     assert heard["error"]["code"] == "tool_changed"
     assert hand.commands == []
+
+
+async def timers(tenant: Tenant, turn: AgentTurnId) -> list[timedelta]:
+    """The timers that the turn's workflow has started."""
+    handle = tenant.stack.temporal.get_workflow_handle(options.turn_workflow_id(turn))
+    events = (await handle.fetch_history()).events
+    started = [each for each in events if each.HasField("timer_started_event_attributes")]
+    return [each.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta() for each in started]
+
+
+async def test_a_workflow_sleeps_until_the_question_expires_and_hears_of_the_deadline_of_its_call(
+    tenant: Tenant,
+) -> None:
+    person = Person(tenant)
+    async with hand_of(tenant, PAY, **ASKS) as hand:
+        turn = await hand.start(calling("pay"))
+        [asked] = await person.asked()
+
+        async def slept() -> list[timedelta]:
+            return await timers(tenant, turn)
+
+        [first] = await until(slept, 10, "the workflow sleeps")
+        assert timedelta(days=6) < first <= timedelta(days=7)
+        await person.decide(asked)
+
+        async def again() -> bool:
+            return len(await timers(tenant, turn)) == 2
+
+        await until(again, 10, "the workflow sleeps again")
+        deadline = (await hand.head())["resume_deadline"]
+        assert abs(datetime.now(UTC) + (await timers(tenant, turn))[1] - deadline) < timedelta(seconds=15)
+        await hand.report(call_of(turn))
+        await hand.ended(turn)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,14 @@ from tests.support.pump.pump import pump_config
 from tests.support.tenants import ALICE, CHANNEL, Tenant, new_tenant, turn_of
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.ledger.turns.roster import add_agent, put_tool
+from turnstile.schema.access import Caller
 from turnstile.schema.base import JsonObject
 from turnstile.schema.delegation.requests import DelegateRequest
-from turnstile.schema.ids import AgentId, AgentTurnId, new_box_id, uuid7
+from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id, uuid7
+from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptRequest
+from turnstile.schema.people.interrupts import DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
+from turnstile.schema.people.steers import SteerRequest
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
 from turnstile.schema.wire.inbox import (
@@ -70,6 +74,7 @@ EMPTY = {
     "state.memory_cuts",
     "state.rollbacks",
     "state.gateway_tokens",
+    "state.steers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
@@ -97,6 +102,8 @@ class Ids:
     thread: str
     correlation: str
     project: str
+    interrupt: str
+    digest: str
     channel: str = "u_other"
 
 
@@ -108,6 +115,7 @@ def of_nobody() -> Ids:
         *(agent, profile, new_box_id(), new_box_id(), f"{turn}-deliverable", f"{call_of(turn)}-result"),
         *(turn, new_box_id(), f"a-{uuid7()}", f"m-{uuid7()}", f"t-{uuid7()}", uuid7(), uuid7(), uuid7()),
         *(call_of(AgentTurnId(uuid7())), uuid7(), f"c-{uuid7()}", project),
+        *(f"int-{call_of(AgentTurnId(uuid7()))}-1", hashlib.sha256(project.encode()).hexdigest()),
     )
 
 
@@ -163,6 +171,12 @@ def action(told: Mapping[str, str] | None = None, **fields: Any) -> Case:
     return Case("ui_action", {**asked, **fields}, told or {})
 
 
+def decide(its: "Ids", told: Mapping[str, str] | None = None, **fields: Any) -> Case:
+    """A decision that would count."""
+    asked = {"interrupt_id": its.interrupt, "decision": "approve", "action_digest": its.digest, **fields}
+    return Case("decide", asked, told or {})
+
+
 STATUS_VERBS = ("agent.pause", "agent.resume", "agent.retire")
 
 
@@ -208,6 +222,15 @@ MATRIX: dict[str, Make] = {
     "stop, project in the header": lambda _, its: Case(
         "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
     ),
+    "steer agent_turn_id, asleep": lambda _, its: Case("steer", {"agent_turn_id": its.asleep, "text": "go on"}),
+    "steer agent_turn_id, queued": lambda _, its: Case("steer", {"agent_turn_id": its.queued, "text": "go on"}),
+    "steer agent_turn_id, ended": lambda _, its: Case("steer", {"agent_turn_id": its.ended, "text": "go on"}),
+    "steer correlation_id": lambda own, its: Case(
+        "steer", {"agent_turn_id": own.asleep, "text": "go on", "correlation_id": its.correlation}
+    ),
+    "steer, project in the header": lambda _, its: Case(
+        "steer", {"agent_turn_id": its.asleep, "text": "go on"}, {headers.PROJECT_ID: its.project}
+    ),
     "rerun agent_turn_id, ended": lambda _, its: rerun(its.ended),
     "rerun agent_turn_id, asleep": lambda _, its: rerun(its.asleep, model="scripted/player"),
     "rerun from_step": lambda _, its: rerun(its.ended, from_step=1),
@@ -236,6 +259,14 @@ MATRIX: dict[str, Make] = {
     "describe, project in the header": lambda _, its: Case(
         "describe", {"card_id": its.card}, {headers.PROJECT_ID: its.project}
     ),
+    "decide interrupt_id": lambda _, its: decide(its),
+    "decide interrupt_id, edited": lambda _, its: decide(its, decision="edit", arguments={"q": "forged"}),
+    "decide interrupt_id, answered": lambda _, its: decide(its, decision="respond", response="forged"),
+    "decide, project in the header": lambda _, its: decide(its, told={headers.PROJECT_ID: its.project}),
+    "interrupt.get interrupt_id": lambda _, its: Case("interrupt.get", {"interrupt_id": its.interrupt}),
+    "interrupt.list agent_id": lambda _, its: Case("interrupt.list", {"agent_id": its.agent}),
+    "interrupt.list agent_turn_id": lambda _, its: Case("interrupt.list", {"agent_turn_id": its.asleep}),
+    "interrupt.list after": lambda _, its: Case("interrupt.list", {"after": its.interrupt, "status": "open"}),
     "box_fork box_id, a context": lambda _, its: Case("box_fork", {"box_id": its.context_box}),
     "box_fork box_id, an output box": lambda _, its: Case("box_fork", {"box_id": its.output_box}),
     "box_fork correlation_id": lambda own, its: Case(
@@ -290,12 +321,16 @@ ACTIONS: dict[str, Make] = {
 REQUESTS: dict[str, type[BaseModel]] = {
     "enqueue": EnqueueRequest,
     "stop": StopRequest,
+    "steer": SteerRequest,
     "report": ReportRequest,
     "describe": DescribeRequest,
     "box_fork": BoxForkRequest,
     "box_make": BoxMakeRequest,
     "box_replace": BoxReplaceRequest,
     "delegate": DelegateRequest,
+    "decide": DecideRequest,
+    "interrupt.get": InterruptRequest,
+    "interrupt.list": InterruptListRequest,
     "rerun": RerunRequest,
     "send": SendRequest,
     "thread.describe": ThreadDescribeRequest,
@@ -308,8 +343,9 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
-    *("key", "tool", "from_step", "model", "multitask_strategy"),
+    *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags"),
+    *("decision", "response", "message", "limit"),
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
 }
@@ -353,11 +389,12 @@ async def live(tenant: Tenant) -> Ids:
     mine = f"only-{tenant.project}"
     words = secret(tenant)
     long = definition(options={"suspend_timeout_seconds": 600})
-    async with hand_of(tenant, long) as hand:
+    held = definition("held", options={"interrupt_on": True})
+    async with hand_of(tenant, long, held) as hand:
         ended = await hand.suspended(calling(("search", {"q": words})), {"text": words}, correlation_id=mine)
         await hand.report(call_of(ended), words)
         view = (await hand.ended(ended)).view
-        asked: JsonObject = {"agent_id": ALICE, "instruction": json.dumps({"steps": [calling("search")]})}
+        asked: JsonObject = {"agent_id": ALICE, "instruction": json.dumps({"steps": [calling("search", "held")]})}
         asleep = turn_of(await tenant.ask(asked, headers={headers.DEPTH: "7"}))
         await hand.called(call_of(asleep))
         queued = await hand.start({"text": words}, correlation_id=f"t-{mine}")
@@ -395,7 +432,15 @@ async def live(tenant: Tenant) -> Ids:
         thread=str(answer.thread_id),
         correlation=mine,
         project=tenant.project,
+        interrupt=interrupt_id(call_of(asleep, 1)),
+        digest=await digest_of(tenant, interrupt_id(call_of(asleep, 1))),
     )
+
+
+async def digest_of(tenant: Tenant, interrupt: str) -> str:
+    """What a decision about it must name."""
+    [row] = await tenant.rows("SELECT action_digest FROM state.interrupts WHERE interrupt_id = $1", interrupt)
+    return row["action_digest"]
 
 
 def secret(tenant: Tenant) -> str:
@@ -433,7 +478,8 @@ async def messages_of(tenant: Tenant) -> dict[str, int]:
 
 async def by_request(tenant: Tenant, case: Case) -> JsonObject:
     """The reply to a request."""
-    subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb)
+    caller = Caller("somebody") if subjects.CALLED_BY.get(case.verb) else None
+    subject = subjects.bridge_request(tenant.project, CHANNEL, case.verb, caller)
     answer = await tenant.stack.conn.request(subject, encode(case.arguments), timeout=10, headers=dict(case.told))
     return decode_object(answer.data)
 
@@ -501,7 +547,11 @@ async def outcome(tenant: Tenant, way: str, case: Case, used: Ids) -> JsonObject
     # a durable command has one token for its verb, and none for who asks
     [
         *(("request", case) for case in MATRIX),
-        *(("command", case) for case in MATRIX if "." not in case.split()[0] and not case.startswith("rerun")),
+        *(
+            ("command", case)
+            for case in MATRIX
+            if "." not in case.split()[0] and not case.startswith(("decide", "rerun"))
+        ),
         *(("action", case) for case in ACTIONS),
     ],
 )
@@ -522,16 +572,18 @@ async def test_its_own_project_knows_each_of_them(both: Both) -> None:
     turns = [Case("describe", {"agent_turn_id": turn}) for turn in (its.asleep, its.queued, its.due, its.ended)]
     cards = [Case("describe", {"card_id": card}) for card in (its.card, its.result_card)]
     rest = [Case("describe", {"tool_call_id": its.call}), Case("thread.describe", {"thread_id": its.thread})]
+    rest.append(Case("interrupt.get", {"interrupt_id": its.interrupt}))
     fork = Case("box_fork", {"box_id": its.context_box, "correlation_id": its.correlation})
     boxes = [fork, replaced(its.output_box, agent_id=its.agent), replaced(its.context_box, agent_id=its.agent)]
     replies = [await by_request(both.other, case) for case in (*turns, *cards, *rest, *boxes)]
-    assert [reply["status"] for reply in replies] == ["accepted"] * 11
-    assert replies[8]["duplicate"]
+    assert [reply["status"] for reply in replies] == ["accepted"] * 12
+    assert replies[9]["duplicate"]
     busy = await by_request(both.other, replaced(its.asleep_box))
     assert busy["error_code"] == "output_box_busy"
     pressed = [await by_action(both.other, action(agent_id=its.agent, action_id=its.action))]
     pressed.append(await by_action(both.other, action(agent_id=its.agent, message_id=its.named)))
     assert [each.get("error_code") for each in pressed] == [None, "correlation_conflict"]
+    assert (await by_request(both.other, decide(replace(its, digest="0" * 64))))["error_code"] == "digest_mismatch"
     assert secret(both.other) in json.dumps(replies)
     there = "SELECT box_id FROM public.boxes WHERE tenant_id = $1 AND box_id = ANY ($2::text[]::uuid[])"
     assert len(await both.other.rows(there, its.project, [its.context_box, its.output_box])) == 2

@@ -15,6 +15,7 @@ from tests.support.conditions import until
 from tests.support.ledger import agents
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.trees import child, parent
+from tests.support.people import Person
 from tests.support.processes.net import (
     STILL,
     Net,
@@ -232,6 +233,19 @@ async def test_a_batch_whose_deadline_passed(tenant: Tenant, net: Net) -> None:
         assert (ended.view.status, [each[0] for each in ended.results()]) == ("success", ["timeout"])
         assert (await net.look("batch_due")).found == []
         await all_over(tenant, net)
+
+
+async def test_a_question_whose_time_is_over(tenant: Tenant, net: Net) -> None:
+    async with hand_of(tenant, interrupt_on={"search": True}) as hand:
+        turn = await hand.start(calling("search"), TEXT)
+        [asked] = await Person(tenant).asked()
+        assert (await net.look("interrupts")).found == []
+        await tenant.rows("UPDATE state.interrupts SET expires_at = now() WHERE project_id = $1", tenant.project)
+        await mends(net, "interrupts", f"interrupt_id={asked.interrupt_id}")
+        ended = await hand.ended(turn)
+        assert [each[1] for each in ended.results()] == ["approval_expired"]
+        assert hand.commands == []
+        assert (await net.look("interrupts")).found == []
 
 
 async def test_a_batch_whose_parent_is_over(tenant: Tenant, net: Net) -> None:

@@ -84,6 +84,8 @@ WRONG = {
 }
 HELD_ONLY = """
 SELECT FROM state.turn_waiting_tools w WHERE w.agent_turn_id = $1 AND w.wait_status IN ('waiting', 'received')
+  AND NOT EXISTS (SELECT FROM state.agent_inbox i WHERE i.agent_turn_id = $1 AND i.archived_at IS NULL
+                  AND i.message_type IN ('tool_result', 'timeout'))  -- the loser of another call, not settled yet
 HAVING count(*) > 0 AND bool_and(w.wait_status = 'waiting' AND w.held_by IS NOT NULL)
 """
 

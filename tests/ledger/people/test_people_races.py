@@ -169,6 +169,21 @@ async def test_a_timeout_that_waited_for_a_decision_keeps_the_deadline_of_its_ca
     assert (await head(counting))["resume_deadline"] == row["deadline"]
 
 
+async def test_a_timeout_that_waited_for_an_edit_does_not_take_its_call_for_one_without_a_card(
+    counting: Counting,
+) -> None:
+    turn = await asking(counting, "a", wait_seconds=0)
+    given = answer(Decision.EDIT, edit=edit(turn, "a", {"q": "mild"}))
+
+    async def late(conn: Connection) -> Any:
+        await decide_on(conn, "a", given)
+        await conn.fetch("UPDATE state.turn_waiting_tools SET deadline = now() - interval '1 hour'")
+
+    await overtaken(counting, late, expire(counting, turn))
+    await expire(counting, turn)
+    assert await waits(counting) == {"a": "waiting"}
+
+
 async def test_an_apply_that_waited_for_a_decision_keeps_the_deadline_of_its_call(counting: Counting) -> None:
     turn = await asking(counting, "a", free=("b",))
     report = await told(counting, "b")

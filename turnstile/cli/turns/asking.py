@@ -27,6 +27,7 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.profiles import RuntimeConfig
 from turnstile.schema.states import MultitaskStrategy, TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
@@ -200,6 +201,23 @@ def told_of_stop(turn: str, reply: Stopped) -> str:
     if reply.on_their_way:
         line += f"; {reply.on_their_way} had a step or calls on their way, which may still arrive"
     return line
+
+
+async def steer_turn(
+    session: Session, turn: str, text: str, *, when_idle: bool = False, correlation_id: str | None = None
+) -> SteerReply:
+    """Say something to the turn; raises as `stop_turn` does. It is said once, however often it must be asked."""
+    name = correlation_id or uuid7()
+    async with session.client() as client:
+        found = await session.patiently(lambda: client.turn(turn))
+        return await session.patiently(lambda: found.steer(text, when_idle=when_idle, correlation_id=name))
+
+
+def told_of_steer(turn: str, reply: SteerReply, *, when_idle: bool = False) -> str:
+    """What becomes of a steer, in one line."""
+    if reply.duplicate:
+        return f"turn {turn} was told this before: {reply.steer_status}"
+    return f"turn {turn} hears it {'when it would end' if when_idle else 'with its next step'}"
 
 
 def print_end(session: Session, report: TurnEnd, shown: str = "") -> None:
