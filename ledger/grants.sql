@@ -45,11 +45,11 @@ WITH rights (relation, bridge, worker) AS (VALUES
     ('state.queued_turns', 'SELECT, UPDATE (profile_box_id)', 'SELECT, UPDATE (profile_box_id)'),
     ('state.turns_in_hand', 'SELECT', null),
     ('state.turn_waiting_tools',
-     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, deadline, call_card_id)',
+     'SELECT, UPDATE (wait_status, received_at, updated_at, held_by, deadline, call_card_id, begun_at, begun_by, doubted_at)',
      'SELECT, INSERT, UPDATE (wait_status, tool_result_card_id, received_at, applied_at, updated_at)'),
     ('state.steers', 'SELECT, INSERT, UPDATE (status, settled_at)', 'SELECT, UPDATE (status, due, settled_at)'),
     ('state.interrupts',  -- a worker asks; only a bridge decides
-     'SELECT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
+     'SELECT, INSERT, UPDATE (status, decision, decision_digest, decided_by, comment, tool_changed, edited_digest, decided_at)', 'SELECT, INSERT'),
     ('state.turn_nodes', 'SELECT, UPDATE (ended)', 'SELECT, UPDATE (ended)'),  -- UPDATE: to lock a row; functions of the owner write
     ('state.pmo_batches', 'SELECT', 'SELECT'),
     ('state.pmo_batch_tasks', 'SELECT', null),

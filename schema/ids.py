@@ -59,6 +59,11 @@ def new_steer_id() -> SteerId:
     return SteerId(f"steer-{uuid7()}")
 
 
+def asked_steer_id(project: ProjectId, correlation_id: str) -> SteerId:
+    """The id of the steer that an enqueue becomes, derived from the enqueue's correlation id."""
+    return SteerId(f"steer-{_derived_box_id(f'steer/{project}/{correlation_id}')}")
+
+
 def new_box_id() -> BoxId:
     """A new box id."""
     return BoxId(uuid7())

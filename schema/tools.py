@@ -5,7 +5,7 @@ Anyone may have written a row, so it is kept raw; `options_of` parses its option
 
 import re
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -104,6 +104,10 @@ class ToolOptions(Tolerant):
     """How long a turn waits for this tool, if longer than `[tools].suspend_timeout_seconds`."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=30 * 86_400)
     """How long the tool may take; the turn waits at least as long."""
+    repeat: Literal["safe", "unsafe"] = "safe"
+    """Whether a call may be sent again when the tool dies in the middle of it. `unsafe`: a person is asked instead."""
+    repeat_ask: bool = True
+    """With `repeat: unsafe`: false if nobody may be asked; then such a call fails as `outcome_unknown`."""
     interrupt_on: InterruptRule | None = Field(default=None, exclude_if=lambda value: value is None)
     """Which of its calls wait for a person's approval: `true`, or an object that says when and how."""
 

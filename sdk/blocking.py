@@ -22,6 +22,7 @@ from turnstile.schema.ids import AgentTurnId, InterruptId
 from turnstile.schema.people.interrupt_requests import InterruptView
 from turnstile.schema.people.interrupts import DecideReply, InterruptStatus
 from turnstile.schema.people.steers import SteerReply
+from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.events import Chunk
 from turnstile.schema.wire.inbox import EnqueueReply
@@ -165,9 +166,16 @@ class SyncConversation:
     client: "SyncClient"
     conversation: Conversation
 
-    def ask(self, instruction: str, *, correlation_id: str | None = None) -> SyncTurn:
+    def ask(
+        self,
+        instruction: str,
+        *,
+        multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        correlation_id: str | None = None,
+    ) -> SyncTurn:
         """The next turn of it: it knows what was said, and begins when the one before is over."""
-        return SyncTurn(self.client, self.conversation.ask(instruction, correlation_id=correlation_id))
+        asked = self.conversation.ask(instruction, multitask_strategy=multitask_strategy, correlation_id=correlation_id)
+        return SyncTurn(self.client, asked)
 
 
 class SyncClient:
@@ -211,6 +219,7 @@ class SyncClient:
         model: str | None = None,
         remember: bool = False,
         metadata: JsonObject | None = None,
+        multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         correlation_id: str | None = None,
     ) -> SyncTurn:
         """A turn that is enqueued when it is first iterated, waited for or started; see `Client.ask`."""
@@ -226,6 +235,7 @@ class SyncClient:
             model=model,
             remember=remember,
             metadata=metadata,
+            multitask_strategy=multitask_strategy,
             correlation_id=correlation_id,
         )
         return SyncTurn(self, turn)

@@ -60,6 +60,8 @@ class _Output(Tolerant):
 class _Turn(TurnView):
     output: _Output | None = None
     duplicate: bool = False
+    steered: bool = False
+    stopped: tuple[AgentTurnId, ...] = ()
 
 
 class _Tree(Tolerant):

@@ -24,6 +24,7 @@ from turnstile.schema.errors import BadRequest
 from turnstile.schema.ids import AgentTurnId, InterruptId, token, uuid7
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptView
 from turnstile.schema.people.interrupts import InterruptStatus
+from turnstile.schema.states import MultitaskStrategy
 from turnstile.schema.wire.inbox import EnqueueRequest
 from turnstile.sdk.client import BridgeClient
 from turnstile.sdk.interrupts import Interrupt, find_interrupts
@@ -41,13 +42,23 @@ class Conversation:
     agent_id: str | None = None
     profile_name: str | None = None
 
-    def ask(self, instruction: str, *, correlation_id: str | None = None) -> Turn:
-        """The next turn of it: it knows what was said, and begins when the one before is over."""
+    def ask(
+        self,
+        instruction: str,
+        *,
+        multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
+        correlation_id: str | None = None,
+    ) -> Turn:
+        """The next turn of it: it knows what was said, and begins when the one before is over.
+
+        A `multitask_strategy` does something else with the turns before it; see `Client.ask`.
+        """
         return self.client.ask(
             self.agent_id,
             instruction,
             conversation=self.conversation_id,
             profile_name=self.profile_name,
+            multitask_strategy=multitask_strategy,
             correlation_id=correlation_id,
         )
 
@@ -142,6 +153,7 @@ class Client:
         model: str | None = None,
         remember: bool = False,
         metadata: JsonObject | None = None,
+        multitask_strategy: MultitaskStrategy | str = MultitaskStrategy.ENQUEUE,
         correlation_id: str | None = None,
     ) -> Turn:
         """A turn of `agent_id` that is enqueued when it is first iterated, awaited or started.
@@ -150,7 +162,10 @@ class Client:
         the agent, an instance of the profile runs the turn: one for each conversation, else one for the request.
         `result_fields` are names of fields that the deliverable must have, or names with descriptions. The turn reads
         the cards of a context box before the instruction, and its own go to a new box, or to `output_box_id`; with
-        `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it. With a
+        `remember` the instruction is kept there, too. `metadata` is yours alone: no model sees it.
+        `multitask_strategy` says what becomes of your turns of the same conversation that are not over: `reject`
+        refuses the new one (`turn_in_progress`), `interrupt` and `rollback` stop them, `steer` tells the newest the
+        instruction: then the turn is that one. Over NATS these need `TURNSTILE_PRINCIPAL` (docs/people.md). With a
         `correlation_id` of yours, the same request made again answers the same turn. Raises `BadRequest`.
         """
         described = result_fields if isinstance(result_fields, Mapping) else dict.fromkeys(result_fields, "")
@@ -165,6 +180,7 @@ class Client:
             "correlation_id": correlation_id or uuid7(),
             "runtime_config": config or None,
             "metadata": metadata,
+            "multitask_strategy": None if multitask_strategy == MultitaskStrategy.ENQUEUE else multitask_strategy,
             "result_fields": [{"name": name, "description": text} for name, text in described.items()] or None,
         }
         request = parse_request(EnqueueRequest, {name: value for name, value in given.items() if value is not None})

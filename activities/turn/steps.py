@@ -275,6 +275,7 @@ class StepActivities:
                         step, cards, ending, figures, StepStatus.COMPLETED, yields=more is not None
                     )
                 except Steered:
+                    hit(Fault.TURN_STEERED)
                     kept = () if more is None else more.cards
                     return await self._continue(step, (*opening, *kept), figures, steered=True)
 
@@ -349,7 +350,7 @@ class StepActivities:
             # A UI action has one step, and it is committed (§7.10).
             return await self._stop_between(step.turn, step.number)
         partial = partial_thought(step.turn, step.number, step.attempts.draft)
-        cards = () if partial is None else (partial,)
+        cards = () if partial is None else (*step.begun.steers, partial)  # it says something with these in mind
         figures = step.figures(None, error_code=STOPPED)
         ended = step.fallback(cards, TurnStatus.CANCELED, STOPPED, STOP_REASON, figures)
         try:

@@ -29,7 +29,7 @@ from turnstile.schema.errors import Refused
 from turnstile.schema.ids import AgentTurnId, CardId, InboxId, InterruptId, ProjectId
 from turnstile.schema.parameters import SchemaTooCostly, bounded
 from turnstile.schema.people.digests import action_digest
-from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptStatus
+from turnstile.schema.people.interrupts import DecideReply, DecideRequest, Decision, InterruptReason, InterruptStatus
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.tools import ToolRow, expand_subject, options_of
 from turnstile.schema.turns import TurnRef
@@ -38,6 +38,8 @@ from turnstile.schema.wire.inbox import TEXT_LIMIT_BYTES
 
 Signal: TypeAlias = Callable[[AgentTurnId, InterruptId], Awaitable[None]]
 """Lets a turn's workflow look at its deadline anew."""
+_CONFIRMED = 1_000_000
+"""Repeats after a confirmation are counted from here, and those of the rule `command` from 1."""
 
 
 class PeopleVerbs:
@@ -86,11 +88,18 @@ class PeopleVerbs:
             address = Address.of(_turn(project, question), question.context_headers, SENDER)
             card = question.command.tool_call_card_id if answer.edit is None else answer.edit.card.card_id
             command = question.command.model_copy(update={"tool_call_card_id": card})
-            await publish_best_effort(self._publisher, address.tool_command(command, question.step_id))
+            # the stream drops what it has seen: a call that is confirmed was sent before
+            repeat = _CONFIRMED + _number(question) if question.reason is InterruptReason.CONFIRMATION else 0
+            await publish_best_effort(self._publisher, address.tool_command(command, question.step_id, repeat))
             await self._signal(question.agent_turn_id, question.interrupt_id)
         if not done.sent and question.worker_target is not None:
             lease = Lease.model_validate(named | {"inbox_id": InboxId(f"decide-{question.interrupt_id}")})
             await publish_best_effort(self._publisher, lease.doorbell(SENDER, "decide"))
+
+
+def _number(question: Question) -> int:
+    """Which question about its call it is, from 1."""
+    return int(question.interrupt_id.rpartition("-")[2])
 
 
 def _turn(project: ProjectId, question: Question) -> TurnRef:

@@ -6,9 +6,11 @@ net: ends of queued turns are announced, the turn in hand is rung for, or ended 
 
 from dataclasses import dataclass
 
+from turnstile.bridge.people.steering import tell_steer
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.stop import announce_queued, ring_stop, stop_dispatched, stop_reason, unleased
-from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, Over, enqueue_over
+from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over
+from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.marks import rings_of
 from turnstile.ledger.turns.ends import STOPPED, fallback_card
@@ -19,10 +21,14 @@ from turnstile.runtime.telemetry import Telemetry
 from turnstile.schema.access import Caller
 from turnstile.schema.cards import Card
 from turnstile.schema.errors import Refused
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.ids import ConversationId
+from turnstile.schema.states import MultitaskStrategy, ReplyStatus, TurnStatus
+from turnstile.schema.wire import headers
+from turnstile.schema.wire.inbox import EnqueueReply
 
 _NEEDS_PRINCIPAL = (
-    "a multitask_strategy needs to know whose turns are meant: ask req.sys.bridge.enqueue.{your name}, or the gateway"
+    "a multitask_strategy needs to know whose turns are meant: set TURNSTILE_PRINCIPAL to your name, which then ends"
+    " the subject of each request (req.sys.bridge.enqueue.{name}), or ask the gateway"
 )
 
 
@@ -35,7 +41,7 @@ class MultitaskEnqueues:
     telemetry: Telemetry
 
     async def enqueue(self, command: Enqueue, cards: list[Card], caller: Caller | None) -> Enqueued:
-        """Enqueue by the request's strategy, and publish what became of the turns before it.
+        """Enqueue by the request's strategy, or steer, and publish what became of the turns before it.
 
         Raises `Refused` (principal_required, no_conversation, turn_in_progress), and as a plain enqueue does.
         """
@@ -49,10 +55,16 @@ class MultitaskEnqueues:
 
         reason = f"{command.request.multitask_strategy} by {caller.name}"
         how = Over(caller, reason, deliverable, (STOPPED, error))
-        made = await enqueue_over(self.pool, command, cards, how)
+        if command.request.multitask_strategy is MultitaskStrategy.STEER:
+            made = await steer_or_enqueue(self.pool, command, cards, how)
+        else:
+            made = await enqueue_over(self.pool, command, cards, how)
         hit(Fault.ENQUEUE_COMMITTED)
-        if isinstance(made, Busy):
-            raise Refused("steer", made.agent_turn_id)
+        if isinstance(made, Steered):
+            hit(Fault.STEER_COMMITTED)
+            await tell_steer(self.publisher, command.project_id, made.agent_turn_id, made.steer)
+            hit(Fault.STEER_PUBLISHED)
+            return Enqueued(_steered(command, made), None)
         hit(Fault.WAY_MADE)
         await self._tell(command, made, error)
         hit(Fault.WAY_PUBLISHED)
@@ -72,3 +84,16 @@ class MultitaskEnqueues:
                 if len(made.marked) > 1:
                     rings = await self.pool.run(lambda conn, turn_id=turn_id: rings_of(conn, [turn_id]))
                     await publish_best_effort(self.publisher, *(ring.doorbell(SENDER, "stop") for ring in rings))
+
+
+def _steered(command: Enqueue, made: Steered) -> EnqueueReply:
+    steer = made.steer
+    return EnqueueReply(
+        status=ReplyStatus.ACCEPTED,
+        agent_id=steer.agent_id,
+        conversation_id=command.request.conversation_id or ConversationId(""),
+        agent_turn_id=made.agent_turn_id,
+        trace_id=headers.trace_id(steer.context_headers.get(headers.TRACEPARENT, "--")),
+        duplicate=not steer.is_new,
+        steered=True,
+    )

@@ -6,10 +6,11 @@ says where a steer stands.
 
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.verbs.micro_service import VerbRequest
-from turnstile.ledger.people.steers import steer
+from turnstile.ledger.people.steers import AcceptedSteer, steer
 from turnstile.ledger.pool import Pool
 from turnstile.runtime.faults import Fault, hit
 from turnstile.runtime.ports import Publisher
+from turnstile.schema.ids import AgentTurnId, ProjectId
 from turnstile.schema.people.steers import SteerReply, SteerRequest
 from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.events import Address, steer_events
@@ -21,10 +22,7 @@ async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> 
     done = await steer(pool, request.project_id, wanted, caller)
     hit(Fault.STEER_COMMITTED)
     turn = wanted.agent_turn_id
-    if done.is_new:
-        named = (request.project_id, done.channel_id, done.agent_id, turn)
-        address = Address(*named, turn_epoch=0, context=done.context_headers, sender=SENDER)
-        await publish_best_effort(publisher, *steer_events(address, turn, [done.steer_id], done.steer_status))
+    await tell_steer(publisher, request.project_id, turn, done)
     hit(Fault.STEER_PUBLISHED)
     return SteerReply(
         status=ReplyStatus.ACCEPTED,
@@ -33,3 +31,11 @@ async def steer_turn(pool: Pool, publisher: Publisher, request: VerbRequest) -> 
         steer_status=done.steer_status,
         duplicate=not done.is_new,
     )
+
+
+async def tell_steer(publisher: Publisher, project: ProjectId, turn: AgentTurnId, done: AcceptedSteer) -> None:
+    """Publish that the steer waits, if it is new."""
+    if done.is_new:
+        named = (project, done.channel_id, done.agent_id, turn)
+        address = Address(*named, turn_epoch=0, context=done.context_headers, sender=SENDER)
+        await publish_best_effort(publisher, *steer_events(address, turn, [done.steer_id], done.steer_status))

@@ -20,6 +20,8 @@ SENTENCES: Mapping[str, str] = {
     "suspended": "turn {turn} of {agent} slept beyond its deadline; its calls are answered as timed out",
     "stop": "turn {turn} of {agent} did not stop in {times.stop_grace:g} s; ended without its worker",
     "command": "{tool} has not answered for {silent:g} s; sent again (call {call}, turn {turn} of {agent})",
+    "outcome": "a tool died in the middle of a call that must not be repeated; a person is asked, or it failed "
+    "(call {call}, turn {turn} of {agent})",
     "batch": "{tool} did not make all of its turns; sent again (call {call}, turn {turn} of {agent})",
     "batch_due": "{batch} was decided: its deadline had passed, or its turn was over",
     "interrupts": "agent {agent}: nobody decided about {interrupt} in time; its call is answered so",

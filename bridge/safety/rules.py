@@ -13,6 +13,7 @@ from turnstile.activities.turn.turn_events import announce_all
 from turnstile.bridge.inbox.claim_queue import ClaimQueue
 from turnstile.bridge.inbox.claims import Claims
 from turnstile.bridge.inbox.served_targets import ServedTargets
+from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.best_effort import SENDER, publish_best_effort
 from turnstile.bridge.safety.reconciler import Reconciler
 from turnstile.bridge.verbs.stop import end_marked, fence_stopped
@@ -20,6 +21,7 @@ from turnstile.ledger.operations import sweep
 from turnstile.ledger.operations.recovery import Run
 from turnstile.ledger.operations.sweep import MarkedTurn, SilentCall, Unannounced, Undecided
 from turnstile.ledger.people.decisions import Expired, expire_interrupt, list_expired
+from turnstile.ledger.people.unknown_calls import UnsureCall, list_unsure
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.trees.batches import expire_batch
@@ -80,6 +82,8 @@ class LedgerRules:
     telemetry: Telemetry = SILENT
     more: Sequence[Rule[Any]] = ()
     """Rules of layers above the kernel, such as the message pump."""
+    outcomes: UnknownOutcomes | None = None
+    """Settles calls that died; without it (no NATS to ask who runs a call) they are left alone."""
     queue: ClaimQueue | None = None
     """The bridge's claim queue. With it a rule does not wait for starts, so many due rows do not delay other rules."""
 
@@ -101,6 +105,7 @@ class LedgerRules:
             self._rows("marked_queued", sweep.list_marked_queued, 0, self._end_marked),
             self._rows("marked", sweep.list_marked_in_hand, times.stop_grace, self._fence),
             self._rows("command", sweep.retry_commands, times.command_retry, self._command),
+            *([self._rows("outcome", list_unsure, times.command_retry, self._settle)] if self.outcomes else []),
             Rule("stranded", self._stranded, self._dispatch),
             self._rows("doorbell", sweep.list_due_agents, times.pending_wakeup, self._claim),
             self._rows("unannounced", sweep.list_unannounced, times.unannounced, self._announce),
@@ -160,6 +165,14 @@ class LedgerRules:
         if messages:
             await publish_best_effort(self.publisher, *messages)
         return len(messages)
+
+    async def _settle(self, found: Sequence[UnsureCall]) -> int:
+        """Ask people about calls that began and that nobody runs any more, or fail them; claim what has a result."""
+        if self.outcomes is None:
+            return 0
+        settled, answered = await self.outcomes.settle(found)
+        await self._claim(list(dict.fromkeys(answered)))
+        return settled
 
     async def _stranded(self, run: Run) -> Sequence[AgentKey]:
         return await run(lambda conn: sweep.list_stranded(conn, self.served.now(), row_limit=ROW_LIMIT))

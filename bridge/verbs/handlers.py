@@ -15,6 +15,7 @@ from turnstile.bridge.verbs.admission import AdmissionCache
 from turnstile.bridge.verbs.micro_service import VerbHandler, VerbRequest
 from turnstile.bridge.verbs.stop import stop_turn
 from turnstile.ledger.operations.sweep import reject
+from turnstile.ledger.people.unknown_calls import begin_call
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.trees.tree_views import tree
 from turnstile.ledger.turns.boxes import compose_box, fork_box, replace_boxes
@@ -137,6 +138,10 @@ class Verbs:
                 call = await self.pool.run(lambda conn: describe_call(conn, request.project_id, call_id))
                 if call is None:
                     raise Refused("unknown_call", "the project has no such call")
+                if (begins := wanted.begins) is not None:
+                    may = await self.pool.run(lambda conn: begin_call(conn, request.project_id, call_id, begins))
+                    hit(Fault.CALL_BEGUN)
+                    call = call.model_copy(update={"may_run": may})
                 return DescribeReply(status=ReplyStatus.ACCEPTED, call=call)
             case _:
                 raise BadRequest("describe takes exactly one of agent_turn_id, card_id and tool_call_id")

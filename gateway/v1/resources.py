@@ -28,7 +28,7 @@ from turnstile.schema.ids import (
 )
 from turnstile.schema.people.interrupts import Decision, Interrupt
 from turnstile.schema.profiles import RuntimeConfig
-from turnstile.schema.states import SteerPriority, SteerStatus
+from turnstile.schema.states import MultitaskStrategy, SteerPriority, SteerStatus
 from turnstile.schema.tools import ToolRow
 from turnstile.schema.wire.descriptions import TreeTurn, TurnView
 from turnstile.schema.wire.roster_requests import AgentLine, ProfileLine
@@ -62,6 +62,8 @@ class TurnCreate(Strict):
     """Settings that it overrides or adds."""
     metadata: JsonObject | None = None
     """The caller's own notes; no model sees them."""
+    multitask_strategy: MultitaskStrategy = MultitaskStrategy.ENQUEUE
+    """What becomes of the turns that the token has in hand or queued in the same conversation."""
 
 
 class Output(Tolerant):
@@ -82,6 +84,10 @@ class Turn(TurnView):
 
     output: Output | None = None
     """What it delivered; null while it is not over."""
+    steered: bool = False
+    """Whether the request's instruction went to this turn as a steer (strategy `steer`), and made none."""
+    stopped: tuple[AgentTurnId, ...] = ()
+    """The turns that make way for the request's (strategies `interrupt` and `rollback`)."""
     duplicate: bool = False
     """Whether the same request was made before: then this is the turn of then."""
 

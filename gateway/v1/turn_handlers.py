@@ -94,7 +94,13 @@ class Turns:
         turn = await self.described(principal, reply.agent_turn_id)
         turn, waited = await self._waited(call, turn, wait)
         answer = Turn.model_validate(
-            {**turn.model_dump(), "output": await self._output(turn), "duplicate": reply.duplicate}
+            {
+                **turn.model_dump(),
+                "output": await self._output(turn),
+                "duplicate": reply.duplicate,
+                "steered": reply.steered,
+                "stopped": reply.stopped,
+            }
         )
         headers = {"location": f"/v1/turns/{turn.agent_turn_id}"}
         if waited:

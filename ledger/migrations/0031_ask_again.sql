@@ -47,8 +47,8 @@ CREATE TRIGGER outcomes_roll_back BEFORE INSERT ON state.turn_outcomes FOR EACH 
 
 -- What a turn that was enqueued in this transaction finds in its conversation: the turns that its principal has there, in hand or
 -- queued, without those that another turn asked for. The enqueue has locked the agent's head, so none comes, goes or moves meanwhile.
--- The first row has the verdict on the whole: accepted | no_conversation | queue_full | turn_in_progress (reject; names the newest) |
--- steer (the same), with all of which but the first the caller rolls back. With interrupt and rollback the turn in hand is asked to
+-- The first row has the verdict on the whole: accepted | no_conversation | queue_full | turn_in_progress (reject, steer; names the
+-- newest; one that is asked to stop is none to steer), with all of which but the first the caller rolls back. With interrupt and rollback the turn in hand is asked to
 -- stop by a row of its inbox, also before it begins, and the new turn takes the first place of its conversation in the queue; a row
 -- for each turn that stops follows, with the verdict of request_stop on it: queued | dispatched | accepted. The caller ends those that are queued, then marks the tree of the one in hand: nodes come last.
 CREATE FUNCTION state.make_way(project text, turn text, strategy text, principal text, why text, max_queued_turns integer)
@@ -88,10 +88,17 @@ BEGIN
           AND i.payload ->> 'conversation_id' = conversation AND i.context_headers ->> 'CG-Sender' = principal
           AND NOT i.context_headers ? 'CG-Parent-Turn-Id'
         ORDER BY i.created_at);
+    IF strategy = 'steer' THEN
+        waiting := ARRAY(SELECT w.id FROM unnest(waiting) WITH ORDINALITY w (id, place) WHERE NOT state.is_marked(w.id) ORDER BY w.place);
+        IF state.is_marked(a.agent_turn_id) OR EXISTS (
+                SELECT FROM state.agent_inbox s WHERE s.correlation_id = a.agent_turn_id AND s.project_id = project AND s.message_type = 'stop') THEN
+            a := NULL;
+        END IF;
+    END IF;
     newest := coalesce(waiting[cardinality(waiting)], a.agent_turn_id);
     stopped := array_remove(waiting || a.agent_turn_id, NULL);
     IF strategy IN ('reject', 'steer') THEN
-        RETURN QUERY SELECT CASE WHEN newest IS NULL THEN 'accepted' WHEN strategy = 'steer' THEN 'steer' ELSE 'turn_in_progress' END,
+        RETURN QUERY SELECT CASE WHEN newest IS NULL THEN 'accepted' ELSE 'turn_in_progress' END,
             newest, mine.agent_id, mine.channel_id, NULL, NULL::bigint, NULL, NULL::jsonb;
         RETURN;
     END IF;

@@ -7,7 +7,8 @@ SELECT q.interrupt_id, q.status, q.reason, q.agent_id, q.agent_turn_id, q.channe
        split_part(i.context_headers ->> 'traceparent', '-', 2) AS trace_id, s.parent_step_id,
        s.profile_box_id::text AS profile_box_id, s.context_box_id::text AS context_box_id, s.output_box_id::text AS output_box_id,
        (SELECT to_jsonb(t) - 'project_id' FROM resource.tools t WHERE t.tool_name = q.tool_name AND t.project_id = q.project_id) AS tool,
-       (SELECT x FROM jsonb_array_elements(s.metadata -> 'commands') x WHERE x ->> 'tool_call_id' = q.tool_call_id) AS command
+       (SELECT x || jsonb_build_object('tool_call_card_id', coalesce(w.call_card_id, x ->> 'tool_call_card_id'))
+        FROM jsonb_array_elements(s.metadata -> 'commands') x WHERE x ->> 'tool_call_id' = q.tool_call_id) AS command
 FROM state.interrupts q
 JOIN state.turn_waiting_tools w ON w.tool_call_id = q.tool_call_id AND w.project_id = q.project_id
 JOIN state.agent_steps s ON s.step_id = q.step_id AND s.project_id = q.project_id

@@ -41,19 +41,12 @@ class MadeWay:
     """The turn in hand and those below it that were marked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """With the strategy `steer`: the newest turn in hand or queued. Nothing was enqueued."""
+class TurnInProgress(Refused):
+    """A turn of the same requester in the same conversation is in hand or queued."""
 
-    agent_turn_id: AgentTurnId
-
-
-class _RolledBack(Exception):
-    """Undoes an enqueue in favour of a steer."""
-
-    def __init__(self, busy: Busy) -> None:
-        super().__init__()
-        self.busy = busy
+    def __init__(self, turn: AgentTurnId) -> None:
+        super().__init__("turn_in_progress", f"turn {turn} of this conversation is not over: wait for it, or stop it")
+        self.agent_turn_id = turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +60,12 @@ class Over:
     """The code and the text."""
 
 
-async def enqueue_over(pool: Pool, command: Enqueue, cards: list[Card], how: Over) -> MadeWay | Busy:
-    """Enqueue with a strategy other than `enqueue`.
+async def enqueue_over(pool: Pool, command: Enqueue, cards: list[Card], how: Over) -> MadeWay:
+    """Enqueue with the strategy `reject`, `interrupt` or `rollback`.
 
-    Raises as `enqueue`, and `Refused` (turn_in_progress, no_conversation).
+    Raises as `enqueue`, `TurnInProgress`, and `Refused` (no_conversation).
     """
-    try:
-        return await pool.transact(lambda conn: make_way(conn, command, cards, how))
-    except _RolledBack as undone:
-        return undone.busy
+    return await pool.transact(lambda conn: make_way(conn, command, cards, how))
 
 
 async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: Over) -> MadeWay:
@@ -101,12 +91,7 @@ async def make_way(conn: Connection, command: Enqueue, cards: list[Card], how: O
         case "queue_full":
             raise Limited("queue_full", LIMITS["queue_full"])
         case "turn_in_progress":
-            busy = verdict["agent_turn_id"]
-            raise Refused(
-                "turn_in_progress", f"turn {busy} of this conversation is in hand or queued: wait, or stop it"
-            )
-        case "steer":
-            raise _RolledBack(Busy(verdict["agent_turn_id"]))
+            raise TurnInProgress(verdict["agent_turn_id"])
         case _:
             pass
     turns = [FoundTurn.model_validate(dict(row)) for row in found]

@@ -103,6 +103,12 @@ boxed AS (
     INSERT INTO public.box_cards (box_id, position, card_id)
     SELECT made.box_id, p.position, p.card_id FROM made JOIN copied p ON p.copy_id = made.box_id
 ),
+rolled_back AS (  -- the turns that were rolled back by then; not those that are run again
+    INSERT INTO state.rollbacks (box_id, agent_turn_id, project_id, by_turn_id)
+    SELECT made.box_id, r.agent_turn_id, :project_id, r.by_turn_id FROM turn JOIN made ON made.box_id = :output_copy_id::text::uuid
+    JOIN state.rollbacks r ON r.box_id = turn.output_box_id AND r.created_at < coalesce(turn.started_at, turn.ended_at)
+    WHERE r.agent_turn_id <> :agent_turn_id AND NOT coalesce(turn.payload -> 'rerun' -> 'line' ? r.agent_turn_id, false)
+),
 kept_cut AS (
     INSERT INTO state.memory_cuts (box_id, project_id, position, cut_card_id)
     SELECT made.box_id, :project_id, cut.position, cut.cut_card_id FROM cut JOIN made ON made.box_id = :output_copy_id::text::uuid

@@ -8,7 +8,8 @@
 WITH
 call AS MATERIALIZED (
     SELECT w.*, e.recursion_depth, e.trace_id, e.channel_id, e.parent_step_id, i.context_headers,
-           a.worker_target
+           a.worker_target, EXISTS (  -- a person is asked whether it was done, and who ran it knows
+               SELECT FROM state.interrupts q WHERE q.interrupt_id = w.held_by AND q.reason = 'confirmation') AS in_doubt
     FROM state.turn_waiting_tools w
     LEFT JOIN state.execution_edges e ON md5(e.correlation_id) = md5(w.tool_call_id) AND e.project_id = w.project_id
         AND e.primitive = 'tool_call' AND e.edge_phase = 'request'
@@ -32,7 +33,7 @@ plan AS MATERIALIZED (
           OR call.agent_id IS DISTINCT FROM coalesce(:claimed_agent_id::text, call.agent_id)
           OR call.recursion_depth IS DISTINCT FROM coalesce(:claimed_depth::int, call.recursion_depth) THEN 'not_your_call'
         WHEN earlier.inbox_id IS NOT NULL THEN 'duplicate'
-        WHEN call.held_by IS NOT NULL AND call.wait_status = 'waiting' THEN 'not_sent'
+        WHEN call.held_by IS NOT NULL AND NOT call.in_doubt AND call.wait_status = 'waiting' THEN 'not_sent'
         WHEN :content::jsonb IS NOT NULL THEN 'accepted'
         WHEN card.card_id IS NULL THEN 'unknown_card'
         WHEN card.metadata ->> 'type' IS DISTINCT FROM 'tool.result' OR card.tool_call_id IS DISTINCT FROM call.tool_call_id
@@ -41,8 +42,9 @@ plan AS MATERIALIZED (
     FROM (SELECT) AS always LEFT JOIN call ON true LEFT JOIN earlier ON true LEFT JOIN card ON true
 ),
 held AS MATERIALIZED (  -- locked before the inbox row and the edge are written, which a timeout of the call writes too
-    SELECT w.tool_call_id FROM plan JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
-    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND (w.held_by IS NULL OR w.wait_status <> 'waiting')
+    SELECT w.tool_call_id FROM plan CROSS JOIN call JOIN state.turn_waiting_tools w ON plan.verdict = 'accepted'
+    WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id
+      AND (w.held_by IS NULL OR w.wait_status <> 'waiting' OR (call.in_doubt AND w.held_by = call.held_by))
     FOR NO KEY UPDATE OF w
 ),
 inbox AS (
@@ -59,8 +61,12 @@ inbox AS (
     RETURNING inbox_id
 ),
 received AS (  -- only if the inbox row was inserted: a received call never expires
-    UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now()
+    UPDATE state.turn_waiting_tools w SET wait_status = 'received', received_at = now(), updated_at = now(), held_by = NULL
     FROM inbox WHERE w.tool_call_id = :tool_call_id AND w.project_id = :project_id AND w.wait_status = 'waiting'
+),
+asked AS (  -- nobody needs to know any more
+    UPDATE state.interrupts q SET status = 'withdrawn', decided_at = clock_timestamp()
+    FROM inbox CROSS JOIN call WHERE q.interrupt_id = call.held_by AND call.in_doubt AND q.status = 'open'
 ),
 made AS (
     INSERT INTO public.cards (card_id, tenant_id, content, tool_call_id, metadata)
@@ -338,7 +344,8 @@ FROM plan LEFT JOIN turn ON true LEFT JOIN head ON true LEFT JOIN inbox ON true 
 SELECT w.tool_call_id, w.tool_name, w.agent_id, w.agent_turn_id, w.turn_epoch, w.step_id, w.wait_status, w.tool_result_card_id,
        c.card_id AS tool_call_card_id, c.content,
        CASE WHEN w.wait_status IN ('waiting', 'received') AND w.held_by IS NULL THEN coalesce(w.deadline, h.resume_deadline) END AS resume_deadline,
-       w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held
+       w.held_by IS NOT NULL AND w.wait_status = 'waiting' AS held, coalesce((
+           SELECT t.options ->> 'repeat' FROM resource.tools t WHERE t.tool_name = w.tool_name AND t.project_id = w.project_id), 'safe') AS repeat
 FROM state.turn_waiting_tools w
 LEFT JOIN public.cards c ON c.card_id = coalesce(w.call_card_id, w.tool_call_id || '-call') AND c.tenant_id = w.project_id
 LEFT JOIN state.agent_state_head h ON h.agent_id = w.agent_id AND h.project_id = w.project_id AND h.active_agent_turn_id = w.agent_turn_id

@@ -135,6 +135,10 @@ class CallView(Tolerant):
     """The card's content: `arguments`, and the subject that it was sent on."""
     resume_deadline: datetime | None
     """The deadline until which the turn waits for it."""
+    repeat: str = "safe"
+    """`unsafe`: whoever runs it says so first (`begins`), and it is not run again."""
+    may_run: bool | None = None
+    """With `begins`: whether that run may begin; null if it was not asked."""
 
 
 class TreeTurn(Tolerant):

@@ -140,6 +140,8 @@ class EnqueueReply(Reply):
     """Whether the same request was made before: then these are its ids, and nothing was written."""
     stopped: tuple[AgentTurnId, ...] = ()
     """With the strategies `interrupt` and `rollback`: the turns that make way for this one."""
+    steered: bool = False
+    """With the strategy `steer`: whether the instruction went to an earlier turn, which the reply then names."""
 
 
 class DescribeRequest(Strict):
@@ -153,6 +155,14 @@ class DescribeRequest(Strict):
     """A call."""
     tree: bool = False
     """With a turn: whether to answer its whole tree, too."""
+    begins: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,200}$")
+    """With a call: the run that would begin it now, by a name of its own. Of all that ask, one may."""
+
+    @model_validator(mode="after")
+    def _begins_a_call(self) -> Self:
+        if self.begins is not None and self.tool_call_id is None:
+            raise ValueError("begins goes with tool_call_id")
+        return self
 
 
 class Multitask(Tolerant):

@@ -164,5 +164,9 @@ def _tool_command(target: str, suffix: str) -> str:
 
 def tool_presence(project: ProjectId, channel: ChannelId, target: str, suffix: str, call: ToolCallId) -> str:
     """Requests between replicas of a tool about a running call: `req.tool.{target}.{suffix}.{tool_call_id}`."""
-    rest = (token(target, "target"), token(suffix, "suffix"), token(call, "tool_call_id"))
+    rest = (
+        token(target, "target"),
+        *(token(each, "suffix") for each in suffix.split(".")),
+        token(call, "tool_call_id"),
+    )
     return _build(project, channel, "req", "tool", *rest)

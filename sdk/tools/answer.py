@@ -66,6 +66,8 @@ class DescribedCall(Tolerant):
     tool_call_card_id: CardId | None
     content: CallContent | None
     resume_deadline: datetime | None = None
+    repeat: str = "safe"
+    may_run: bool | None = None
 
     @property
     def waits(self) -> bool:

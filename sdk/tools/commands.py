@@ -115,12 +115,14 @@ class CallClient:
         self._conn = conn
         self._log = LimitedLog(logger)
 
-    async def describe(self, command: CallCommand) -> DescribedCall:
-        """Describe the call; raises `Refused` if the project has no such call, `ServerUnavailable` or `BridgeFailed`.
+    async def describe(self, command: CallCommand, begins: str | None = None) -> DescribedCall:
+        """Describe the call, which the run `begins` would begin now.
+
+        Raises `Refused` if the project has no such call, `ServerUnavailable` or `BridgeFailed`.
 
         Also raises `Refused` if the command does not match the call: the kernel did not send it.
         """
-        asked: JsonObject = {"tool_call_id": command.tool_call_id}
+        asked: JsonObject = {"tool_call_id": command.tool_call_id, **({} if begins is None else {"begins": begins})}
         sent = self._headers(command)
         reply = await self._client(command).request("describe", asked, headers=sent, timeout=_REQUEST_SECONDS)
         _raise_unless_accepted(reply)

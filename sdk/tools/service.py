@@ -27,7 +27,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import yaml
 
@@ -94,11 +94,13 @@ class ToolService:
         timeout_seconds: float = 60.0,
         concurrency: int | None = None,
         envs: Mapping[str, str] | None = None,
+        repeat: Literal["safe", "unsafe"] = "safe",
     ) -> Callable[[Function], Function]:
         """Make a function the tool that answers `cmd.tool.{target}.{suffix}`; returns the function unchanged.
 
-        `envs` maps arguments to env variables of this process, which the model neither sees nor sets. Raises
-        `ConfigError` if the function cannot be a tool.
+        `envs` maps arguments to env variables of this process, which the model neither sees nor sets. With `repeat`
+        "unsafe" a call that began is not run again when its replica dies: a person is asked. Raises `ConfigError` if
+        the function cannot be a tool.
         """
         terms = ToolTerms(
             target=target,
@@ -108,6 +110,7 @@ class ToolService:
             timeout_seconds=timeout_seconds,
             concurrency=self._concurrency if concurrency is None else concurrency,
             envs=dict(envs or {}),
+            repeat=repeat,
         )
 
         def decorate(function: Function) -> Function:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
@@ -41,6 +41,7 @@ class ToolTerms:
     timeout_seconds: float = 60.0
     concurrency: int = 16
     envs: Mapping[str, str] = field(default_factory=dict[str, str])
+    repeat: Literal["safe", "unsafe"] = "safe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,11 @@ def _read(function: ToolFunction, terms: ToolTerms, name: str) -> ToolSpec:
             "parameters": _schema(arguments),
             "target_subject": subjects.tool_target(terms.target, terms.suffix),
             "after_execution": terms.after_execution,
-            "options": {"timeout_seconds": terms.timeout_seconds, **({"envs": dict(terms.envs)} if terms.envs else {})},
+            "options": {
+                "timeout_seconds": terms.timeout_seconds,
+                **({"envs": dict(terms.envs)} if terms.envs else {}),
+                **({"repeat": terms.repeat} if terms.repeat == "unsafe" else {}),
+            },
         }
     )
     return ToolSpec(function, terms, definition, arguments, fields, takers[0] if takers else None)

@@ -9,6 +9,7 @@ answered calls are kept in memory to save a round trip; the ledger knows the oth
 import asyncio
 import logging
 import os
+import re
 import traceback
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from turnstile.transport.streams import declare_consumer
 _REMEMBERED = 10_000
 _REPORT_PAUSE_SECONDS = (0.5, 10.0)
 _CANCEL_SECONDS = 2.0
+_UNNAMED = re.compile(r"[^A-Za-z0-9_-]")
 _LINGERING = 1_000
 """Calls with reports in the stream for which this replica still replies that it runs them."""
 
@@ -80,6 +82,7 @@ class ToolWorker:
         self._project = project
         self._calls = CallClient(conn)
         self._presence = Presence(conn, spec, instance)
+        self._begins = _UNNAMED.sub("_", instance)[-150:]
         self._filter = spec.filter(project)
         self._consumer = spec.consumer(project)
         ensure = partial(declare_consumer, conn, self._consumer, self._filter, ack_wait_seconds=ack_wait_seconds)
@@ -241,12 +244,36 @@ class ToolWorker:
                 except ToolFailed as error:
                     report = failed(error.code, str(error))
                 else:
+                    once = "unsafe" in (described.repeat, self.spec.terms.repeat)
+                    if once and not await self._may_run(running, command):
+                        self.counts.duplicates += 1
+                        return Done()
                     run.append(ToolRun(self.spec.function, prepared.arguments))
                     report = self._judge(await run[0].outcome(self.spec.terms.timeout_seconds), prepared, command)
             trace.ran(report.status.value, None if report.error is None else report.error.code)
             with trace.part("report call", "client") as reporting:
                 await self._report(reporting, report)
         return Done()
+
+    async def _may_run(self, asking: CallCommand, command: CallCommand) -> bool:
+        """Say that the call begins here, before its function does; False if it began elsewhere, or needs no run.
+
+        Repeated until there is an answer: whether it was recorded is not known otherwise.
+        """
+        pause, longest = _REPORT_PAUSE_SECONDS
+        begins = f"{self._begins}.{command.stream_seq}"
+        while True:
+            try:
+                described = await self._calls.describe(asking, begins)
+            except (ServerUnavailable, BridgeFailed) as error:
+                self._log.warning("begin", "tool %s: a call cannot begin yet: %s", self.spec.name, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, longest)
+            except Refused as error:
+                self._refuse(command, error)
+                return False
+            else:
+                return described.waits and described.may_run is True
 
     def _judge(self, outcome: Outcome, prepared: Prepared, command: CallCommand) -> ToolReport:
         match outcome:

@@ -260,6 +260,7 @@ READERS: Mapping[str, type[BaseModel] | set[str]] = {
     "touch_worker": NOTHING,
     "tune_audit": {"plans", "timeout", "work_mem", "seqscan", "random_page_cost", "nestloop", "mergejoin", "sort"},
     "turn_requester": {"requester"},
+    "find_steer": (set(steers.AcceptedSteer.model_fields) - {"verdict"}) | {"request_digest", "agent_turn_id"},
     "try_hold": {"held", "backend", "read_only"},
     "unlock_migrations": {"pg_advisory_unlock"},
 }

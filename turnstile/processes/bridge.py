@@ -19,6 +19,7 @@ from turnstile.bridge.inbox.served_targets import ServedTargets
 from turnstile.bridge.inbox.workflow_starter import Starter, signal_decision
 from turnstile.bridge.people.decisions import PeopleVerbs
 from turnstile.bridge.people.interrupt_reads import InterruptReads
+from turnstile.bridge.people.unknown_outcomes import UnknownOutcomes
 from turnstile.bridge.publishing.publisher import NatsPublisher
 from turnstile.bridge.pump.sending import PumpVerbs
 from turnstile.bridge.pump.thread_rules import ThreadRules
@@ -151,7 +152,7 @@ def safety_rules(
     servers: Servers, served: ServedTargets, publisher: Publisher, queue: ClaimQueue | None = None
 ) -> Rules:
     """The safety net's rules with their settings. With a queue they leave claims to it, else wait for each."""
-    settings, pool, _, client, telemetry = servers
+    settings, pool, conn, client, telemetry = servers
     starter = Starter(
         *(pool, client, publisher, served),
         heartbeat_timeout_seconds=settings.worker.activity_heartbeat_timeout_seconds,
@@ -171,7 +172,11 @@ def safety_rules(
         telemetry,
     )
     return Rules(
-        *(pool, starter, publisher, served, times, telemetry), more=threads.all(), queue=queue, reconciler=reconciler
+        *(pool, starter, publisher, served, times, telemetry),
+        more=threads.all(),
+        outcomes=UnknownOutcomes(pool, conn, publisher),
+        queue=queue,
+        reconciler=reconciler,
     )
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.crashes import test_conversation_crashes, test_decision_crashes, test_faults, test_tree_crashes
+from tests.e2e.crashes import (
+    test_conversation_crashes,
+    test_decision_crashes,
+    test_faults,
+    test_multitask_crashes,
+    test_tree_crashes,
+)
+from tests.e2e.people import test_steering_crashes
 from tests.e2e.pump import test_agents_talk_crashes, test_pump_crashes
 from tests.support.ledger.invariants import assert_invariants
 from tests.support.processes.faults import HASTY
@@ -121,6 +128,7 @@ async def test_what_a_verb_did_is_done_once_wherever_its_bridge_dies(
 def test_every_point_has_a_test_that_fails_there() -> None:
     """Killed, but for the two verbs of one statement and no message: `tests/e2e/turns/test_boxes.py` throws there."""
     killed = {each.point for each in ASKED} | set(test_faults.POINTS) | set(test_conversation_crashes.POINTS)
+    killed |= {*test_steering_crashes.IN_WORKER, *test_steering_crashes.IN_BRIDGE, *test_multitask_crashes.POINTS}
     killed |= {*test_tree_crashes.POINTS, *test_pump_crashes.POINTS, *test_decision_crashes.POINTS}
     killed |= {Fault.THREAD_SENT, test_agents_talk_crashes.POINT}
     assert set(Fault) - killed == {Fault.BOX_FORKED, Fault.BOX_REPLACED}

@@ -103,6 +103,7 @@ MATRIX: dict[str, list[Make]] = {
         lambda own, its: create(own, output_box_id=its.output_box),
         lambda own, its: create(own, output_box_id=its.output_box.upper()),
         lambda own, its: create(own, conversation_id=its.conversation),
+        lambda own, its: create(own, conversation_id=its.conversation, multitask_strategy="interrupt"),
         lambda own, its: create(own, {"idempotency-key": its.key}),
         lambda own, its: create(own, channel_id=its.channel),
     ],
@@ -119,6 +120,10 @@ MATRIX: dict[str, list[Make]] = {
     "stop_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/stop", body={"cascade": "all"}),
+    ],
+    "steer_turn": [
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on"}),
+        lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on", "priority": "when_idle"}),
     ],
     "rerun_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={}),

@@ -18,6 +18,8 @@ from turnstile.schema.states import ReplyStatus
 from turnstile.schema.wire.inbox import EnqueueReply, StopReply
 
 ME, EVE, BOSS = Caller("me"), Caller("eve"), Caller("boss", operates=True)
+MINE = ("enqueue", "interrupt", "steer", "rollback", "reject")
+THEIRS = ("enqueue", "reject", "steer")
 STREAM: JsonObject = {"text": "All of this was said before. " * 20, "chunks": 200, "delay_seconds": 0.02}
 
 
@@ -107,6 +109,19 @@ async def test_reject_answers_with_the_turn_that_is_in_the_way(tenant: Tenant) -
         assert (await hand.ended(turn_of(await over(hand, "reject", {"text": "now"})))).deliverable() == "now"
 
 
+async def test_steer_tells_the_turn_in_hand_and_is_a_turn_without_one(tenant: Tenant) -> None:
+    async with talker_of(tenant) as hand:
+        turn = await running(hand, {"text": "soon", "chunks": 4, "delay_seconds": 0.3})
+        reply = await over(hand, "steer", correlation_id="k", instruction="also tell the date")
+        assert (reply.steered, reply.agent_turn_id, reply.duplicate) == (True, turn, False)
+        ended = await hand.ended(turn)
+        assert "also tell the date" in read(ended)
+        again = await over(hand, "steer", correlation_id="k", instruction="also tell the date")
+        assert (again.steered, again.agent_turn_id, again.duplicate) == (True, turn, True)
+        new = await over(hand, "steer", {"text": "now"})
+        assert (new.steered, (await hand.ended(turn_of(new))).deliverable()) == (False, "now")
+
+
 async def test_without_a_named_caller_or_a_conversation_it_is_refused(tenant: Tenant) -> None:
     async with talker_of(tenant) as hand:
         reply = await request(hand, multitask_strategy="interrupt", caller=None)
@@ -148,7 +163,7 @@ async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant) -> None
 
         async def client(number: int) -> None:
             caller = (ME, EVE)[number % 2]
-            for strategy in (("enqueue", "interrupt", "rollback", "reject"), ("enqueue", "reject"))[number % 2]:
+            for strategy in (MINE, THEIRS)[number % 2]:
                 reply = await request(
                     hand,
                     {"text": "done", "delay_seconds": 0.05},
@@ -160,7 +175,10 @@ async def test_sixteen_clients_of_two_principals_at_once(tenant: Tenant) -> None
                 asked[caller.name].append(reply)
 
         await asyncio.gather(*(client(number) for number in range(16)))
-        made = {name: {turn_of(each) for each in replies if each.agent_turn_id} for name, replies in asked.items()}
+        accepted = {name: [each for each in replies if each.agent_turn_id] for name, replies in asked.items()}
+        made = {name: {turn_of(each) for each in replies if not each.steered} for name, replies in accepted.items()}
+        for name, replies in accepted.items():
+            assert {turn_of(each) for each in replies if each.steered} <= made[name]
 
         async def over() -> bool:
             return await tenant.count("state.turn_outcomes", "announced_at IS NOT NULL") == sum(map(len, made.values()))

@@ -33,6 +33,7 @@ from turnstile.schema.ids import AgentId, AgentTurnId, interrupt_id, new_box_id,
 from turnstile.schema.people.interrupt_requests import InterruptListRequest, InterruptRequest
 from turnstile.schema.people.interrupts import DecideRequest
 from turnstile.schema.people.reruns import RerunRequest
+from turnstile.schema.people.steers import SteerRequest
 from turnstile.schema.wire import headers, subjects
 from turnstile.schema.wire.box_requests import BoxForkRequest, BoxMakeRequest, BoxReplaceRequest
 from turnstile.schema.wire.inbox import (
@@ -71,7 +72,9 @@ EMPTY = {
     "state.identity_edges",
     "state.rejections",
     "state.memory_cuts",
+    "state.rollbacks",
     "state.gateway_tokens",
+    "state.steers",
 }
 """Tables in which nothing that is tried here leaves a row of the other project."""
 NO_PROJECTS = {"state.migrations", "state.workers", "state.listeners", "state.duties", "state.repairs"}
@@ -219,6 +222,15 @@ MATRIX: dict[str, Make] = {
     "stop, project in the header": lambda _, its: Case(
         "stop", {"agent_turn_id": its.asleep}, {headers.PROJECT_ID: its.project}
     ),
+    "steer agent_turn_id, asleep": lambda _, its: Case("steer", {"agent_turn_id": its.asleep, "text": "go on"}),
+    "steer agent_turn_id, queued": lambda _, its: Case("steer", {"agent_turn_id": its.queued, "text": "go on"}),
+    "steer agent_turn_id, ended": lambda _, its: Case("steer", {"agent_turn_id": its.ended, "text": "go on"}),
+    "steer correlation_id": lambda own, its: Case(
+        "steer", {"agent_turn_id": own.asleep, "text": "go on", "correlation_id": its.correlation}
+    ),
+    "steer, project in the header": lambda _, its: Case(
+        "steer", {"agent_turn_id": its.asleep, "text": "go on"}, {headers.PROJECT_ID: its.project}
+    ),
     "rerun agent_turn_id, ended": lambda _, its: rerun(its.ended),
     "rerun agent_turn_id, asleep": lambda _, its: rerun(its.asleep, model="scripted/player"),
     "rerun from_step": lambda _, its: rerun(its.ended, from_step=1),
@@ -309,6 +321,7 @@ ACTIONS: dict[str, Make] = {
 REQUESTS: dict[str, type[BaseModel]] = {
     "enqueue": EnqueueRequest,
     "stop": StopRequest,
+    "steer": SteerRequest,
     "report": ReportRequest,
     "describe": DescribeRequest,
     "box_fork": BoxForkRequest,
@@ -330,7 +343,7 @@ NAME_NOTHING = {"listener.list", "agent.list", "profile.list", "profile.put", "t
 NAMES_NOTHING = {
     *("instruction", "result_fields", "runtime_config", "message_type", "metadata", "status", "after_execution"),
     *("result", "error", "reason", "payload"),
-    *("key", "tool", "from_step", "model"),
+    *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags"),
     *("decision", "response", "message", "limit"),
     "to",  # a listener: those of a worker are every project's

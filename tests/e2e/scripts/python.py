@@ -9,6 +9,7 @@ from turnstile.activities.models import Script, ScriptLine
 from turnstile.activities.models.script import ScriptCall
 from turnstile.runtime.ports import ContentDelta, ModelDone, ModelEvent, ModelRequest, ToolCallDelta
 from turnstile.schema.base import JsonObject
+from turnstile.schema.ids import uuid7
 
 BUG = "the words of a bug, which quote a card"
 
@@ -74,6 +75,19 @@ def _played(request: ModelRequest, told: str) -> ScriptLine:
     return ScriptLine.model_validate(tried[min(request.attempt, len(tried)) - 1])
 
 
+async def noting(request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    """As `player`, with a pause, and before that it notes the request in the directory `notes` of its instruction."""
+    told = json.JSONDecoder().raw_decode(next(each.content for each in request.messages if each.role == "user"))[0]
+    note = Path(told["notes"]) / f"{request.step}-{uuid7()}"
+    note.write_text(json.dumps(_shown(request)["messages"]))
+    await asyncio.sleep(0.2)
+    line = player(request)
+    yield ContentDelta(line.text or "")
+    for index, call in enumerate(line.tool_calls):
+        yield ToolCallDelta(index, f"call_{index}", call.name, "{}")
+    yield ModelDone("tool_calls" if line.tool_calls else "stop")
+
+
 def _shown(request: ModelRequest) -> dict[str, object]:
     return {
         "messages": [[each.role, each.content] for each in request.messages],
@@ -110,6 +124,7 @@ SCRIPTS: dict[str, Script] = {
     "buggy": buggy,
     "three_steps": three_steps,
     "player": player,
+    "noting": noting,
     "talks": talks,
     "asks_itself": asks_itself,
     "unending": unending,

@@ -25,6 +25,7 @@ VIEW = TurnView.model_validate(
         "status": "running",
         "created_at": datetime.now(UTC),
         "steps": 1,
+        "reruns": (),
     }
 )
 

@@ -20,20 +20,23 @@ from tests.support.ledger.agents import (
     profile,
     rows,
     start,
+    stop,
     value,
 )
 from tests.support.ledger.calls import end, suspend
 from tests.support.ledger.multitask import EVE, again, over, plain
-from turnstile.ledger.people.multitask import Busy, requester_of
+from turnstile.ledger.people.multitask import requester_of
+from turnstile.ledger.people.steered_enqueues import Steered
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.boxes import compose_box, fork_box
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.intake import Enqueued
 from turnstile.ledger.turns.roster import LOCAL, put_profile, set_agent_status
 from turnstile.ledger.turns.steps import BegunStep, StepRecord, commit_step
+from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.cards import SYSTEM_AUTHOR, CardType, JsonContent, MemoryCut, Role, TextContent, make_card
-from turnstile.schema.errors import Limited, Refused
-from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, new_box_id, step_card_id, step_id
+from turnstile.schema.errors import BadRequest, Limited, Refused
+from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, new_box_id, step_card_id, step_id
 from turnstile.schema.profiles import Memory
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata
@@ -248,13 +251,50 @@ async def test_an_instance_of_a_profile_has_its_conversation(agents: Pool) -> No
     assert second.enqueued.reply.stopped == (turn_id(first.enqueued),)
 
 
-async def test_steer_finds_the_newest_and_writes_nothing(agents: Pool) -> None:
+async def steered(pool: Pool, **fields: Any) -> Steered:
+    made = await over(pool, "steer", **fields)
+    assert isinstance(made, Steered)
+    return made
+
+
+async def test_a_steer_goes_to_the_newest_turn_and_without_one_is_a_turn(agents: Pool) -> None:
     first = await again(agents, "steer")
-    assert await over(agents, "steer") == Busy(turn_id(first.enqueued))
-    newest = await plain(agents)
     before = await value(agents, "SELECT count(*) FROM state.agent_inbox")
-    assert await over(agents, "steer") == Busy(turn_id(newest))
+    assert (await steered(agents)).agent_turn_id == turn_id(first.enqueued)
     assert await value(agents, "SELECT count(*) FROM state.agent_inbox") == before
+    newest = await plain(agents)
+    assert (await steered(agents)).agent_turn_id == turn_id(newest)
+    other = await again(agents, "steer", who=EVE)
+    turn = await start(agents)
+    assert [len((await begin(agents, turn)).steers), len(await queue(agents))] == [1, 2]
+    await stop(agents, ALICE, newest)
+    assert (await steered(agents)).agent_turn_id == turn.agent_turn_id
+    await agents.run(lambda conn: request_stop(conn, PROJECT, turn.agent_turn_id, "enough", InboxId("s")))
+    mine = await again(agents, "steer")
+    assert await queue(agents) == [turn_id(other.enqueued), turn_id(mine.enqueued)]
+
+
+async def test_a_repeat_of_a_steer_is_the_same_steer_also_when_the_turn_is_over(agents: Pool) -> None:
+    await plain(agents)
+    turn = await start(agents)
+    first = await steered(agents, correlation_id="k")
+    await end(agents, turn)
+    second = await steered(agents, correlation_id="k")
+    assert second.agent_turn_id == first.agent_turn_id == turn.agent_turn_id
+    assert (first.steer.is_new, second.steer.is_new) == (True, False)
+    assert second.steer.steer_id == first.steer.steer_id
+    with pytest.raises(Refused, match="other content"):
+        await over(agents, "steer", correlation_id="k", instruction="something else")
+    made = await again(agents, "steer", correlation_id="l")
+    repeated = await again(agents, "steer", correlation_id="l")
+    assert repeated.enqueued.reply.agent_turn_id == turn_id(made.enqueued)
+    assert repeated.enqueued.reply.duplicate
+
+
+async def test_a_steer_needs_an_instruction(agents: Pool) -> None:
+    given = (await plain(agents)).reply.context_box_id
+    with pytest.raises(BadRequest, match="instruction"):
+        await over(agents, "steer", instruction=None, context_box_id=given)
 
 
 async def test_later_turns_read_nothing_of_what_was_rolled_back(agents: Pool) -> None:

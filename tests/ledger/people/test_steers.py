@@ -1,5 +1,7 @@
 """What somebody says to a turn while it runs is asked with once, in order, or skipped (protocol §6, steer)."""
 
+import json
+
 import pytest
 
 from tests.support.ledger.agents import ALICE, ask, begin, box, finish, head, lease, rows, start, stop
@@ -9,6 +11,7 @@ from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Caller
 from turnstile.schema.errors import Refused, Steered
 from turnstile.schema.ids import AgentTurnId
+from turnstile.schema.wire import headers
 
 
 async def test_the_next_step_asks_with_a_steer_and_its_commit_applies_it(agents: Pool) -> None:
@@ -109,6 +112,15 @@ async def test_a_repeat_is_the_same_steer_also_after_the_end(agents: Pool) -> No
     await end(agents, turn)
     assert await say(agents, turn, "once", correlation_id="c") == first
     assert len(await steers(agents, turn)) == 1
+
+
+async def test_who_asked_for_a_turn_may_steer_it(agents: Pool) -> None:
+    turn = await lease(agents, incoming={headers.SENDER: "token.1"})
+    said = await say(agents, turn, "mine", caller=Caller("token.1"))
+    with pytest.raises(Refused, match="somebody else"):
+        await say(agents, turn, "not mine", caller=Caller("token.2"))
+    [card] = await rows(agents, "SELECT metadata FROM cards WHERE card_id = $1", said)
+    assert json.loads(card["metadata"])["author_id"] == "token.1"
 
 
 async def test_each_refusal_has_its_code_and_changes_nothing(agents: Pool) -> None:

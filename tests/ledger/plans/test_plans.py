@@ -39,7 +39,7 @@ from tests.support.ledger.reruns import command as rerun
 from turnstile.ledger.operations import recovery, sweep
 from turnstile.ledger.people.reruns import rerun_on
 from turnstile.ledger.pool import Pool, Session
-from turnstile.ledger.queries import Connection
+from turnstile.ledger.queries import Connection, query
 from turnstile.ledger.turns.boxes import compose_box
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.ends import mark_announced, recall_step
@@ -59,9 +59,10 @@ from turnstile.schema.errors import StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId, InboxId, ToolCallId, new_box_id, uuid7
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire.box_requests import BoxMakeRequest
+from turnstile.schema.wire.headers import SENDER
 from turnstile.schema.wire.limits import Admission
 
-DAVE, EVE, FRANK, GRACE, HEIDI = (AgentId(name) for name in ("dave", "eve", "frank", "grace", "heidi"))
+DAVE, EVE, FRANK, GRACE, HEIDI, IVAN = map(AgentId, ("dave", "eve", "frank", "grace", "heidi", "ivan"))
 T = TypeVar("T")
 PAST = 50_000
 ROWS = 40
@@ -165,6 +166,8 @@ class Live:
     reported: InboxId
     lost: LiveTurn
     """Grace's turn, asleep: a report of it was claimed."""
+    displacing: AgentTurnId
+    """Ivan's second turn of a conversation, whose first is leased."""
 
 
 async def live(pool: Pool) -> Live:
@@ -188,7 +191,9 @@ async def live(pool: Pool) -> Live:
     await claim(pool, GRACE)
     assert lost is not None
     silent = ToolCallId(calls[1])
-    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, silent, reported, lost)
+    _, displacing = [await ask(pool, IVAN, conversation_id="c1", incoming={SENDER: "me"}) for _ in range(2)]
+    named = AgentTurnId(str(displacing.reply.agent_turn_id))
+    return Live(running, queued, claimed.inbox_id, ended.agent_turn_id, asleep, silent, reported, lost, named)
 
 
 async def touch(pool: Pool) -> None:
@@ -203,6 +208,12 @@ async def in_hand(conn: Connection, targets: list[str]) -> list[LiveTurn]:
         return await transition(conn)
 
     return [turn async for turn in recovery.list_in_hand(run, targets, older_seconds=-9)]
+
+
+async def way_for(conn: Connection, turn: AgentTurnId) -> object:
+    """make_way, for a turn that rolls the one before back."""
+    given = {"strategy": "rollback", "principal": "me", "reason": "x", "max_queued_turns": 9}
+    return await query("make_way").many(conn, project_id=PROJECT, agent_turn_id=turn, **given)
 
 
 async def made_of_parts(conn: Connection, now: Live) -> object:
@@ -247,6 +258,7 @@ def statements(now: Live) -> dict[str, Statement]:
         "enqueue_turn": lambda conn: send(conn, sent),
         "enqueue_turn_with_limits": lambda conn: send(conn, limited),
         "enqueue_turn_to_a_queue": lambda conn: send(conn, queued),
+        "make_way": lambda conn: way_for(conn, now.displacing),
         "compose_box": lambda conn: made_of_parts(conn, now),
         "set_agent_status": lambda conn: set_status_on(conn, PROJECT, HEIDI, "pause", LOCAL, uuid7()),
         "claim_inbox": lambda conn: claim_inbox(conn, keys, targets, row_limit=10),
@@ -267,7 +279,8 @@ def statements(now: Live) -> dict[str, Statement]:
 
 NOBODY = TurnRef.model_construct(agent_turn_id=AgentTurnId(""), trace_id="")
 NOTHING = Live(
-    NOBODY, cast("Any", None), InboxId(""), AgentTurnId(""), NOBODY, ToolCallId(""), InboxId(""), cast("Any", None)
+    *(NOBODY, cast("Any", None), InboxId(""), AgentTurnId(""), NOBODY, ToolCallId(""), InboxId("")),
+    *(cast("Any", None), AgentTurnId("")),
 )
 HOT = list(statements(NOTHING))
 
@@ -285,7 +298,7 @@ async def old(databases: Databases, migrated: str) -> AsyncIterator[Old]:
     """Each statement is planned while the database is empty; then it gets its past."""
     name = await databases.create(migrated)
     pool = Pool(databases.url(name), size=3)
-    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI)
+    await add_agents(pool, ALICE, BOB, CAROL, DAVE, EVE, FRANK, GRACE, HEIDI, IVAN)
     async with pool.connection() as conn:
         session = Explaining(conn)
         for statement in statements(await live(pool)).values():

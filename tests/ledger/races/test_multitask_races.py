@@ -29,6 +29,7 @@ from tests.support.ledger.invariants import assert_invariants
 from tests.support.ledger.multitask import EVE, ME, again, over, over_on, plain
 from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.people.multitask import MadeWay
+from turnstile.ledger.people.steered_enqueues import Steered
 from turnstile.ledger.trees.marks import mark_tree
 from turnstile.schema.errors import Refused, StaleTurn
 from turnstile.schema.ids import AgentId, AgentTurnId
@@ -95,6 +96,34 @@ async def test_of_two_repeats_at_once_one_enqueues(counting: Counting) -> None:
     assert second.enqueued.reply.duplicate
     assert len(second.enqueued.reply.stopped) == 1
     assert await value(counting, "SELECT count(*) FROM state.agent_inbox WHERE correlation_id = 'k'") == 1
+
+
+async def test_of_two_repeats_of_a_steer_at_once_one_is_new(counting: Counting) -> None:
+    await plain(counting)
+    turn = await start(counting)
+    first = over_on("steer", correlation_id="k")
+    second = await overtaken(counting, first, over(counting, "steer", correlation_id="k"))
+    assert isinstance(second, Steered)
+    assert (second.agent_turn_id, second.steer.is_new) == (turn.agent_turn_id, False)
+    assert await value(counting, "SELECT count(*) FROM state.steers") == 1
+
+
+async def test_a_steer_that_waits_for_the_end_of_its_turn_is_a_turn(counting: Counting) -> None:
+    await plain(counting)
+    turn = await start(counting)
+    await begin(counting, turn)
+    made = await overtaken(counting, lambda conn: finish_on(conn, turn), over(counting, "steer"))
+    assert isinstance(made, MadeWay)
+    assert made.enqueued.lease is not None
+
+
+async def test_an_end_that_waits_for_a_steer_sees_it(counting: Counting) -> None:
+    await plain(counting)
+    turn = await start(counting)
+    await begin(counting, turn)
+    done = await overtaken(counting, over_on("steer"), finish(counting, turn))
+    assert done.result == "done"
+    assert await value(counting, "SELECT status FROM state.steers") == "skipped"
 
 
 async def test_a_storm_of_strategies_ends_without_a_deadlock(counting: Counting) -> None:

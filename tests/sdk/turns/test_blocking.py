@@ -64,6 +64,7 @@ async def test_a_turn_is_left_awaited_and_stopped(way: Way) -> None:
             break
         with pytest.raises(TimeoutError):
             turn.result(0.2)
+        assert turn.steer("one more thing").steer_status == "waiting"
         assert turn.stop("enough", cascade="all")
         assert turn.result(10).status is TurnStatus.CANCELED
         assert not turn.stop()

@@ -18,6 +18,7 @@ from turnstile.embedded.endpoints import write_endpoints
 from turnstile.embedded.lock import DataLock
 from turnstile.schema.base import JsonObject
 from turnstile.schema.ids import AgentId, ChannelId, uuid7
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.states import ChunkType, TurnStatus
 from turnstile.sdk.nats_turns import NatsTurn
 from turnstile.sdk.turn import Turn
@@ -93,6 +94,23 @@ async def test_a_stopped_turn_ends_as_canceled_and_keeps_what_it_has(client: Cli
     assert 2 <= len(pieces) < 40
     over = await turn.stop()
     assert (bool(over), over.already_final) == (False, True)
+
+
+async def test_a_turn_hears_what_is_said_to_it(client: Client) -> None:
+    turn, said = client.ask(ALICE, SLOW), list[SteerReply]()
+    async for _ in turn:
+        if not said:
+            said = [await turn.steer("go on", correlation_id="s1") for _ in range(2)]
+            said.append(await turn.steer("and on", when_idle=True))
+    assert [each.duplicate for each in said] == [False, True, False]
+    assert len({each.steer_id for each in said}) == 2
+    view = await turn.describe()
+    assert [(each.status.value, each.step_id) for each in view.steers or ()] == [
+        ("applied", f"{view.agent_turn_id}-s2")
+    ] * 2
+    with pytest.raises(Refused) as refused:
+        await turn.steer("too late")
+    assert refused.value.code == "already_final"
 
 
 async def test_a_turn_is_run_again(client: Client) -> None:

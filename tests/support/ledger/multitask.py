@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.support.ledger.agents import ALICE, CHANNEL, PROJECT, ask
-from turnstile.ledger.people.multitask import Busy, FoundTurn, MadeWay, Over, enqueue_over, make_way
+from turnstile.ledger.people.multitask import FoundTurn, MadeWay, Over, enqueue_over, make_way
+from turnstile.ledger.people.steered_enqueues import Steered, steer_or_enqueue, steer_or_make_way
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.queries import Connection
 from turnstile.ledger.turns.ends import STOPPED
@@ -46,15 +47,15 @@ def asked(
     return command, cards, Over(Caller(who), strategy, farewell, (STOPPED, "stopped"))
 
 
-async def over(pool: Pool, strategy: str, **fields: Any) -> MadeWay | Busy:
+async def over(pool: Pool, strategy: str, **fields: Any) -> MadeWay | Steered:
     """Enqueue with this strategy; `fields` as of `asked`, and of the request."""
-    return await enqueue_over(pool, *asked(strategy, **fields))
+    return await (steer_or_enqueue if strategy == "steer" else enqueue_over)(pool, *asked(strategy, **fields))
 
 
-def over_on(strategy: str, **fields: Any) -> Callable[[Connection], Awaitable[MadeWay]]:
+def over_on(strategy: str, **fields: Any) -> Callable[[Connection], Awaitable[MadeWay | Steered]]:
     """The same as a transition, in the transaction of its connection."""
     given = asked(strategy, **fields)
-    return lambda conn: make_way(conn, *given)
+    return lambda conn: (steer_or_make_way if strategy == "steer" else make_way)(conn, *given)
 
 
 async def again(pool: Pool, strategy: str, **fields: Any) -> MadeWay:

@@ -1,6 +1,7 @@
 """`turnstile chat` and `conversation` as programs, against a stack: a conversation goes on, a stop ends a turn only."""
 
 import asyncio
+import getpass
 import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -198,6 +199,29 @@ async def test_what_goes_wrong_is_told_and_the_chat_goes_on(tenant: Tenant) -> N
         assert (ran.code, ran.json()["error"]["code"]) == (2, "bad_request")
     missing = await run(tenant, "conversation", "show", "nothing", "--json")
     assert missing.json()["error"]["code"] == "unknown_conversation"
+
+
+async def test_what_is_typed_during_an_answer_is_heard_by_its_next_step(tenant: Tenant) -> None:
+    await tenant.agent("slow")
+    async with chatting(tenant, ALICE, "--steer") as terminal:
+        terminal.type("count")
+        await terminal.until("You said")
+        terminal.type("louder")
+        await terminal.until("said to the turn: its next step reads it")
+        await terminal.until("read by step 2: louder")
+        await terminal.until("You said: louder")
+        terminal.type("too late")
+        await terminal.until("said to the turn")
+        terminal.type("/stop")
+        await terminal.until("canceled (stopped)")
+        assert await terminal.leave() == 0
+    turn = (await tenant.rows("SELECT agent_turn_id FROM state.steers WHERE project_id = $1", tenant.project))[0]
+    shown = (await run(tenant, "turn", "show", turn["agent_turn_id"])).out
+    user = getpass.getuser()
+    assert f"» {user}: louder" in shown
+    assert f"» {user} (skipped): too late" in shown
+    late = await run(tenant, "turn", "steer", turn["agent_turn_id"], "later", "--json")
+    assert (late.code, late.json()["error"]["code"]) == (1, "already_final")
 
 
 async def test_a_file_can_be_said_line_by_line(tenant: Tenant) -> None:

@@ -1,12 +1,14 @@
 """`turnstile chat`: one turn for each line of input, all in one conversation.
 
-What is typed while a turn is answered waits for its end, but for `/stop`, and for the answer to what the turn asks a
-person. Leaving the chat stops no turn; the next chat goes on in the conversation that was used last.
+What is typed at a terminal while a turn is answered answers what it asks a person, else steers it. What comes too late
+for that, and from a pipe all else, waits for the turn's end, but for `/stop`. Leaving the chat stops no turn; the next
+chat goes on in the conversation that was used last.
 """
 
 import asyncio
 import json
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from turnstile.cli.conversations.input_lines import InputLines
 from turnstile.cli.errors import failure_of
 from turnstile.cli.people.turn_questions import TurnQuestions
+from turnstile.cli.people.turn_steers import TurnSteers
 from turnstile.cli.session import Session
 from turnstile.cli.turns.asking import Question, enqueue, request_of
 from turnstile.cli.turns.follow import follow_turn, look_into_ledger
@@ -81,10 +84,16 @@ def profile_of_model(model: str, target: str) -> Profile:
 class Chat:
     """A chat at the terminal, or over a pipe."""
 
-    def __init__(self, session: Session, partner: Partner) -> None:
+    def __init__(self, session: Session, partner: Partner, *, steers: bool) -> None:
+        """`steers`: what is typed while a turn is answered is said to it."""
         self._session = session
         self._partner = partner
+        self._steers = steers
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._said: TurnSteers | None = None
+        """Takes what is typed while a turn is answered."""
+        self._late: deque[str] = deque()
+        """What came too late for a turn: the next ones ask it."""
         self._stop = asyncio.Event()
         """Set by `/stop` and Ctrl-C while a turn is answered."""
         self._answering = False
@@ -120,23 +129,25 @@ class Chat:
     async def _next(self) -> str | None:
         if sys.stdin.isatty():
             self._session.out.stream("> ", style="bold")
-        return await self._lines.get()
+        return self._late.popleft() if self._late else await self._lines.get()
 
     async def _talk(self, pool: "Pool | None", client: Client, text: str, current: ConversationId) -> None:
         """One turn; what goes wrong with it is printed, and the chat goes on."""
-        session = self._session
+        session, steers = self._session, TurnSteers(self._session)
         self._answering = True
+        self._said = steers if self._steers else None
         session.on_interrupt = self._stop.set
         self._stop.clear()
         try:
-            await self._turn(pool, client, self._partner.ask(text, current))
+            await self._turn(pool, client, self._partner.ask(text, current), steers)
         except TurnstileError as error:
             session.out.failure(failure_of(error))
         finally:
             session.on_interrupt = None
-            self._answering = False
+            self._answering, self._said = False, None
+            self._late.extend(steers.unsaid())
 
-    async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest) -> None:
+    async def _turn(self, pool: "Pool | None", client: Client, request: EnqueueRequest, steers: TurnSteers) -> None:
         session = self._session
         turn = client.ask_for(request)
         async with turn.chunks() as chunks:
@@ -145,16 +156,18 @@ class Chat:
             view = LiveView(session.out, named, events=False)
             self._asked = TurnQuestions(session, client, named, answers=True)
             stopping = asyncio.create_task(self._stop_when_asked(turn))
+            steering = asyncio.create_task(steers.run(turn))
             asking = asyncio.create_task(self._asked.watch())
             try:
                 look = None if pool is None else look_into_ledger(session, pool, named)
                 await follow_turn(session, look, chunks, view.take_chunk)
             finally:
                 view.close()
-                self._asked = None
+                self._asked = self._said = None
                 stopping.cancel()
                 asking.cancel()
-                await asyncio.wait({stopping, asking})
+                await steers.close()
+                await asyncio.wait({stopping, asking, steering})
         await self._print_end(turn, streamed=view.streamed)
 
     async def _stop_when_asked(self, turn: Turn) -> None:
@@ -210,6 +223,8 @@ class Chat:
                     self._stop.set()
                 elif self._asked is not None and self._asked.wants(line):
                     await self._asked.take(line)
+                elif self._said is not None and self._lines.empty() and line.strip() and not line.startswith("/"):
+                    await self._said.take(line.strip())
                 else:
                     await self._lines.put(line)
             await self._lines.put(None)

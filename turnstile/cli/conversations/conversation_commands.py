@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,12 +73,21 @@ async def chat(
         str | None, typer.Option(help="The conversation, instead of the last chat with the agent.", metavar="ID")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model, instead of the profile's; or alone.")] = None,
+    steer: Annotated[
+        bool | None,
+        typer.Option(
+            "--steer/--no-steer",
+            help="Say what is typed during an answer to the turn, or ask it next; by default the first at a terminal.",
+        ),
+    ] = None,
 ) -> None:
     """Talk to an agent or a model line by line, and go on where the last chat was.
 
+    What is typed during an answer is heard by its next step.
     Ctrl-C or `/stop` stops the answer, `/new` begins another conversation. Ctrl-D ends the chat, as does Ctrl-C when
     nothing is being answered.
     """
     from turnstile.cli.conversations.chat import Chat, Partner
 
-    await Chat(session, Partner(agent, profile, model)).run(conversation)
+    steers = sys.stdin.isatty() if steer is None else steer
+    await Chat(session, Partner(agent, profile, model), steers=steers).run(conversation)

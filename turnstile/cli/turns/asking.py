@@ -24,11 +24,12 @@ from turnstile.cli.turns.turn_report import (
     read_report,
 )
 from turnstile.schema.base import JsonObject
-from turnstile.schema.errors import ServerUnavailable
+from turnstile.schema.errors import BadRequest, ServerUnavailable
 from turnstile.schema.ids import AgentTurnId, uuid7
 from turnstile.schema.people.reruns import RerunRequest
+from turnstile.schema.people.steers import SteerReply
 from turnstile.schema.profiles import RuntimeConfig
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.states import MultitaskStrategy, TurnStatus
 from turnstile.schema.wire.inbox import EnqueueReply, EnqueueRequest
 from turnstile.sdk.nats_turns import turn_of
 from turnstile.sdk.requests import parse_request
@@ -55,11 +56,14 @@ class Question:
     conversation: str | None = None
     output_box_id: str | None = None
     remember: bool = False
+    multitask: MultitaskStrategy = MultitaskStrategy.ENQUEUE
 
 
 async def ask(session: Session, question: Question, *, wait: bool, direct: bool) -> None:
     """Enqueue it and print the reply; with `wait` follow the turn, raising `CommandFailed` if it does not succeed."""
     request = request_of(question, repeatable=session.gateway is not None)
+    if direct and question.multitask is not MultitaskStrategy.ENQUEUE:
+        raise BadRequest("--multitask stops or tells turns, which the bridge does: leave --direct out")
     if direct:
         async with session.ledger() as pool:
             reply = await _enqueue_directly(session, pool, request)
@@ -199,6 +203,23 @@ def told_of_stop(turn: str, reply: Stopped) -> str:
     return line
 
 
+async def steer_turn(
+    session: Session, turn: str, text: str, *, when_idle: bool = False, correlation_id: str | None = None
+) -> SteerReply:
+    """Say something to the turn; raises as `stop_turn` does. It is said once, however often it must be asked."""
+    name = correlation_id or uuid7()
+    async with session.client() as client:
+        found = await session.patiently(lambda: client.turn(turn))
+        return await session.patiently(lambda: found.steer(text, when_idle=when_idle, correlation_id=name))
+
+
+def told_of_steer(turn: str, reply: SteerReply, *, when_idle: bool = False) -> str:
+    """What becomes of a steer, in one line."""
+    if reply.duplicate:
+        return f"turn {turn} was told this before: {reply.steer_status}"
+    return f"turn {turn} hears it {'when it would end' if when_idle else 'with its next step'}"
+
+
 def print_end(session: Session, report: TurnEnd, shown: str = "") -> None:
     """Print the deliverable of a turn that has ended, if it is not the text just `shown`.
 
@@ -229,6 +250,7 @@ def request_of(question: Question, *, repeatable: bool = False) -> EnqueueReques
         "context_box_id": question.context_box_id,
         "output_box_id": question.output_box_id,
         "runtime_config": chosen or None,
+        "multitask_strategy": None if question.multitask is MultitaskStrategy.ENQUEUE else question.multitask,
     }
     given: JsonObject = {name: value for name, value in named.items() if value is not None}
     of_instance = question.agent is None and not question.conversation  # the instance then has a known id
@@ -262,4 +284,7 @@ def _print_reply(session: Session, reply: EnqueueReply, *, wait: bool) -> None:
             session.out.document(reply)
         return
     again = ", as before" if reply.duplicate else ""
-    session.out.line(f"turn {reply.agent_turn_id} is {reply.inbox_status}{again}", style="dim" if wait else "")
+    stands = "hears it" if reply.steered else f"is {reply.inbox_status}"
+    session.out.line(f"turn {reply.agent_turn_id} {stands}{again}", style="dim" if wait else "")
+    for turn in reply.stopped:
+        session.out.line(f"turn {turn} makes way", style="dim")

@@ -14,6 +14,7 @@ from turnstile.ledger.turns.views import SentCall, StepView
 from turnstile.schema.base import JsonObject, Tolerant
 from turnstile.schema.cards import Card, CardType, CardUnreadable, ToolResultContent, content_of, value_of
 from turnstile.schema.ids import StepId, ToolCallId
+from turnstile.schema.people.steers import Steer
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import Compaction
 
@@ -33,6 +34,13 @@ class CallEntry(Tolerant):
     sent_at: datetime | None = None
     """Null if the call was not sent to a tool: it was refused, or is built in."""
     answered_at: datetime | None = None
+
+
+class SteerEntry(Steer):
+    """Something said to the turn while it ran."""
+
+    text: str | None
+    """Null if its card is gone."""
 
 
 class StepEntry(Tolerant):
@@ -65,15 +73,21 @@ class Transcript(Tolerant):
     request: list[JsonValue]
     """The instructions in the context box."""
     steps: list[StepEntry]
+    steers: list[SteerEntry] = Field(default_factory=list[SteerEntry])
+    """What was said to the turn while it ran, in order, and where that stands."""
     calls_timed_out: int
     failed_attempts: int
     response_cost: float | None
 
 
 def transcript_of(
-    steps: Sequence[StepView], context: Sequence[Card], output: Sequence[Card], sent: Sequence[SentCall]
+    steps: Sequence[StepView],
+    context: Sequence[Card],
+    output: Sequence[Card],
+    sent: Sequence[SentCall],
+    steers: Sequence[SteerEntry] = (),
 ) -> Transcript:
-    """The transcript of a turn, from its steps, the cards of its two boxes, and the calls that it sent."""
+    """The transcript of a turn, from its steps, the cards of its two boxes, the calls that it sent, and its steers."""
     results = {card.tool_call_id: card for card in output if card.type == CardType.TOOL_RESULT}
     waits = {call.tool_call_id: call for call in sent}
     entries = [
@@ -84,6 +98,7 @@ def transcript_of(
     return Transcript(
         request=[value_of(card) for card in context if card.type == CardType.INSTRUCTION],
         steps=entries,
+        steers=list(steers),
         calls_timed_out=sum(call.status == TurnStatus.TIMEOUT for entry in entries for call in entry.calls),
         failed_attempts=sum(len(entry.failed_attempts) for entry in entries),
         response_cost=sum(costs) if costs else None,

@@ -1,4 +1,4 @@
-"""`turnstile enqueue`, and `turnstile turn`: show, list, stop and run again."""
+"""`turnstile enqueue`, and `turnstile turn`: show, list, stop, steer and run again."""
 
 # ruff: noqa: PLC0415 -- heavy imports wait until a command runs, so that --help is fast
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from turnstile.cli.command import command
+from turnstile.schema.states import MultitaskStrategy
 
 if TYPE_CHECKING:
     from turnstile.cli.session import Session
@@ -124,6 +125,28 @@ async def stop(
     session.out.result(reply, told_of_stop(turn, reply))
 
 
+@command(app, "steer", project=True, channel=True, client=True)
+async def steer(
+    session: "Session",
+    turn: Annotated[str, typer.Argument(help="The turn's id, or the beginning of it.")],
+    text: Annotated[str, typer.Argument(help="What its model shall read next; `-` reads standard input.")],
+    when_idle: Annotated[
+        bool, typer.Option("--when-idle", help="Not before the turn would end, which then goes on.")
+    ] = False,
+    correlation_id: Annotated[
+        str | None, typer.Option(help="An idempotency key: repeating the request with it says nothing twice.")
+    ] = None,
+) -> None:
+    """Say something to a turn while it runs: its next step asks the model with it."""
+    from turnstile.cli.turns.asking import steer_turn, told_of_steer
+    from turnstile.cli.turns.lookup import whole_id
+    from turnstile.cli.turns.texts import given_text
+
+    turn, said = await whole_id(session, turn), given_text(text, None)
+    reply = await steer_turn(session, turn, said, when_idle=when_idle, correlation_id=correlation_id)
+    session.out.result(reply, told_of_steer(turn, reply, when_idle=when_idle))
+
+
 @command(app, "rerun", project=True, channel=True, client=True)
 async def rerun(
     session: "Session",
@@ -175,6 +198,10 @@ async def enqueue(
     remember: Annotated[
         bool, typer.Option("--remember", help="Keep the request in the output box, for later turns with that box.")
     ] = False,
+    multitask: Annotated[
+        MultitaskStrategy,
+        typer.Option(help="What becomes of your turns of the conversation that are not over.", show_default=True),
+    ] = MultitaskStrategy.ENQUEUE,
     wait: Annotated[bool, typer.Option("--wait", help="Print the answer as it streams, and the deliverable.")] = False,
     correlation_id: Annotated[
         str | None, typer.Option(help="An idempotency key: repeating the request with it returns the same turn.")
@@ -202,5 +229,6 @@ async def enqueue(
         conversation=conversation,
         output_box_id=output_box,
         remember=remember,
+        multitask=multitask,
     )
     await ask(session, question, wait=wait, direct=direct)

@@ -4,6 +4,7 @@ Text of models and tools is indented below a line that names its source, so that
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,13 +17,14 @@ from rich.json import JSON
 from turnstile.cli.output import Output
 from turnstile.cli.session import Session
 from turnstile.cli.turns.lookup import require_turn
-from turnstile.cli.turns.transcript import CallEntry, StepEntry, Transcript, transcript_of
+from turnstile.cli.turns.transcript import CallEntry, SteerEntry, StepEntry, Transcript, transcript_of
 from turnstile.ledger.turns.cards import box_cards, get_card
 from turnstile.ledger.turns.views import StepView, TurnLine, list_calls, list_steps
 from turnstile.processes import addresses
 from turnstile.schema.cards import Card, value_of
 from turnstile.schema.ids import AgentTurnId, BoxId, CardId, workflow_id
-from turnstile.schema.states import TurnStatus
+from turnstile.schema.people.steers import Steer
+from turnstile.schema.states import SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import Compaction
 from turnstile.schema.wire.descriptions import TurnView
 from turnstile.sdk.turn import Turn
@@ -84,6 +86,10 @@ async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
         found = None if box is None else await pool.run(lambda conn: box_cards(conn, project, box))
         return found or []
 
+    async def said(steer: Steer) -> str | None:
+        card = await pool.run(lambda conn: get_card(conn, project, CardId(steer.steer_id)))
+        return None if card is None else str(value_of(card))
+
     steps = await pool.run(lambda conn: list_steps(conn, project, own))
     sent = await pool.run(lambda conn: list_calls(conn, project, own))
     context, output = await cards(view.context_box_id), await cards(view.output_box_id)
@@ -91,7 +97,8 @@ async def read_report(pool: "Pool", session: Session, turn: str) -> TurnReport:
     deliverable = None
     if card_id is not None and (card := await pool.run(lambda conn: get_card(conn, project, card_id))) is not None:
         deliverable = Deliverable(card.card_id, value_of(card), bool(card.metadata.partial))
-    return TurnReport(view, deliverable, steps, transcript_of(steps, context, output, sent))
+    steers = [SteerEntry(**dict(each), text=await said(each)) for each in view.steers or ()]
+    return TurnReport(view, deliverable, steps, transcript_of(steps, context, output, sent, steers))
 
 
 def link_of(session: Session, turn: AgentTurnId) -> str | None:
@@ -155,7 +162,13 @@ def print_report(out: Output, report: TurnReport, link: str | None, *, whole: bo
         out.indented("(no instruction: the turn reads its boxes as they are)", style="dim")
     for step in transcript.steps:
         moment = max(moment, step.started_at)
-        _print_step(out, step, moment, whole=whole)
+        _print_step(
+            out, step, moment, [each for each in transcript.steers if each.step_id == step.step_id], whole=whole
+        )
+    shown = {step.step_id for step in transcript.steps}
+    if rest := [each for each in transcript.steers if each.step_id not in shown]:
+        out.line()
+        _print_steers(out, rest, None if whole else _TEXT)
     if turn.ended_at is not None:
         moment = max(moment, turn.ended_at)
         code = f" ({turn.error_code})" if turn.error_code else ""
@@ -176,6 +189,7 @@ def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
         "error": " ".join(filter(None, (turn.error, turn.error_code and f"({turn.error_code})"))),
         "last error": turn.last_error,
         "waits for": waits,
+        "steers": _joined(*(f"{count} {status}" for status, count in Counter(_standing(turn)).items())),
         "agent": f"{turn.agent_id} in {turn.project_id}/{turn.channel_id}, epoch {turn.turn_epoch}",
         "took": duration(turn.created_at, turn.ended_at),
         "cost": _count(turn.steps, "step") if transcript is None else _cost(transcript),
@@ -187,6 +201,10 @@ def _facts(turn: TurnView, transcript: Transcript | None) -> dict[str, object]:
         "output box": turn.output_box_id,
         "trace": turn.trace_id,
     }
+
+
+def _standing(turn: TurnView) -> list[SteerStatus]:
+    return [each.status for each in turn.steers or ()]
 
 
 def _notes(turn: TurnView, transcript: Transcript | None) -> str:
@@ -202,7 +220,14 @@ def _notes(turn: TurnView, transcript: Transcript | None) -> str:
     )
 
 
-def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) -> None:
+def _print_steers(out: Output, steers: Sequence[SteerEntry], limit: int | None) -> None:
+    for each in steers:
+        text = "(its card is gone)" if each.text is None else _shortened(each.text, limit)
+        status = "" if each.status is SteerStatus.APPLIED else f" ({each.status})"
+        out.indented(f"» {each.steered_by}{status}: {text}", style="magenta")
+
+
+def _print_step(out: Output, step: StepEntry, moment: datetime, steers: Sequence[SteerEntry], *, whole: bool) -> None:
     facts = _joined(
         step.model,
         duration(step.started_at, step.ended_at),
@@ -215,6 +240,7 @@ def _print_step(out: Output, step: StepEntry, moment: datetime, *, whole: bool) 
         out.indented(f"! attempt {number} at the model: {code}", style="yellow")
     if step.compaction is not None:
         out.indented(_cut(step.compaction), style="yellow")
+    _print_steers(out, steers, None if whole else _TEXT)
     if step.text:
         out.indented(_shortened(step.text, None if whole else _TEXT))
     for call in step.calls:

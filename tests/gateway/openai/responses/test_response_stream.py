@@ -32,6 +32,7 @@ ENDED = Turn.model_validate(
         "status": "success",
         "created_at": datetime.now(UTC),
         "steps": 2,
+        "reruns": (),
         "duplicate": False,
         "output": Output(card_id=CardId("t-1-deliverable"), text="the end"),
     }
