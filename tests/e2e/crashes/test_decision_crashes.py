@@ -17,7 +17,8 @@ from tests.support.tenants import Tenant
 from tests.support.tools import call_of, calling, definition, hand_of
 from turnstile.runtime.faults import Fault
 from turnstile.schema.errors import ServerUnavailable
-from turnstile.schema.people.interrupts import Decision, Interrupt
+from turnstile.schema.people.approvals import Decision
+from turnstile.schema.people.interrupts import Interrupt
 
 PAY = definition("pay", options={"suspend_timeout_seconds": 60})
 SENT, ANSWERED = (Decision.APPROVE, {}), (Decision.RESPOND, {"response": "paid"})

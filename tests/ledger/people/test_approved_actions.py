@@ -29,9 +29,8 @@ from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardType, ToolCallContent, read_content
 from turnstile.schema.errors import Refused
 from turnstile.schema.ids import ToolCallId
-from turnstile.schema.people.approvals import ApprovalRule
+from turnstile.schema.people.approvals import ApprovalRule, Decision
 from turnstile.schema.people.digests import action_digest
-from turnstile.schema.people.interrupts import Decision
 from turnstile.schema.profiles import LlmConfig
 from turnstile.schema.states import TurnStatus
 from turnstile.schema.step_metadata import SuspendMetadata
