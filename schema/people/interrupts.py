@@ -16,7 +16,6 @@ from turnstile.schema.ids import AgentId, AgentTurnId, CardId, ChannelId, Interr
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, Decision
 from turnstile.schema.wire.inbox import Reply
 
-
 _PLAIN = r"^[!-~]+$"
 
 
