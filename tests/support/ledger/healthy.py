@@ -52,7 +52,7 @@ from turnstile.ledger.turns.roster import LOCAL, set_agent_status
 from turnstile.ledger.turns.steps import StepRecord, commit_step
 from turnstile.schema.cards import CardType, MemoryCut
 from turnstile.schema.ids import AgentId, AgentTurnId, CardId, made_box_id, new_box_id
-from turnstile.schema.people.interrupts import Decision
+from turnstile.schema.people.approvals import Decision
 from turnstile.schema.states import StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata
 from turnstile.schema.turns import TurnRef
