@@ -103,8 +103,8 @@ MUTATIONS: Sequence[Mutation] = (
     Mutation(
         "finish_turn answers no again",
         "finish_turn",
-        "WHERE seen.xmin = head.version OR (",
-        "WHERE true OR (",
+        "WHERE (seen.xmin = head.version OR (",
+        "WHERE (true OR (",
         "queue",
         at_once=True,
     ),

@@ -346,6 +346,7 @@ NAMES_NOTHING = {
     *("key", "tool", "text", "priority", "from_step", "model", "multitask_strategy"),
     *("worker_target", "display_name", "tags"),
     *("decision", "response", "message", "limit"),
+    "begins",  # a name of its own, beside the call
     "to",  # a listener: those of a worker are every project's
     "reply_to",  # an inbox: whose it is, only NATS knows
 }
