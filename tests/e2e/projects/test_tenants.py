@@ -234,7 +234,7 @@ MATRIX: dict[str, Make] = {
     "rerun agent_turn_id, ended": lambda _, its: rerun(its.ended),
     "rerun agent_turn_id, asleep": lambda _, its: rerun(its.asleep, model="scripted/player"),
     "rerun from_step": lambda _, its: rerun(its.ended, from_step=1),
-    "rerun correlation_id": lambda own, its: rerun(own.ended, correlation_id=its.correlation),
+    "rerun correlation_id": lambda own, its: rerun(own.ended, correlation_id=f"rerun-{its.correlation}"),
     "rerun, turn in the header": lambda own, its: rerun("nobody", {headers.TURN_ID: its.asleep}),
     "rerun, project in the header": lambda _, its: rerun(its.ended, {headers.PROJECT_ID: its.project}),
     "report tool_call_id": lambda _, its: report(its.call),
