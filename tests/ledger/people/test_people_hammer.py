@@ -247,7 +247,8 @@ class Storms:
 
     async def reap(self) -> None:
         """What rule `running_reap` finds; a turn that waits for people alone is never among it."""
-        async with self.pool.connection() as conn, conn.transaction(isolation="repeatable_read"):
+        async with self.pool.connection() as conn, conn.transaction():
+            await conn.fetch("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             found: list[LiveTurn] = await recovery.list_silent(conn, [TARGET], older_seconds=0, row_limit=20)
             for turn in found:
                 assert turn.status != HeadStatus.SUSPENDED or not await conn.fetch(HELD_ONLY, turn.agent_turn_id)

@@ -66,8 +66,8 @@ async def asking(
 
 def answer(decision: Decision = Decision.APPROVE, **fields: Any) -> Answer:
     """A decision; of two with the same fields one is the repeat of the other."""
-    values = {"decision": decision, "action_digest": "d", "digest": f"{decision}{sorted(fields.items())}"}
-    return Answer(**{**values, **fields})
+    digest = f"{decision}{sorted(fields.items(), key=str)}"
+    return replace(Answer(decision, "d", digest), **fields)
 
 
 def edit(turn: TurnRef, call: str, arguments: dict[str, Any]) -> Edit:
