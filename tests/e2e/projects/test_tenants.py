@@ -256,6 +256,7 @@ MATRIX: dict[str, Make] = {
     "describe tree": lambda _, its: Case("describe", {"agent_turn_id": its.ended, "tree": True}),
     "describe card_id": lambda _, its: Case("describe", {"card_id": its.card}),
     "describe tool_call_id": lambda _, its: Case("describe", {"tool_call_id": its.call}),
+    "describe begins": lambda _, its: Case("describe", {"tool_call_id": its.call, "begins": "mine"}),
     "describe, project in the header": lambda _, its: Case(
         "describe", {"card_id": its.card}, {headers.PROJECT_ID: its.project}
     ),
