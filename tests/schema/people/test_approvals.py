@@ -138,7 +138,7 @@ def test_a_profile_names_the_tools_that_wait() -> None:
     assert "interrupt_on" not in profile().model_dump(mode="json")
 
 
-MALFORMED = [{"submit_result": True}, {"no name": True}, {"pay": False}, {"pay": {"wen": {}}}, ["pay"]]
+MALFORMED: list[Any] = [{"submit_result": True}, {"no name": True}, {"pay": False}, {"pay": {"wen": {}}}, ["pay"]]
 
 
 @pytest.mark.parametrize("on", MALFORMED)
