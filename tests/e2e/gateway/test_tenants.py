@@ -124,11 +124,14 @@ MATRIX: dict[str, list[Make]] = {
     "steer_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on"}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/steer", body={"text": "go on", "priority": "when_idle"}),
+        lambda own, its: Asked(
+            f"/v1/turns/{own.turn}/steer", body={"text": "go on"}, headers={"idempotency-key": f"steer-{its.key}"}
+        ),
     ],
     "rerun_turn": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={}),
         lambda _, its: Asked(f"/v1/turns/{its.turn}/rerun", body={"from_step": 1}),
-        lambda own, its: again(own, its.key),
+        lambda own, its: again(own, f"rerun-{its.key}"),
     ],
     "get_turn_tree": [
         lambda _, its: Asked(f"/v1/turns/{its.turn}/tree"),
@@ -221,9 +224,9 @@ class Sides:
 async def lived(gateway: Gateway, tenant: Tenant, channel: str, agent: AgentId) -> tuple[Ids, str]:
     """A conversation with a turn that ended in this channel, and one that runs; and a token of the channel."""
     token = await token_of(tenant.stack, tenant.project, GatewayRole.OPERATOR, channel=channel)
-    name = f"only-{uuid7()}"
+    name, words = f"only-{uuid7()}", SECRET if channel == "u_bob" else "what is mine"
     async with asking(gateway, token) as web:
-        body = {"agent_id": agent, "instruction": json.dumps({"steps": [{"text": SECRET}]}), "conversation_id": name}
+        body = {"agent_id": agent, "instruction": json.dumps({"steps": [{"text": words}]}), "conversation_id": name}
         key = {"prefer": "wait=20", "idempotency-key": f"key-{name}"}
         made = (await web.post("/v1/turns", json=body, headers=key)).json()
         assert made["status"] == "success", made

@@ -234,7 +234,7 @@ MATRIX: dict[str, Make] = {
     "rerun agent_turn_id, ended": lambda _, its: rerun(its.ended),
     "rerun agent_turn_id, asleep": lambda _, its: rerun(its.asleep, model="scripted/player"),
     "rerun from_step": lambda _, its: rerun(its.ended, from_step=1),
-    "rerun correlation_id": lambda own, its: rerun(own.ended, correlation_id=its.correlation),
+    "rerun correlation_id": lambda own, its: rerun(own.ended, correlation_id=f"rerun-{its.correlation}"),
     "rerun, turn in the header": lambda own, its: rerun("nobody", {headers.TURN_ID: its.asleep}),
     "rerun, project in the header": lambda _, its: rerun(its.ended, {headers.PROJECT_ID: its.project}),
     "report tool_call_id": lambda _, its: report(its.call),
@@ -256,6 +256,7 @@ MATRIX: dict[str, Make] = {
     "describe tree": lambda _, its: Case("describe", {"agent_turn_id": its.ended, "tree": True}),
     "describe card_id": lambda _, its: Case("describe", {"card_id": its.card}),
     "describe tool_call_id": lambda _, its: Case("describe", {"tool_call_id": its.call}),
+    "describe begins": lambda _, its: Case("describe", {"tool_call_id": its.call, "begins": "mine"}),
     "describe, project in the header": lambda _, its: Case(
         "describe", {"card_id": its.card}, {headers.PROJECT_ID: its.project}
     ),

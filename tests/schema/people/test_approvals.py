@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from turnstile.schema import parameters
 from turnstile.schema.base import JsonObject
 from turnstile.schema.errors import BadRequest
 from turnstile.schema.people.approvals import EXPIRES_AFTER_SECONDS, ApprovalRule, InterruptRule, approval
@@ -70,7 +71,8 @@ def test_a_condition_that_fails_while_it_is_evaluated_asks(when: JsonObject) -> 
     assert rule({"when": when}).asks({"a": 1})
 
 
-def test_a_condition_that_takes_too_long_asks() -> None:
+def test_a_condition_that_takes_too_long_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "MOST_LOOKS", 1_000)
     deep: dict[str, Any] = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 3} for n in range(20)}
     deep["l20"] = {"const": "never"}
     assert rule({"when": {"$ref": "#/$defs/l0", "$defs": deep}}).asks({"a": 1})
@@ -136,7 +138,7 @@ def test_a_profile_names_the_tools_that_wait() -> None:
     assert "interrupt_on" not in profile().model_dump(mode="json")
 
 
-MALFORMED = [{"submit_result": True}, {"no name": True}, {"pay": False}, {"pay": {"wen": {}}}, ["pay"]]
+MALFORMED: list[Any] = [{"submit_result": True}, {"no name": True}, {"pay": False}, {"pay": {"wen": {}}}, ["pay"]]
 
 
 @pytest.mark.parametrize("on", MALFORMED)
