@@ -226,6 +226,22 @@ MUTATIONS: Sequence[Mutation] = (
         at_once=True,
         function=True,
     ),
+    Mutation(
+        "make_way asks nobody to stop",
+        "make_way",
+        "IF a.agent_turn_id IS NOT NULL THEN",
+        "IF false THEN",
+        "interrupt",
+        function=True,
+    ),
+    Mutation(
+        "roll_back keeps the cut",
+        "roll_back",
+        "WHERE m.box_id = r.box_id AND c.metadata ->> 'agent_turn_id' = NEW.agent_turn_id) THEN",
+        "WHERE m.box_id = r.box_id AND false) THEN",
+        "rollback",
+        function=True,
+    ),
 )
 
 

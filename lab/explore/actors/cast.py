@@ -81,6 +81,10 @@ class Script:
     """Whether it is a UI action."""
     talk: str = ""
     """The conversation that it is in: the first turn of it that is enqueued brings the box."""
+    by: str = "me"
+    """Who asks for it, if it is in a conversation."""
+    over: str = ""
+    """Its strategy, if it is another than `enqueue`: what becomes of the turns before it."""
 
     @property
     def turn(self) -> AgentTurnId:

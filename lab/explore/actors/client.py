@@ -2,6 +2,7 @@
 
 from lab.explore.actors.cast import CHANNEL, PROJECT, Cast, Script, gated, is_marked, of_turn, turn_ref
 from lab.explore.world import Move, View
+from turnstile.ledger.people.multitask import FoundTurn, Over, enqueue_over
 from turnstile.ledger.people.steers import steer_turn
 from turnstile.ledger.pool import Pool
 from turnstile.ledger.turns.ends import (
@@ -13,9 +14,10 @@ from turnstile.ledger.turns.ends import (
 from turnstile.ledger.turns.intake import Enqueue, _cards, enqueue_turn, stop_queued_turn
 from turnstile.ledger.turns.waiting import request_stop
 from turnstile.schema.access import Caller
-from turnstile.schema.ids import ConversationId, InboxId, SteerId
+from turnstile.schema.cards import SYSTEM_AUTHOR, Card, CardType, Role, TextContent, make_card
+from turnstile.schema.ids import ConversationId, InboxId, SteerId, turn_card_id
 from turnstile.schema.people.steers import SteerRequest
-from turnstile.schema.states import HeadStatus, SteerPriority, TurnStatus
+from turnstile.schema.states import HeadStatus, MultitaskStrategy, SteerPriority, TurnStatus
 from turnstile.schema.turns import TurnRef
 from turnstile.schema.wire import headers
 from turnstile.schema.wire.inbox import EnqueueRequest
@@ -33,7 +35,9 @@ def enqueue_command(script: Script) -> Enqueue:
         correlation_id=f"corr_{script.letter}",
         output_box_id=script.box_id("d") if script.box else None,
         conversation_id=ConversationId(script.talk) if script.talk else None,
+        multitask_strategy=MultitaskStrategy(script.over or "enqueue"),
     )
+    told = {headers.TRACEPARENT: script.traceparent, **({headers.SENDER: script.by} if script.talk else {})}
     if script.action:
         action = UiAction(
             action_id=f"corr_{script.letter}", agent_id=script.agent, tool_name="search", args={"q": "it"}
@@ -43,7 +47,7 @@ def enqueue_command(script: Script) -> Enqueue:
         project_id=PROJECT,
         channel_id=CHANNEL,
         request=request,
-        context_headers=headers.context_headers({headers.TRACEPARENT: script.traceparent}),
+        context_headers=headers.context_headers(told),
         depth_limit=20,
         agent_turn_id=script.turn,
         inbox_id=script.inbox,
@@ -55,8 +59,27 @@ def enqueue_command(script: Script) -> Enqueue:
 
 async def enqueues(pool: Pool, script: Script) -> str:
     command = enqueue_command(script)
-    done = await pool.run(lambda conn: enqueue_turn(conn, command, _cards(command, "user.test")))
+    cards = _cards(command, "user.test")
+    if script.over:
+        how = Over(Caller(script.by), script.over, _farewell, (STOPPED, STOP_REASON))
+        made = await enqueue_over(pool, command, cards, how)
+        return f"{made.enqueued.reply.status.value}, {len(made.stopped)} make way"
+    done = await pool.run(lambda conn: enqueue_turn(conn, command, cards))
     return done.reply.status.value
+
+
+def _farewell(found: FoundTurn) -> Card:
+    """The deliverable of a queued turn that makes way."""
+    turn = found.agent_turn_id
+    content = TextContent(text="stopped")
+    return make_card(
+        turn_card_id(turn, "deliverable"),
+        CardType.DELIVERABLE,
+        Role.ASSISTANT,
+        content,
+        author=SYSTEM_AUTHOR,
+        turn=turn,
+    )
 
 
 def stops(cast: Cast, script: Script, view: View) -> list[Move]:

@@ -41,6 +41,33 @@ def worlds() -> Iterator[World]:
         ),
     )
     yield world_of(
+        "interrupt",
+        "three turns of one conversation, of which the last interrupts the first and passes by another requester's",
+        Cast(
+            (
+                Script("a", (_ENDS,), talk="c"),
+                Script("b", (_ENDS,), talk="c", by="eve"),
+                Script("c", (_ENDS,), talk="c", over="interrupt"),
+            ),
+            reaps=("a",),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
+        "rollback",
+        "two turns of one conversation, of which the second rolls the first back, which may have cut the memory",
+        Cast(
+            (
+                Script("a", (_ENDS,), talk="c"),
+                Script("b", ((Cuts(), Ends()), _ENDS), talk="c"),
+                Script("d", (_ENDS,), talk="c", over="rollback"),
+            ),
+            loses=False,
+            sweeps=False,
+        ),
+    )
+    yield world_of(
         "pair",
         "one turn with two calls at once, the result of one of which ends the turn",
         Cast(

@@ -22,7 +22,9 @@ def turn_moves(cast: Cast, view: View) -> list[Move]:
     moves: list[Move] = []
     for script in cast.scripts:
         if script.letter not in cast.children:
-            asks = Move(f"enqueue {script.letter}", gated(lambda pool, s=script: enqueues(pool, s)))
+            asks = Move(
+                f"enqueue {script.letter}", gated(lambda pool, s=script: enqueues(pool, s)), single=not script.over
+            )
             moves.append(of_turn(script, asks))
         row = view.find("agent_inbox", inbox_id=script.inbox)
         if row is None:
