@@ -23,7 +23,7 @@ class StaleTurn(TurnstileError):
     code: str = "stale_turn"
 
 
-class Steered(TurnstileError):
+class SteerWaits(TurnstileError):
     """A turn that could end has a steer that no step has asked with: another step follows (protocol §6, steer)."""
 
     code: str = "steered"

@@ -45,7 +45,7 @@ from turnstile.runtime.ports import Model, ModelMessage, Publisher
 from turnstile.runtime.telemetry import SILENT, Telemetry
 from turnstile.schema.base import JsonObject
 from turnstile.schema.cards import Card, CardUnreadable
-from turnstile.schema.errors import ModelError, Refused, StaleTurn, Steered
+from turnstile.schema.errors import ModelError, Refused, StaleTurn, SteerWaits
 from turnstile.schema.ids import CardId, InboxId
 from turnstile.schema.message_types import asks_model
 from turnstile.schema.states import Activity, HeadStatus, SteerStatus, StepPhase, StepStatus, TurnStatus
@@ -274,7 +274,7 @@ class StepActivities:
                     return await self._finish(
                         step, cards, ending, figures, StepStatus.COMPLETED, yields=more is not None
                     )
-                except Steered:
+                except SteerWaits:
                     hit(Fault.TURN_STEERED)
                     kept = () if more is None else more.cards
                     return await self._continue(step, (*opening, *kept), figures, steered=True)

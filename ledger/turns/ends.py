@@ -29,7 +29,7 @@ from turnstile.schema.cards import (
     make_card,
     readable_content,
 )
-from turnstile.schema.errors import StaleTurn, Steered
+from turnstile.schema.errors import StaleTurn, SteerWaits
 from turnstile.schema.ids import AgentTurnId, BoxId, CardId, ChannelId, InboxId, SteerId, ToolCallId, turn_card_id
 from turnstile.schema.states import HeadStatus, SteerStatus, TurnStatus
 from turnstile.schema.step_metadata import StepMetadata
@@ -219,7 +219,7 @@ async def finish_turn(
 ) -> FinishedTurn:
     """End the turn, with its last step's record or by force with `cards`; raises `StaleTurn` if the gate is closed.
 
-    With `yields`, raises `Steered` if a steer waits, and nothing has changed: another step shall follow (§6, steer).
+    With `yields`, raises `SteerWaits` if a steer waits, and nothing has changed: another step shall follow (§6, steer).
     `raise_epoch` raises the epoch even if no next turn is leased, which fences the turn's worker (protocol §8).
     """
     last: dict[str, Any] = {"step_id": None, "step": 0, "tool_call_ids": None, "step_metadata": None}
@@ -248,7 +248,7 @@ async def finish_turn(
     if row["result"] == "again":
         raise Again
     if row["result"] == "steered":
-        raise Steered(f"a steer waits for turn {turn.agent_turn_id}")
+        raise SteerWaits(f"a steer waits for turn {turn.agent_turn_id}")
     return FinishedTurn.model_validate(dict(row))
 
 

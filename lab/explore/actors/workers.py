@@ -43,7 +43,7 @@ from turnstile.schema.cards import (
     ToolCallContent,
     make_card,
 )
-from turnstile.schema.errors import Steered
+from turnstile.schema.errors import SteerWaits
 from turnstile.schema.ids import (
     CardId,
     step_card_id,
@@ -259,7 +259,7 @@ async def _finish(pool: Pool, script: Script, turn: TurnRef, number: int, said: 
     yields = number < len(script.steps)
     try:
         return (await pool.run(lambda conn: finish_turn(conn, turn, ending, record=record, yields=yields))).result
-    except Steered:
+    except SteerWaits:
         return "steered"
 
 

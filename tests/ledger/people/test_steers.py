@@ -9,7 +9,7 @@ from tests.support.ledger.calls import end, settle, sleeper, told
 from tests.support.ledger.steers import commit_asked, finish_asked, say, steers
 from turnstile.ledger.pool import Pool
 from turnstile.schema.access import Caller
-from turnstile.schema.errors import Refused, Steered
+from turnstile.schema.errors import Refused, SteerWaits
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.wire import headers
 
@@ -49,7 +49,7 @@ async def test_a_turn_that_would_end_takes_another_step(agents: Pool) -> None:
     await commit_asked(agents, turn, begun)
     begun = await begin(agents, turn, 2)
     assert begun.steers == ()
-    with pytest.raises(Steered):
+    with pytest.raises(SteerWaits):
         await finish_asked(agents, turn, begun)
     await commit_asked(agents, turn, begun, steered=True)
     begun = await begin(agents, turn, 3)

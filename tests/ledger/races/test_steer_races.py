@@ -26,7 +26,7 @@ from tests.support.waiting import Counting, overtaken
 from turnstile.ledger.queries import Again, Connection
 from turnstile.ledger.turns.cards import BoxCache
 from turnstile.ledger.turns.steps import BegunStep, begin_step
-from turnstile.schema.errors import Refused, Steered
+from turnstile.schema.errors import Refused, SteerWaits
 from turnstile.schema.ids import AgentTurnId
 from turnstile.schema.turns import TurnRef
 
@@ -66,7 +66,7 @@ async def test_1_a_finish_sees_the_steer_it_waited_for(counting: Counting, queue
     turn, begun = await running(counting)
     if queued:
         await ask(counting)
-    with pytest.raises(Steered):
+    with pytest.raises(SteerWaits):
         await overtaken(counting, steering(turn), finish_asked(counting, turn, begun))
     await commit_asked(counting, turn, begun, steered=True)
     assert len((await begin(counting, turn, 2)).steers) == 1
