@@ -48,6 +48,7 @@ from turnstile.schema.ids import (
     step_id,
     turn_card_id,
 )
+from turnstile.schema.people.interrupts import Decision, Hold, InterruptReason
 from turnstile.schema.states import AfterExecution, StepStatus, TurnStatus
 from turnstile.schema.step_metadata import ContinueMetadata, EndMetadata, SuspendMetadata
 from turnstile.schema.tools import ToolCommand
@@ -142,6 +143,15 @@ def _thought(turn: TurnRef, number: int) -> Card:
     )
 
 
+_HOLD = Hold(
+    reason=InterruptReason.TOOL_CALL,
+    message="May it?",
+    action_digest="d",
+    allowed_decisions=(Decision.APPROVE, Decision.REJECT),
+    expires_after_seconds=WAIT_SECONDS,
+)
+
+
 async def call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Sequence[str]) -> str:
     """Commit a step that sends these calls."""
     calls = [script.call(number, name) for name in names]
@@ -170,8 +180,12 @@ async def call(pool: Pool, script: Script, turn: TurnRef, number: int, names: Se
         for each in sent
     ]
     thoughts = [] if script.action else [_thought(turn, number)]
-    metadata = SuspendMetadata(commands=tuple(sent))
-    record = StepRecord(number, metadata, [*thoughts, *cards], calls, MOMENT, wait_seconds=WAIT_SECONDS)
+    asked = [_HOLD if each in {*script.held()} else None for each in calls]
+    metadata = SuspendMetadata(
+        commands=tuple(sent), held=tuple(each for each, hold in zip(calls, asked, strict=True) if hold)
+    )
+    made = [*thoughts, *cards]
+    record = StepRecord(number, metadata, made, calls, MOMENT, wait_seconds=WAIT_SECONDS, holds=asked)
     return (await pool.run(lambda conn: commit_step(conn, turn, record))).result
 
 
